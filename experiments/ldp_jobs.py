@@ -86,9 +86,11 @@ _SMALL_ROUND_S = 0.6
 _ROUND_S: Mapping[Task, float] = {"lenet-mnist": 3.0, "dnn-purchase100": 25.0, LOCATION: 1.0}
 _SYNTHETIC = "The file of Purchase-100 is not here, so a synthetic set of its shape replaces it."
 _ELSEWHERE = (
-    "RR is randomised response on the bits of a one-hot code, and OUE optimised unary encoding. "
-    "The accuracy-loss rate is the share of the accuracy without protection that is lost. The "
-    "index of these pages states all settings, replacements, and what the source leaves open."
+    "Clients send a one-hot code for each weight, with randomly flipped bits: by randomised "
+    "response (RR) or by optimised unary encoding (OUE). A code has a bit for each of the "
+    "2 · cells + 1 rounded values. Epsilon is that of one bit. The accuracy-loss rate is the lost "
+    "share of the accuracy that is reached without protection. The index of these pages states "
+    "all settings, replacements, and what the source leaves open."
 )
 _SHAPES = "The rows of `dnn-location30` are real; the source has no figure for them."
 #: Text that all pages of 002 share, for their index.

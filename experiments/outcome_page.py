@@ -25,8 +25,13 @@ SOURCES = {
     "003": f"{_MINDSPORE} EmbeddingDP",
 }
 _READING = (
-    "Scale `small` takes minutes, `medium` about half an hour; `full` has the source's own size. A "
-    "verdict says nothing if a run that it needs learnt nothing, or if the data cannot decide."
+    "Scale `small` takes minutes, `medium` about half an hour; `full` has the source's own size."
+)
+_COLUMNS = (
+    "Each row compares a result of the source with ours (here). The verdict is `agrees` if our "
+    "result meets the criterion, and `says nothing` if a run that it needs learnt nothing, or if "
+    "the data cannot decide. The last column explains the verdict. Accuracies and rates are "
+    "fractions: 0.967 is 96.7%. The documentation's page on the switch explains the protections."
 )
 
 
@@ -60,6 +65,7 @@ def _parts(repeated: Repeated) -> Iterator[str]:
     yield f"{experiment.what} Source: {_source(experiment.source)}.\n"
     yield f"**{tally(outcome)}** Scale: {repeated.scale}.\n"
     yield f"{outcome.ran}{_seeds(outcome.seeds)}\n"
+    yield f"{_COLUMNS}\n"
     yield verdicts(outcome).markdown()
     for plot in outcome.plots:
         yield plot.markdown(repeated.figures[plot.name])

@@ -17,7 +17,7 @@ _HEAD = f"""# Reproductions
 
 `fedveil reproduce` repeats the experiments of the four sources that fedveil implements, and
 compares the results. The experiments are in the folder `experiments/` of the repository.
-In a checkout:
+In a clone of the repository:
 
     fedveil reproduce                      # list the experiments
     fedveil reproduce NAME --scale small   # takes minutes
@@ -30,9 +30,10 @@ The sources have numbers:
 
 Every page says what was run, how it differs from the source, and how our figures compare with the
 source's. A verdict is computed from the figures by the criterion beside it. It says nothing if a
-run that it needs ended at chance level. If a source shows a curve only as a picture, the verdict
-tests what its text says about the curve. [The list of statements](statements.md) has every testable
-statement of the sources. Accuracies and rates are fractions, as in the sources: 0.967 is 96.7%.
+run that it needs ended at chance level (no better than guessing). If a source shows a curve only
+as a picture, the verdict tests what its text says about the curve. [The list of
+statements](statements.md) has every testable statement of the sources. Accuracies and rates are
+fractions, as in the sources: 0.967 is 96.7%.
 """
 
 

@@ -28,10 +28,14 @@ STATUSES: Mapping[str, str] = {
 }
 _HEAD = """# The sources' statements
 
-This page lists every testable statement of the [sources](index.md), with a status:
+fedveil implements methods from four [sources](index.md): papers and documents. This page lists
+every testable statement of the sources. The status of a statement is
 {legend}.
 
-If an experiment tests a statement, its status follows from the verdicts on that experiment's
+"Where" names the page of this documentation that treats the statement, and for D, P and M the
+reason. "Command" runs the experiment or the test that checks the statement.
+
+If an experiment checks a statement, its status follows from the verdicts on that experiment's
 page. It is P if a verdict says nothing, or if the run is smaller than the source's and the
 statement depends on the size. Otherwise it is S if all verdicts agree, and D if one differs.
 

@@ -18,6 +18,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from warm_workers import warm_workers as warm_workers
 
+# They share compiled modules too, even where the machine keeps Python from writing them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A killed process loses nothing that it wrote; only a power failure does. Syncing costs minutes.
 os.fsync = lambda descriptor: None
 # Tests make many small folders: in memory, where there is room for them.

@@ -1,4 +1,4 @@
-"""Federated learning in which the protection of what leaves a client is one switch.
+"""Federated learning in which one setting chooses how clients' updates are protected.
 
 import fedveil
 run = fedveil.simulate(fedveil.Job.load("job.yaml"))

@@ -15,7 +15,7 @@ def main() -> None:
     gc.disable()
     try:
         from fedveil.cli import main as cli
-    except KeyboardInterrupt:  # before `fedveil.cli.exits` is there to say so
+    except KeyboardInterrupt:  # Ctrl-C before `fedveil.cli.exits` is imported
         sys.stderr.write("interrupted\n")
         exec("")  # noqa: S102 - as there
         raise SystemExit(130) from None

@@ -3,12 +3,11 @@
 Everything random in fedveil is drawn from an `Entropy`: an AES-256-CTR keystream with exact
 samplers. `Secure` takes its key from the operating system. It is the only choice if a report really
 leaves a client. `Seeded` derives its key from the job's seed and the words that name the stream. So
-a simulation repeats to the byte, no matter which process runs which part and in which order. The
-run's record says if it used `Seeded`.
+a simulation is reproducible to the byte, no matter which process runs which part and in which
+order. The run's record says if it used `Seeded`.
 
-Exactness: a sampler has exactly the stated distribution for the floating-point probability that it
-is given, with no additive error. A draw that 64 bits do not decide uses further bits until it is
-decided.
+Exactness: a sampler has exactly the stated distribution for the given floating-point probability,
+with no additive error. If 64 random bits do not decide a draw, more are used.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Entropy(ABC):
-    """A keystream and the exact samplers that read it. Threads must not share it."""
+    """A keystream with exact samplers. Not safe to share between threads."""
 
     #: The name of this source in a run's record and report.
     description: str
@@ -64,7 +63,7 @@ class Entropy(ABC):
 
     @abstractmethod
     def _fresh_key(self) -> bytes:
-        """Return the stream's key. It is called for the first byte, and again in a forked child."""
+        """Return the stream's key. Called before the first byte, and again in a forked child."""
 
     @abstractmethod
     def stream(self, *path: int | str) -> Entropy:
@@ -85,7 +84,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream to `target` without a buffer. Returns the number of bytes."""
+        """Write keystream to `target` without the buffer. Returns the number of bytes written."""
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
@@ -129,8 +128,8 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        The top of the range is rejected, which is exact and discards less than one word in two.
-        (Lemire's multiplication would need 128-bit products.)
+        Words above the largest multiple of `high` are rejected. This is exact, and rejects less
+        than half of all words. (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high
@@ -158,7 +157,7 @@ class Entropy(ABC):
         """Return independent bits that are 1 with probability exactly `p`, a floating-point number.
 
         A uniform real in [0, 1) is read 64 bits at a time and compared with the binary expansion of
-        p. p is dyadic, so the comparison ends.
+        p. The expansion is finite, so the comparison ends.
         """
         p = within("p", p, 0, 1)
         size = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -172,7 +171,7 @@ class Entropy(ABC):
         return out
 
     def _below(self, digits: Sequence[int]) -> bool:
-        """Return True if the next words of a uniform real are below `digits`, the rest of p."""
+        """Return True if the next random words are below `digits`, the remaining words of p."""
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
             if word != digit:
@@ -182,8 +181,8 @@ class Entropy(ABC):
     def permutation(self, count: int) -> Int64s:
         """Return a uniform permutation of 0..count-1.
 
-        It is the order of independent 128-bit keys. If two keys are equal, all are drawn again, so
-        that the distribution is exactly uniform.
+        Every element gets an independent 128-bit key, and the keys are sorted. If two keys are
+        equal, all are drawn again, so that the distribution is exactly uniform.
         """
         while True:
             keys = self.words(2 * count).reshape(2, count)
@@ -193,14 +192,14 @@ class Entropy(ABC):
                 return order
 
     def generator(self) -> np.random.Generator:
-        """Return a NumPy generator keyed from this stream, for values that never leave a client."""
+        """Return a NumPy generator seeded from this stream, for values that stay on the machine."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.token(16), "little")))
 
 
 class Secure(Entropy):
-    """The operating system's randomness, extended by AES-256-CTR. A forked child draws its own key.
+    """The operating system's randomness, extended by AES-256-CTR.
 
-    It cannot be repeated, copied or stored.
+    It cannot be repeated, copied or stored. A forked child gets a new key.
 
         >>> from fedveil.entropy import Secure
         >>> len(Secure().token(12))
@@ -213,7 +212,7 @@ class Secure(Entropy):
         return os.urandom(_KEY_BYTES)
 
     def stream(self, *path: int | str) -> Secure:
-        """Return a source with a key of its own. `path` only documents the purpose."""
+        """Return a source with a new key. `path` only documents the purpose."""
         return Secure()
 
     def __reduce__(self) -> Any:
@@ -221,10 +220,10 @@ class Secure(Entropy):
 
 
 class Seeded(Entropy):
-    """A keystream keyed from a seed and a path of words: equal words give equal bytes.
+    """A keystream whose key comes from a seed and a path of words. Equal inputs give equal bytes.
 
-    For simulation only. A forked child continues with the same bytes, which a repeatable run needs.
-    Parts of a run use streams of their own, made by `stream`.
+    For simulation only. A forked child continues with the same bytes, which keeps a run
+    reproducible. Parts of a run use separate streams, made by `stream`.
 
         >>> from fedveil.entropy import Seeded
         >>> noise = Seeded(7, "client", 3).stream("noise")
@@ -250,7 +249,7 @@ class Seeded(Entropy):
         self._forks = _forks
 
     def stream(self, *path: int | str) -> Seeded:
-        """Return the source with `path` appended to this one's path. It starts at its beginning."""
+        """Return a new source, in which `path` is appended to this source's path."""
         return Seeded(self.seed, *self.path, *path)
 
     def __reduce__(self) -> Any:
@@ -258,7 +257,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return the 64-bit digits of p in [0, 1): those after the first, and the first."""
+    """Return the 64-bit binary digits of p in [0, 1): those after the first, and the first."""
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

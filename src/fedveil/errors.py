@@ -12,7 +12,7 @@ from typing import Any
 
 
 class FedveilError(Exception):
-    """The base of every error that a user can cause. It can be pickled by a worker process."""
+    """The base of every error that a user can cause. Worker processes can pickle it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), self.__dict__
@@ -28,21 +28,21 @@ def did_you_mean(candidates: Sequence[str]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a suggestion of the one in `names` that is most similar to `name`, or ""."""
+    """Return a "did you mean" suggestion of the most similar of `names`, or ""."""
     return did_you_mean(get_close_matches(name, list(names), 1))
 
 
 def with_notes(text: str, error: BaseException) -> str:
-    """Return a sentence followed by the notes that were added to `error`, such as how to resume."""
+    """Return a sentence, followed by an error's notes, such as how to resume."""
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
 class InvalidValue(FedveilError, ValueError):
-    """An argument is outside its domain."""
+    """An argument has a value outside the allowed range."""
 
 
 class JobError(FedveilError, ValueError):
-    """A job file or setting is wrong. Reports all problems, not only the first."""
+    """A job file or a setting is wrong. Lists all problems, not only the first."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -59,7 +59,7 @@ class MissingExtra(FedveilError, ImportError):
 
 
 class ExperimentsMissing(FedveilError, ImportError):
-    """The experiments of the sources, which only a checkout has, are not here."""
+    """The package `experiments` is missing, because fedveil does not run from a checkout."""
 
 
 class DataUnavailable(FedveilError):
@@ -71,7 +71,7 @@ class DataInvalid(FedveilError, ValueError):
 
 
 class FewCommon(DataInvalid):
-    """Parties of a vertical run have no id in common, or too few."""
+    """Parties of a vertical run have too few ids in common, or none."""
 
 
 class ModelInvalid(FedveilError, ValueError):
@@ -79,19 +79,19 @@ class ModelInvalid(FedveilError, ValueError):
 
 
 class TaskInvalid(FedveilError, ValueError):
-    """A job's task cannot be found, or cannot learn what the data has."""
+    """A job's task cannot be found, or does not fit the data."""
 
 
 class MessageInvalid(FedveilError, ValueError):
-    """Bytes that are not the canonical encoding of a message."""
+    """Received bytes are not a message in canonical encoding."""
 
 
 class MessageTooLong(FedveilError, ValueError):
-    """A job whose machines would send longer messages than a connection can carry."""
+    """The machines of a job would send messages longer than a connection can carry."""
 
 
 class ReportRejected(FedveilError):
-    """A report was refused. The running sums are unchanged."""
+    """The server refused a client's report. The running sums are unchanged."""
 
     def __init__(self, client: int, reason: str) -> None:
         self.client = client
@@ -100,7 +100,7 @@ class ReportRejected(FedveilError):
 
 
 class ClientWithheld(FedveilError):
-    """A client's own half refuses to report, for example because its update is not finite."""
+    """A client refuses to report, for example because its update is not finite."""
 
 
 class AnsweredBefore(ClientWithheld):
@@ -125,7 +125,7 @@ class RoundVoid(FedveilError):
 
 
 class RunStopped(FedveilError):
-    """A run ended before its last round, for the reason it states."""
+    """A run ended before its last round. The message says why."""
 
 
 class LimitReached(RunStopped):
@@ -149,11 +149,11 @@ class ClusterUnavailable(RunStopped):
 
 
 class MachineDiffers(RunStopped):
-    """A machine of a cluster would train a client to other bytes than this one."""
+    """A machine of a cluster computes other update bytes than this machine for the same client."""
 
 
 class StatesUnreachable(RunStopped):
-    """A machine of a cluster cannot read the run's folder, in which clients keep their states."""
+    """A machine of a cluster cannot read the run's folder, where clients' states are stored."""
 
     def __init__(self, machine: str, folder: str) -> None:
         super().__init__(
@@ -171,14 +171,14 @@ class FolderInUse(RunFolderError):
 
 
 class SplitInvalid(FedveilError, ValueError):
-    """A split model that its parties cannot train."""
+    """A split model cannot be trained by its parties."""
 
 
 class ExchangeError(FedveilError):
-    """A step between parties failed, and neither side applied it.
+    """A step between parties failed, and no party applied it.
 
-    `told` is the reason that the other parties receive. It says less if the full reason may reveal
-    a party's data.
+    `told` is the reason that the other parties receive. It is shorter if the full reason may reveal
+    this party's data.
     """
 
     def __init__(self, reason: str, told: str | None = None) -> None:
@@ -187,11 +187,11 @@ class ExchangeError(FedveilError):
 
 
 class PartFailed(ExchangeError, ModelInvalid):
-    """A module of this party raised an error, and the step would fail again."""
+    """A module of this party raised an error. Repeating the step would fail again."""
 
 
 class PeerAborted(ExchangeError):
-    """The other side ended the step on purpose."""
+    """The other party ended the step on purpose."""
 
     def __init__(self, peer: str, reason: str) -> None:
         self.peer = peer
@@ -199,11 +199,11 @@ class PeerAborted(ExchangeError):
 
 
 class PeerAtLimit(PeerAborted):
-    """The other side sends nothing more, because its own privacy limit is reached."""
+    """The other party sends nothing more, because its own privacy limit is reached."""
 
 
 class Unfit(FedveilError):
-    """A follower cannot take part. It receives the reason too."""
+    """A follower cannot take part in the job. The follower receives the reason too."""
 
     def __init__(self, follower: str, reason: str) -> None:
         self.follower = follower
@@ -215,31 +215,31 @@ class LinkLost(FedveilError):
 
 
 class PeerRestarted(LinkLost):
-    """The other party is a new process. Both return to the last step that both have saved."""
+    """The other party is a new process. Both continue from the last step that both have saved."""
 
 
 class PeerRefused(FedveilError):
-    """The other party refuses to work with this one, for the reason it states."""
+    """The other party refuses to work with this one. The message says why."""
 
 
 class CertificateError(FedveilError):
-    """A party's certificate, key or authority cannot be made, read or used."""
+    """A party's certificate, key or certificate authority cannot be created, read or used."""
 
 
 class DeploymentError(FedveilError):
-    """A deployment's folder, client or server is not set up as it must be."""
+    """A deployment's folder, client or server is not set up correctly."""
 
 
 class SiteError(FedveilError):
-    """A site's folder is not set up as it must be."""
+    """A site's folder is not set up correctly."""
 
 
 class SiteRefused(ClientWithheld):
-    """A site's policy does not permit an app, a job or a message. Nothing of it leaves the site."""
+    """A site's policy does not permit an app, a job or a message, so nothing is sent."""
 
 
 class AccountInvalid(FedveilError):
-    """A site's account of a data set was edited, set back or deleted, or has another key."""
+    """A site's privacy account was edited, rolled back or deleted, or has another key."""
 
 
 class OverSpent(FedveilError):
@@ -251,4 +251,4 @@ class AttackImpossible(FedveilError, ValueError):
 
 
 class BundleInvalid(FedveilError):
-    """A model bundle that was edited, is signed by others, or belongs to another model."""
+    """A model bundle was edited, is signed by others, or belongs to another model."""

@@ -50,7 +50,7 @@ _LOOKED = f"{HELD_OUT}loss"
 
 
 class RunDisplay:
-    """Shows a progress bar with live metrics, or one line per round without a terminal."""
+    """Shows a progress bar with live metrics. Without a terminal, prints one line per round."""
 
     def __init__(self, console: Console, rounds: int, quiet_s: float = QUIET_S) -> None:
         self._console = console
@@ -88,7 +88,7 @@ class RunDisplay:
         self._quiet.stop()
 
     def starting(self, what: str) -> None:
-        """Show a step that comes before the first round."""
+        """Show the name of a step that runs before the first round."""
         self._doing = what
         self._bar.update(self._task, description=escaped(what))
 
@@ -118,7 +118,7 @@ class RunDisplay:
 
 
 def of_run(run: ReadRun) -> dict[str, object]:
-    """Return a run's result for `--json`: its files and latest metrics."""
+    """Return the answer of `--json` for a run: its files and latest metrics."""
     if is_vertical(run):
         return _of_parties(run)
     best = best_round(run)
@@ -155,7 +155,7 @@ def of_lines(lines: Iterable[Line]) -> list[dict[str, object]]:
 
 
 def fitted(line: str, room: int) -> str:
-    """Shorten a round's line to `room` characters, first by metrics that the record also has."""
+    """Shorten a round's line to `room` characters. Drops minor metrics first."""
     parts = line.split(_BETWEEN)
     for kind in _SPARED:
         if len(_BETWEEN.join(parts)) > room:
@@ -189,7 +189,8 @@ def summary(console: Console, run: ReadRun) -> None:
     """Print the last lines of a run, federated or vertical."""
     vertical = is_vertical(run)
     console.print(_table(_took_of_parties(run) if vertical else _took(run)))
-    for name, value in (_where_of_parties if vertical else _where)(run):  # unbroken, to be copied
+    # no line breaks, so that users can copy the commands
+    for name, value in (_where_of_parties if vertical else _where)(run):
         console.print(
             f"{name.ljust(_NAMES)}  {value}", markup=False, highlight=False, soft_wrap=True
         )
@@ -242,7 +243,7 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
 
 
 def _seconds_of(party: ReadRun) -> float:
-    """Return the seconds from a party's first event to its last, pauses included."""
+    """Return the seconds between a party's first and last event, pauses included."""
     times = party.times
     return (times[-1] - times[0]).total_seconds() if times else 0.0
 

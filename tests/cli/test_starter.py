@@ -103,6 +103,12 @@ def test_deploy_takes_the_default_job_of_run(command: Command, tmp_path: Path) -
     assert deployed.protection == Job.load(DEFAULT_JOB).protection
 
 
+@pytest.mark.parametrize("clients", [7, 1003])
+def test_the_built_in_job_takes_other_numbers_of_clients(clients: int) -> None:
+    job = Job.load(DEFAULT_JOB, overrides=[f"clients.number={clients}"])
+    assert job.clients.number == clients
+
+
 @pytest.mark.parametrize("protection", POSITIONS)
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_federated_template_takes_every_protection(

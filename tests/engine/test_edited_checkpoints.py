@@ -69,7 +69,14 @@ def each(folder: Path, name: str, edits: Iterator[tuple[str, bytes]]) -> Edits:
     return on_copies(folder, name, edits, fedveil.resume)
 
 
-@pytest.mark.parametrize("protection", PROTECTIONS)
+#: Their checkpoints have the fields of another's: of `not_encrypt` and of `adaptive`.
+LIKE_OTHERS = ("pw_encrypt", "rr")
+
+
+@pytest.mark.parametrize(
+    "protection",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p in LIKE_OTHERS)) for p in PROTECTIONS],
+)
 def test_an_edited_checkpoint_is_one_sentence(protection: str, tmp_path: Path) -> None:
     """With a digest that was made again, as anybody can."""
     folder = tmp_path / "run"

@@ -236,9 +236,17 @@ ODD_Y: dict[str, Any] = {
 }  # fmt: skip
 
 
+FORMS = ("lists", "arrays", "dataset")
+#: Each kind in each form. The suite takes each kind in one form, and the slow tests in the others.
+GIVEN = [
+    pytest.param(kind, form, id=f"{name}, {form}", marks=[pytest.mark.slow] * (i % 3 != j))
+    for i, (name, kind) in enumerate(KINDS.items())
+    for j, form in enumerate(FORMS)
+]
+
+
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("form", ["lists", "arrays", "dataset"])
-@ALL
+@pytest.mark.parametrize(("kind", "form"), GIVEN)
 def test_one_record_moves_an_update_by_two_clips_at_most(kind: Kind, form: str) -> None:
     pair = Pair(kind, form)
     for x in odd_x(kind).values():
@@ -256,7 +264,7 @@ def test_whatever_is_wrong_with_a_record_it_counts_for_nothing(kind: Kind) -> No
     wrong = ["nan", "inf", "all huger", "none", "text", "empty", "longer", "shorter", "hole"]
     wrong += ["half", "minus one"] if kind.x == "tokens" else []
     updates = set()
-    for form in ("lists", "arrays", "dataset"):
+    for form in FORMS:
         pair = Pair(kind, form)
         updates |= {pair.with_record(x=whole[name]).tobytes() for name in wrong}
         if kind.y != "none":
@@ -271,7 +279,7 @@ def test_whatever_is_wrong_with_a_record_it_counts_for_nothing(kind: Kind) -> No
 @given(data=st.data())
 def test_any_record_in_any_place_of_any_kind(protection: str, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(KINDS)))
-    form = data.draw(st.sampled_from(["lists", "arrays", "dataset"]))
+    form = data.draw(st.sampled_from(FORMS))
     number = st.one_of(st.floats(), st.integers(-(2**70), 2**70), st.none(), st.text(max_size=3))
     anything = st.one_of(number, st.lists(number, max_size=8), st.lists(st.floats(), min_size=5))
     pair = Pair(KINDS[name], form, protection)
@@ -331,7 +339,7 @@ def test_the_head_is_checked_on_nobodys_example() -> None:
 def test_no_digit_of_a_long_id_depends_on_another_record(odd: str) -> None:
     """One odd record makes NumPy's array one of objects. No float64 holds these ids."""
     kind, updates = Kind("record_parts:hashed", x="long ids"), set()
-    for form in ("lists", "arrays", "dataset"):
+    for form in FORMS:
         pair = Pair(kind, form)
         updates.add((pair.update.tobytes(), pair.with_record(x=odd_x(kind)[odd]).tobytes()))
     assert len(updates) == 1

@@ -1,1 +1,1 @@
-"""Attacks on data that leaves a client, aimed at a job, a run, or a system of one's own."""
+"""Attacks on the data that leaves a client, aimed at a job, a finished run, or your own system."""

@@ -1,4 +1,4 @@
-"""An attacker's own randomness. It is seeded and repeats, since it protects nobody."""
+"""The attacker's random numbers. They are seeded, so that an attack can be repeated."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from fedveil.entropy import Seeded
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:
-    """Return a torch generator seeded by `seed` and by the purpose that `path` names."""
+    """Return a torch generator seeded by `seed` and by `path`, which names the purpose."""
     return torch.Generator().manual_seed(Seeded(seed, "attack", *path).integer(1 << 63))

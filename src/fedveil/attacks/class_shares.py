@@ -1,12 +1,13 @@
-"""Inference of a client's classes from its report: their counts, and whether one prevails.
+"""Inference of a client's classes from its report: the count of each, and the predominant one.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
-(`gradient.label_counts`). Property inference asks whether more than half of the examples are of one
-class. The attacker makes clients of its own examples, some with that property, and trains them from
-the round's weights. It compares the report with the average difference that the property makes.
+(`gradient.label_counts`). Property inference decides if more than half of the examples are of one
+class. The attacker simulates clients with its own examples, with and without that property, and
+trains them from the round's weights. The difference of the mean updates of both groups is a
+direction. The score of a report is how far it points in this direction.
 
 Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". There
-a classifier is trained on the updates; here it is the linear one along the difference of means.
+a classifier is trained on the updates. Here it is linear: the difference of the means.
 """
 
 from __future__ import annotations
@@ -33,20 +34,24 @@ from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.protections.reading import Reading
 
-#: Share of a client's examples that are of the class, if the client has the property.
+#: Share of a client's examples of one class, if the client is to hold mostly that class.
 _PREVAILS = 0.75
 _PROBES = 256
 
 
 @dataclass(frozen=True)
 class Observer:
-    """The attacker's view of one round: the reading of a report, or of the smallest sum allowed."""
+    """Simulates the attacker's view of one round.
+
+    The view is one client's report or, if reports reveal nothing, the smallest sum that the
+    protection allows.
+    """
 
     target: Target
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield a reading for each client: of its report or, if masked, of a sum with others."""
+        """Yield the attacker's reading of each update: from its report or, if masked, a sum."""
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
         others: list[Float32s] = []
@@ -67,7 +72,7 @@ class Observer:
 
 
 def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Return the rows of `count` examples, three quarters of them with the label `wanted`."""
+    """Draw the indices of `count` examples, three quarters of them with the label `wanted`."""
     mine, rest = np.flatnonzero(labels == wanted), np.flatnonzero(labels != wanted)
     many = math.ceil(_PREVAILS * count)
     return np.concatenate([
@@ -77,7 +82,7 @@ def of_class(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64
 
 
 def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
-    """Return the rows of `count` random examples, at most half of them with the label `wanted`."""
+    """Draw the indices of `count` examples, at most half of them with the label `wanted`."""
     rows = entropy.permutation(len(labels))
     mine = labels[rows] == wanted
     kept: Int64s = rows[~mine | (np.cumsum(mine) <= count // 2)][:count]
@@ -86,7 +91,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """A job, the number of examples of each client, and the classes that are asked about."""
+    """Simulates clients with `count` examples, most of them of one class of `wanted`."""
 
     target: Target
     count: int
@@ -95,7 +100,7 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes, of which attacker and clients have enough examples."""
+        """Choose at most `most` classes with enough examples for the clients and the attacker."""
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
         data, needed = target.dataset, math.ceil(_PREVAILS * count)
@@ -110,7 +115,10 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` clients, which have the property for class `wanted` if `has` is True."""
+        """Train `number` clients, with mostly examples of class `wanted` if `has`.
+
+        Returns updates.
+        """
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []
         for i in range(number):
@@ -126,7 +134,11 @@ class Classes:
     def scores(
         self, wanted: int, shadows: int, cases: int
     ) -> tuple[list[Float64s], list[Float64s]]:
-        """Return scores of shadow clients, and of real ones, each with and without the property."""
+        """Return the attack scores of simulated (shadow) clients, and those of the job's clients.
+
+        Each of the two lists has the scores of clients with mostly the class `wanted`, then of
+        others.
+        """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
         direction = np.mean(taught[0], axis=0, dtype=np.float64) - np.mean(taught[1], axis=0)
@@ -147,7 +159,7 @@ def _along(reading: Reading, direction: Float64s) -> float:
 
 
 def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measured]:
-    """Return how well clients of mostly one class are told from others."""
+    """Return metrics for how well the attack detects clients that hold mostly one class."""
     most, shadows, cases = by_effort(effort, (3, 8, 10), (10, 16, 20), (30, 32, 40))
     classes = Classes.of(target, most)
     known: list[list[Float64s]] = []
@@ -155,7 +167,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
     for i, wanted in enumerate(classes.wanted):
         watch.step(i + 1, len(classes.wanted) + 1, f"class {wanted}")
         taught, found = classes.scores(wanted, shadows, cases)
-        # Each class has its own scale: both kinds of scores are in units of its shadows' spread.
+        # Classes have different scales: scores are divided by the spread of shadow clients' scores.
         centre, spread = np.mean(taught), float(np.std(np.concatenate(taught))) or 1.0
         known.append([(side - centre) / spread for side in taught])
         asked.append([(side - centre) / spread for side in found])
@@ -165,7 +177,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the share of clients' labels that iLRG counts right, beside that of a guess."""
+    """Return the share of labels that iLRG counts correctly, compared with that of guessing."""
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
     if layer is None or settings.optimizer != "sgd":
@@ -195,7 +207,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Count the labels of clients, and tell clients of mostly one class from others."""
+    """Estimate clients' label counts, and detect clients that hold mostly one class."""
     target.needs_classes("classes")
     target.needs_client_unit("asks what one client holds")
     found = [*count_figures(target, effort), *property_figures(target, effort, watch)]

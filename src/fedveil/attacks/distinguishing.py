@@ -2,13 +2,13 @@
 
 The attacker knows the model, the protection and two updates, but not which of them the client has.
 It sees the client's report of one round, or of every round of a run. If reports reveal nothing, it
-sees the sums that contain them, with all others' updates known. It guesses by the likelihood ratio,
-which no other rule beats (Neyman and Pearson).
+sees the sums that contain them, and knows all other clients' updates. It guesses by the likelihood
+ratio, which is the best possible rule (Neyman and Pearson).
 
-Counting its right guesses gives two lower bounds on epsilon for its view. The bound of
-`privacy.audit` holds for every mechanism. The bound of `privacy.curve_audit` is nearer to the
-claim. It assumes that the reports have the protection's privacy curve for some value of the
-parameter that decides its cost. A bound above the ledger's epsilon refutes the ledger.
+The number of right guesses gives two lower bounds on epsilon for this attacker. The bound of
+`privacy.audit` holds for every mechanism. The bound of `privacy.curve_audit` is closer to the
+claim. It assumes that the reports follow the protection's privacy curve, with an unknown value of
+its cost parameter. A bound above the ledger's epsilon refutes the ledger.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedveil.protections.reading import Reading
 
 #: Evidence of a report that only one of the two updates can produce, above any other evidence.
 _CERTAIN = 1e9
-#: Beyond every protection's clip, and almost nothing.
+#: Sizes of updates: longer than any protection's clipping norm, and almost zero.
 _HUGE, _TINY = 1e6, 1e-6
 _TRIED = 50
 
@@ -55,9 +55,9 @@ class Pair(NamedTuple):
 def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
-    Evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these probabilities. Otherwise it says how far the reading's estimate lies
-    from the midpoint of the two updates, and is positive on the side of `a`.
+    The evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
+    protection states these probabilities. Otherwise it is the distance of the attacker's estimate
+    from the midpoint of the two updates, positive on the side of `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -70,9 +70,9 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen, sums: bool = False) -> Reading:
-    """Return the reading of the first client's report, or of the sum if reports reveal nothing.
+    """Return what the attacker reads from the first client's report.
 
-    With `sums` the attacker sees only the sum.
+    If reports reveal nothing, or with `sums`, it returns what the attacker reads from the sum.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:
@@ -92,11 +92,15 @@ def evidence(
     sums: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Return evidence for update a against b, [trials, rounds]: from clients with a, and with b."""
+    """Play rounds with a client that has update a, and with one that has b.
+
+    Returns the evidence for a against b of both clients, each as an array [trials, rounds].
+    """
 
     def told(view: Seen) -> float:
         reading, (a, b) = said(view, sums), (pair.a, pair.b)
-        if reading.log_likelihood is None:  # the estimate is of a clipped update
+        # without likelihoods, the estimate is compared with the clipped updates
+        if reading.log_likelihood is None:
             a, b = (protection.carried(update, view.told) for update in (a, b))
         return telling(reading, a, b)
 
@@ -113,12 +117,12 @@ def evidence(
 def far_apart(
     protection: Protection, model: Float32s, entropy: Entropy, sums: bool = False
 ) -> Pair:
-    """Return a pair of very different updates that few reports distinguish.
+    """Return two very different updates that the attacker can distinguish well by a single report.
 
     It is the best of several candidates: two opposite updates that every protection clips, and one
-    of these against one of almost no size. Both kinds are candidates, since a protection may hide
-    an update's size better or worse than its direction. If the noise is seeded, all candidates meet
-    the same noise. The distance of their evidence is counted in standard deviations.
+    of these against one of almost no size. Both kinds are tried, since a protection may hide an
+    update's size better or worse than its direction. If the noise is seeded, all candidates get the
+    same noise. The best has the largest distance of mean evidence, in standard deviations.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -138,11 +142,11 @@ def far_apart(
 
 @dataclass(frozen=True)
 class Distinguished:
-    """Accuracy with which the reports of `rounds` rounds tell the two updates of a pair apart.
+    """Result of distinguishing the two updates of a pair by the reports of `rounds` rounds.
 
-    `audit` holds the lower bound on epsilon beside the claim. `right` is the share of right guesses
-    if both updates are equally likely. `curve` is the lower bound by the protection's privacy
-    curves (`privacy.curve_audit`), or NaN if it has no family of them.
+    `audit` compares the lower bound on epsilon with the claim. `right` is the share of right
+    guesses if both updates are equally likely. `curve` is the lower bound by the protection's
+    privacy curves (`privacy.curve_audit`), or NaN if it declares none.
     """
 
     pair: str
@@ -152,7 +156,7 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield the metrics for a finding. `distance` is claimed epsilon less lower bound."""
+        """Yield a finding's metrics. `distance` is the claimed epsilon minus the lower bound."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -167,7 +171,7 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return the cost of `rounds` reports at multiples of the protection's cost parameter.
+    """Return a function: what `rounds` reports cost if the cost parameter changes by a factor.
 
     Returns None if the protection does not declare such a parameter, or adapts its cost.
     """
@@ -192,10 +196,11 @@ def distinguish(
     claim: Figure,
     family: Family | None = None,
 ) -> Distinguished:
-    """Return how well summed evidence tells clients with one update from clients with another.
+    """Return how well the evidence separates clients with one update from clients with another.
 
-    `ahead` holds the evidence for the first update of clients that have it, `back` that of clients
-    with the second. `pair` names the updates. `family` are the protection's `curves`.
+    `ahead` holds the summed evidence of clients with the first update, `back` that of clients with
+    the second. Evidence above 0 favours the first. `pair` names the updates. `family` is the result
+    of `curves`.
 
         >>> import numpy as np
         >>> from fedveil.attacks.distinguishing import distinguish
@@ -232,7 +237,7 @@ def distinguished(
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
     Every report of a run also counts as a single report, so there are trials times rounds of these.
-    `sums` as in `said`.
+    With `sums` the attacker sees only the sum of all reports.
     """
     found, done = [], 0
     watch = watch or Watch()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-#: As `privacy.finding.EFFORTS`: some minutes on two cores; an hour; as long as it takes.
+#: As in `privacy.finding.EFFORTS`. On two cores: some minutes, an hour, without a limit.
 Effort: TypeAlias = Literal["quick", "standard", "full"]
 T = TypeVar("T")
 

@@ -44,20 +44,20 @@ EXACT = 1e-4
 #: Singular value beyond the rank over the least within it: about 1e-5 in float32, and up to some
 #: hundredths if products were rounded to 16 bits. Above this, zeros cannot be recognised.
 _NOISY = 0.1
-#: The share of the layer's activations that the examples must explain to be accepted: each of them,
-#: or all together if `_LONGER` times as many starts as it took find nothing better.
+#: The share of the layer's activations that each example must explain to be accepted. It is
+#: enough for all together if `_LONGER` times as many further starts find nothing better.
 _EXPLAINED, _LONGER = 0.98, 8
-#: The share above which single directions are exchanged.
+#: If the examples explain a larger share than this, `_chosen` exchanges directions.
 _PROMISING = 0.8
 _AT_ONCE = 64
-#: The size that counts as small on a neuron, as a share of its row: at first (up to `_WIDEST` times
-#: that), and after `_STEPS`; and the number of steps from there down to zero's bound.
+#: The response that counts as small, relative to a neuron's row: at first (up to `_WIDEST` times
+#: more) and after `_STEPS` steps. Then the number of further steps down to `zero`.
 _WIDE, _WIDEST, _NARROW, _STEPS, _LAST = 0.02, 10, 1e-3, 40, 6
 #: In this many of the steps rows of different lengths have different weights.
 _UNEVEN = 16
-#: Root of the share of neurons, those with the shortest rows, from which starts take zeros.
+#: Starts are zero on neurons among the share r² with the shortest rows. r is at least this.
 _SHORTEST = 0.4
-#: Directions with at least this share of the best one's zeros are taken for columns.
+#: Directions with at least this share of the best one's zeros may be columns of D.
 _LIKELY = 0.75
 #: At most this many directions are compared with each other.
 _COMPARED = 800
@@ -79,7 +79,10 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """Factors left @ right of a gradient, `left` orthonormal. Numbers below `zero` count as 0."""
+    """A gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
+
+    Entries below `zero` count as 0.
+    """
 
     left: Float64s
     right: Float64s
@@ -88,7 +91,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions], each with the number of neurons where it is 0."""
+    """Candidate directions [rank, directions], and for each the number of neurons where it is 0."""
 
     directions: Float64s
     scores: Float64s
@@ -96,7 +99,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Examples, and for each the share of neurons whose activity it predicts correctly."""
+    """Candidate examples, and for each the share of neurons whose activity it predicts right."""
 
     examples: Float64s
     shares: Float64s
@@ -143,7 +146,7 @@ def _zeros(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Return the gradient's factors, or None if its rank is not that of a small batch."""
+    """Return the gradient's factors, or None if it lacks the rank of a small batch."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:
@@ -187,7 +190,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw directions [number, rank], zero on a few neurons and orthogonal to some `known` ones."""
+    """Draw initial directions [number, rank]: zero on a few neurons, orthogonal to some `known`."""
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -209,8 +212,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if the direction would be undetermined without one of these neurons, because
-    such directions exist whatever the examples are.
+    The count is halved if one of these neurons is needed to determine the direction, because such
+    directions exist for any examples.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -242,10 +245,10 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose `rank` of the directions: begin with the first independent ones, then exchange some.
+    """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If most activations are explained, every other direction is tried in place of one of the two
-    whose examples explain their own activations worst, and kept if it explains more.
+    If their examples explain most activations, every other direction is tried in place of one of
+    the two that explain their own activations worst, and kept if it explains more.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -311,7 +314,8 @@ def one_step(target: Target, batch: int) -> Target:
     cohort = target.job.clients_per_round
     held = [target.rows(client) for client in range(cohort)]
     if min(map(len, held)) < batch:
-        pool = target.partition.indices  # too few each: deal all examples again
+        # clients have too few examples: distribute all examples again
+        pool = target.partition.indices
         if len(pool) < cohort * batch:
             raise AttackImpossible(
                 f"{cohort} clients of {batch} examples need {cohort * batch}, the data has "
@@ -333,11 +337,11 @@ def recovered(originals: Array, examples: Float64s | None) -> int:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Invert the reports of clients that took one step over 5 and 10 examples, and over 20.
+    """Invert the reports of clients that took one step on a batch of 5, 10 or 20 examples.
 
-    At effort `quick`, batches of 20 are left out: on images of few pixels they take minutes.
-    The attacker knows the model, the size of a batch and the report. If the reports reveal nothing,
-    it receives the cohort's sum, in which all clients' examples count as one batch.
+    At effort `quick`, batches of 20 are left out: on images of few pixels they take minutes. The
+    attacker knows the model, the size of a batch and the report. If the reports reveal nothing, it
+    receives the cohort's sum, in which all clients' examples count as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

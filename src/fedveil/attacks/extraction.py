@@ -1,9 +1,9 @@
-"""Extraction: phrases planted in clients' texts, looked for in the trained model.
+"""Extraction: secret phrases planted in clients' texts are searched for in the trained model.
 
-A phrase is a row of random tokens: a known beginning and a secret. The attack puts copies of it in
-place of examples of one client, and runs the whole job under its protection. Its exposure (Carlini
-et al. 2019, "The secret sharer") is log2(candidates) - log2(rank): the rank of the secret among
-random candidates, by the model's loss. A phrase that nobody had has one bit in the median.
+A phrase is a row of random tokens: a known beginning and a secret. The attack replaces examples of
+one client by copies of it, and runs the whole job under its protection. Exposure (Carlini et al.
+2019, "The secret sharer") is log2(candidates) - log2(rank). The rank is that of the secret among
+random candidates, by the model's loss. A phrase that no client had has a median exposure of 1 bit.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from fedveil.privacy.intervals import area, median, share
 BEGINNING, SECRET = 5, 4
 #: The numbers of copies that a client has of its phrase.
 COPIES = (1, 4)
-#: An exposure above this many bits counts as a client's phrase. A stranger's passes with 1/4.
+#: A phrase with more exposure, in bits, is guessed to be a client's. Any other passes with 1/4.
 _SUSPICIOUS = 2.0
 _AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Phrases:
-    """Phrases as rows of tokens. `copies[i]` is the number of phrase i's copies; 0: nobody has it.
+    """Phrases as rows of tokens. `copies[i]` is the number of copies of phrase i, which may be 0.
 
-    `tokens` are the different tokens that a phrase is made of.
+    `tokens` are the different tokens from which phrases are made.
     """
 
     rows: Int64s
@@ -86,7 +86,7 @@ def _check(target: Target) -> None:
 
 
 def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
-    """Draw `of_each` phrases for each number of copies, and as many that nobody has."""
+    """Draw `of_each` phrases for each number of copies, and equally many that no client gets."""
     tokens = np.unique(dataset.test.x)
     copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
     generator = entropy.stream("phrases").generator()
@@ -121,9 +121,9 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
 
 
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
-    """Return each phrase's exposure in bits, among `candidates` random secrets and its own.
+    """Return each phrase's exposure in bits, by its rank among `candidates` random secrets.
 
-    Ties count against the attacker.
+    A candidate with an equal loss ranks before the phrase.
     """
     found = []
     for i, phrase in enumerate(phrases.rows):
@@ -166,7 +166,7 @@ def extracted(model: nn.Module, phrase: Int64s) -> bool:
 
 
 def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
-    """Yield the exposure and the extraction for each number of copies, then the membership."""
+    """Yield the metrics: exposure, extraction and membership, for each number of copies."""
     never = bits[phrases.copies == 0]
     yield median("exposure of phrases that nobody had", never)
     for copies in COPIES:

@@ -1,7 +1,7 @@
-"""Repetition: one client reports one update again and again. Noise averages out, epsilon adds up.
+"""Repetition: a client reports the same update again and again. Noise averages out, epsilon grows.
 
-The attacker sees k reports of one client whose update does not change, and averages their
-estimates. It also guesses which of two known updates they were made from.
+The attacker sees k reports of one client whose update does not change, and averages its estimates
+of the update. It also guesses which of two known updates the client reported.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 class Averaged:
     """Running average of estimates of one update, weighted entry by entry as each `Reading` says.
 
-    Readings that give only a direction are summed instead, so that an entry named by more reports
-    is larger.
+    Estimates that give only a direction are summed instead. Then an entry that occurs in more
+    reports becomes larger.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -59,7 +59,7 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Return the cosine and correlation of an estimate with the true update, and its error.
+    """Return three measures of an estimate of the update: cosine, correlation and relative error.
 
     The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
     correlation is 0 if a vector is constant.
@@ -78,7 +78,7 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 
 @dataclass
 class After:
-    """Results after `count` reports of each client: every client's metrics, and right guesses."""
+    """Results after `count` reports of each client: metrics of every client, and right guesses."""
 
     count: int
     scaled: bool = True
@@ -88,7 +88,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """Record a client's averaged estimate and its update, and if the guess was `right`."""
+        """Record an averaged estimate, the true update, and if the attacker's guess was right."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)
@@ -118,7 +118,7 @@ def averaged(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[After]:
-    """Attack `trials` clients that have the pair's first update, and as many with its second.
+    """Attack `trials` clients with the pair's first update, and equally many with its second.
 
     Each client reports its update repeatedly. Returns the results after each of `counts` reports.
     """
@@ -142,10 +142,10 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """Record one client's results in `found`, after each number of reports.
+    """Average one client's reports, and record its results in `found` after each number of reports.
 
-    `update` is the client's, and `other` the pair's other update. `first` says that the client has
-    the pair's first one. The guess is the second if the reports are empty.
+    `update` is the client's update, and `other` the pair's other one. `first` is True if the client
+    has the pair's first update. With empty reports the attacker guesses the second.
     """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
@@ -166,11 +166,11 @@ def embedding_repeated(
     reuse: bool = False,
     entropy: Entropy,
 ) -> dict[int, Measured]:
-    """Return the share of EmbeddingDP's bits that a majority of k reports gets right, by k.
+    """Return the share of EmbeddingDP's bits that a majority vote over k reports gets right, by k.
 
-    `vectors` are [examples, values], and a value's bit says whether it is above 0. The numbers k
-    are `counts`. With `reuse` an example's first report is repeated, so that k reports reveal no
-    more than one. Ties are guessed by a fair coin.
+    `vectors` are [examples, values]. A value's bit says whether the value is above 0. `counts`
+    holds the numbers k. With `reuse` an example's first report is repeated, so that k reports
+    reveal no more than one. Ties are decided by a fair coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))
@@ -191,18 +191,19 @@ def embedding_repeated(
 
 
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
-    """Return the ledger's epsilon at `delta` for `count` reports of a vector of `values` values.
+    """Return the ledger's epsilon at `delta` for `count` EmbeddingDP reports of one vector.
 
-    `eps` is that of EmbeddingDP. With `reuse` the first report is repeated, and only it costs.
+    The vector has `values` entries, and one report costs `eps`. With `reuse` the first report is
+    repeated, and only it costs.
     """
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
-    assert figure is not None  # only the most-drawn client is unknown before
+    assert figure is not None  # only the worst client's epsilon can be unknown before a run
     return figure.epsilon
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Attack the updates of the job's first two clients, each reported up to a hundred times.
+    """Attack the first two clients of the job, which report the same update up to 100 times.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

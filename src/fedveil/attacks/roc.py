@@ -1,7 +1,7 @@
 """Metrics, with intervals, for how well scores distinguish members from others.
 
 A larger score means that an example is likelier a member. `members` are the scores of members,
-`others` those of other examples. Every metric states what guessing reaches.
+`others` those of other examples. Every metric also states the value of guessing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fedveil.privacy.finding import CONFIDENCE, Measured
 from fedveil.privacy.intervals import area as area
 from fedveil.privacy.intervals import share
 
-#: False-positive rates at which an attack that names few people is measured.
+#: Low false-positive rates, which show if an attack names a few people with certainty.
 LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Return balanced accuracy at the threshold, AUC, and true-positive rates at low error rates.
+    """Return balanced accuracy at the threshold, AUC, and sensitivity at low false-positive rates.
 
     The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
     """
@@ -33,9 +33,9 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
 
 
 def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
-    """Return the mean of two shares: members above the threshold, and others not above it.
+    """Return the mean of the true-positive and the true-negative rate at a threshold.
 
-    Each share's interval holds with probability sqrt(0.95). Members and others are drawn
+    Each rate's interval holds with probability sqrt(0.95). Members and others are drawn
     independently, so both intervals, and the mean's, hold together with probability 0.95.
     """
     each = math.sqrt(CONFIDENCE)
@@ -51,7 +51,7 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
     """Return the threshold with the largest balanced accuracy.
 
     It lies midway between the two scores that it separates. It is infinite if no threshold beats
-    calling nobody a member.
+    calling every example a non-member.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]
@@ -63,12 +63,12 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
 
 
 def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
-    """Return the share of members that score higher than all but a share `rate` of the others.
+    """Return the true-positive rate at a false-positive rate of at most `rate`.
 
     The threshold is the k-th highest score of n others, k = floor(rate (n + 1)). One more
-    non-member would pass it with probability at most k / (n + 1), so guessing reaches at most
-    `rate`. The interval is exact for that threshold. With fewer others than 1 / rate - 1 there is
-    no such threshold: the value is NaN, with the widest interval.
+    non-member would exceed it with probability at most k / (n + 1), so guessing reaches at most
+    `rate`. The interval is exact for that threshold. If n is below 1 / rate - 1, there is no such
+    threshold: the value is NaN, with the widest interval.
     """
     k = math.floor(rate * (len(others) + 1) + 1e-9)
     if k == 0:

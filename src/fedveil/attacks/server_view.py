@@ -1,4 +1,4 @@
-"""A server's view of each client in one round, under any protection."""
+"""Everything that an honest-but-curious server sees of one round, under any protection."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """The server's view of a round: reports' readings, the aggregate, the next round's `state`.
+    """A server's view of a round: its readings of the reports, and the aggregate.
 
-    `told` is the message that asked the first client for its update.
+    `state` is the protection's state for the next round. `told` is the message that asked the first
+    client for its update.
     """
 
     readings: Sequence[Reading]
@@ -28,12 +29,12 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no report says anything, so that only their mean can be read."""
+        """Return True if no single report reveals anything, so that only their mean can be read."""
         return all(reading.empty for reading in self.readings)
 
     @property
     def mean(self) -> Reading:
-        """Return the aggregate, noise included, as a reading of the reports' mean."""
+        """Return the aggregate, noise included, as the attacker's reading of the mean update."""
         mean = self.aggregate.astype(np.float64)
         return Reading(mean, np.ones_like(mean))
 
@@ -50,9 +51,9 @@ def seen(
 ) -> Seen:
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
-    The round is real: both halves, every phase. The attacker follows the protocol and only reads
-    (docs/secure-aggregation.md describes a server that lies). Reports and a server's noise are
-    drawn from `entropy`. The updates must be finite.
+    The clients' and the server's code of the protection runs in full. The attacker follows the
+    protocol and only reads (docs/secure-aggregation.md describes a server that lies). The noise of
+    clients and server is drawn from `entropy`. The updates must be finite.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))
@@ -86,10 +87,10 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the server's view of `times` rounds in which the first client has a fixed update.
+    """Yield the server's view of `times` rounds in which the first client's update stays the same.
 
-    Each round starts from `model` and the first round's state, and draws anew. If a round needs
-    several clients, others take part with updates of zero.
+    Each round starts from `model` and the first round's state, with new randomness. If a round
+    needs several clients, others take part with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

@@ -1,4 +1,4 @@
-"""Roughness of images, which a search for images minimises."""
+"""Total variation, which a search for images minimises to prefer smooth ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each image's differences of neighbouring pixels; 0 for no image."""
+    """Return the sum of differences between neighbouring pixels, or 0 if there are no images."""
     if images.ndim != 4:
         return images.new_zeros(len(images))
     across = images.diff(dim=-1).abs().flatten(1).sum(dim=1)

@@ -1,4 +1,4 @@
-"""A federated job as its attacker sees it: the model, and the clients' messages."""
+"""A federated job as an attacker sees it: the model, and the clients' messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return a job's data without the examples that clients hold out."""
+    """Return a job, its data and partition, without the examples that clients hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -63,7 +63,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 class Target:
     """A job, its data and each client's share, and the model with the clients' starting weights.
 
-    `trained` says that these weights are a run's result and not the initial ones.
+    `trained` is True if these weights are a run's result, False if they are initial.
 
         >>> from fedveil import Job
         >>> from fedveil.attacks.target import Target
@@ -80,7 +80,7 @@ class Target:
 
     @classmethod
     def of(cls, job: Job) -> Target:
-        """Set up a job before its first round."""
+        """Create a target from a job before its first round."""
         if job.keeps_state or job.training.algorithm != "fedavg":
             raise AttackImpossible(
                 "attacks play the training of fedavg, in which clients keep nothing: they take no "
@@ -96,9 +96,9 @@ class Target:
         return cls(job, _as_taken(dataset, model), split, model)
 
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
-        """Raise an error unless the job learns classes, from examples that are one array each.
+        """Raise an error unless the job trains a classifier on examples that are single arrays.
 
-        With `of_texts`, these may be texts.
+        With `of_texts`, a classifier of texts is allowed too.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"
@@ -112,7 +112,7 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error if the ledger is about one example. `what` describes the attack."""
+        """Raise an error, about the attack `what`, if epsilon covers one example, not a client."""
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -121,7 +121,7 @@ class Target:
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
-        """Load a finished run: its final model, and its job with `overrides` on top."""
+        """Load a finished run: its final model, and its job changed by `overrides`."""
         path = Path(folder)
         if not (path / MODEL).is_file():
             raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")
@@ -131,7 +131,7 @@ class Target:
         return replace(target, trained=True)
 
     def under(self, protection: str) -> Target:
-        """Copy the target with a different protection and the job's parameters for it."""
+        """Copy the target with a different protection, whose parameters come from the job."""
         return replace(self, job=self.job.under(protection))
 
     @cached_property
@@ -149,7 +149,7 @@ class Target:
     def promised(self, rounds: int = 1) -> Figure:
         """Return the ledger's epsilon for a client that reports in `rounds` rounds.
 
-        It is infinite if the protection promises nothing against a server that reads the reports.
+        It is infinite if the protection gives no guarantee against a server that reads the reports.
         """
         trusted = self.protection.rests_on_server(self.job.protection.settings)
         # A protection of one phase has no masks between the server and a report. One of several
@@ -167,7 +167,7 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's finding, with the protection's promise. `more` are its fields."""
+        """Return an attack's result with the protection's epsilon and the fields `more`."""
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,
@@ -220,6 +220,6 @@ class Target:
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of a round with these updates. Each `repeat` is a new draw."""
+        """Return the server's view of a round with these updates. Each `repeat` draws new noise."""
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

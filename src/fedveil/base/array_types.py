@@ -1,4 +1,4 @@
-"""The types of arrays, each named by the type of its elements."""
+"""Array types, each named by the type of its elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PART = 1 << 16
 
 
 def into_floats(numbers: Int64s) -> Float64s:
-    """Convert integers to floats in the same memory, which `numbers` loses."""
+    """Convert integers to floats in place. `numbers` must not be used afterwards."""
     if numbers.dtype != np.int64:
         return numbers.astype(np.float64)
     floats = numbers.view(np.float64)
@@ -36,5 +36,5 @@ def into_floats(numbers: Int64s) -> Float64s:
 
 
 def row_values(rows: Uint8s) -> npt.NDArray[np.bytes_]:
-    """Return each row's bytes as one value that NumPy can sort. Equal widths keep them distinct."""
+    """Return each row's bytes as one value, so that NumPy can sort and compare rows."""
     return np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").reshape(-1)

@@ -34,7 +34,7 @@ _INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
-    """Return one structured array of several inputs, each with the same number of examples."""
+    """Combine several inputs into one structured array, with a field for each input."""
     fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
     whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
     for name, part in columns.items():
@@ -43,7 +43,7 @@ def joined(columns: Mapping[str, Array]) -> Array:
 
 
 def ragged(items: Sequence[Array] | Array) -> Array:
-    """Return one structured array of examples whose first dimensions have different lengths."""
+    """Combine examples whose first dimensions differ into one structured array, padded."""
     lengths = [len(item) for item in items]
     values = np.zeros((len(items), max(lengths), *items[0].shape[1:]), np.result_type(*items))
     for row, item in zip(values, items, strict=True):
@@ -65,9 +65,9 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Return the parts in one common form. Raises ValueError if they have different inputs.
+    """Convert arrays to one common form. Raises ValueError if they have different inputs.
 
-    If the examples of any part differ in length, this is the form for examples of different
+    If the examples of any array differ in length, all get the form for examples of different
     lengths.
     """
     if any(is_ragged(part.dtype) for part in parts):
@@ -88,7 +88,7 @@ def is_plain(array: Array) -> bool:
 
 
 def is_ragged(dtype: npt.DTypeLike) -> bool:
-    """Return True if `dtype` is that of arrays of examples of different lengths."""
+    """Return True if arrays of this dtype hold examples of different lengths."""
     return np.dtype(dtype).names == (_VALUES, _LENGTH)
 
 
@@ -108,19 +108,19 @@ def _plain_shape(column: Array) -> tuple[int, ...]:
 
 
 def opened(rows: Array) -> Opened:
-    """Return the inputs of the examples `rows` as ordinary arrays or lists of arrays."""
+    """Return each input of the examples as an ordinary array, or as a list if lengths differ."""
     if rows.dtype.names is None or is_ragged(rows.dtype):
         return _column(rows)
     return {name: _column(rows[name]) for name in rows.dtype.names}
 
 
 def items(rows: Array) -> list[Array]:
-    """Return the examples as a list. Each must have only one input."""
+    """Return examples with a single input as a list of arrays."""
     return list(_column(rows))
 
 
 def values(rows: Array) -> Array:
-    """Return all numbers in examples with only one input, concatenated if lengths differ."""
+    """Return all numbers of examples with a single input, concatenated if lengths differ."""
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column
 
@@ -133,14 +133,14 @@ def _column(rows: Array) -> Array | list[Array]:
 
 
 def as_finite(array: Array) -> tuple[Array, Bools]:
-    """Convert to float32, and return a mask of the records that are still finite."""
+    """Convert to float32. Returns the array and a mask of the examples that are still finite."""
     with np.errstate(all="ignore"):
         rows = np.ascontiguousarray(array, np.float32)
     return rows, all_of(np.isfinite(rows))
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Convert to int64, and return a mask of the records of only integers in its range."""
+    """Convert to int64. Returns the array and a mask of the examples that fit exactly."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (
@@ -153,14 +153,14 @@ def as_whole(array: Array) -> tuple[Array, Bools]:
 
 
 def all_of(entries: Array) -> Bools:
-    """Return a mask of the records whose entries are all true."""
+    """Return a mask of the examples whose entries are all true."""
     width = prod(entries.shape[1:])
     rows: Bools = np.all(entries.reshape(len(entries), width), axis=1)
     return rows
 
 
 def blank(rows: Array, usable: Bools) -> Array:
-    """Return the rows with zeros in place of the records that are not usable."""
+    """Copy the examples, with zeros in place of those that are not `usable`."""
     if usable.all():
         return rows
     blank = rows.copy()

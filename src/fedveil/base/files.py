@@ -1,4 +1,4 @@
-"""Writes files that are complete or secret from the start. Never follows a link."""
+"""Writes files that are never seen half-written or with too wide permissions. Follows no links."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename the finished file `partial` to `path`, which is whole or missing after a power cut."""
+    """Rename `partial` to `path`, which is complete or missing even after a power cut."""
     sync_to_disk(partial)
     partial.replace(path)
     sync_to_disk(path.parent)
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file to append to it, or create it. Raises OSError as `open_in_place` does."""
+    """Open a file to append to it, or create it. Raises OSError for a link, a pipe or a device."""
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open a file for changes in place. Raises OSError for a link, a pipe or a device.
+    """Open a file to modify it in place. Raises OSError for a link, a pipe or a device.
 
-    Whoever made the folder may have put a link there to a file that the user can write.
+    The creator of the folder may have put a link there that points to one of the user's files.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -69,7 +69,7 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_inner_folder(path: Path) -> None:
-    """Make a folder inside one of fedveil's own, unless it exists. Raises OSError for a link."""
+    """Create a folder inside a folder of fedveil's, unless it exists. Raises OSError for a link."""
     if path.is_symlink():
         raise _link(path)
     path.mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ def _link(path: Path) -> OSError:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of files, is on disk."""
+    """Wait until a file's content, or a folder's list of files, is saved on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -89,8 +89,11 @@ def sync_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`. A dead process loses its lock."""
+def alone(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock `path` against other processes that call `alone`. Released if this process dies.
+
+    Without `wait`, raises BlockingIOError if another process has the lock.
+    """
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

@@ -21,9 +21,10 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Compile the decorated loop with numba, or use `fallback`, which computes equal bytes.
 
-    Without numba and `fallback`, the loop is not compiled: check `HAVE_NUMBA` before a long one.
-    With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on the
-    kind of machine. With `numbers`, the loop must not meet NaN, for which the result is undefined.
+    Without numba and `fallback`, the loop runs as Python: check `HAVE_NUMBA` before calling a slow
+    one. With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on
+    the kind of machine. With `numbers`, the data must not contain NaN, for which the result is
+    undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -36,7 +37,7 @@ def compiled(
 
 
 class _Kernel:
-    """A loop that is compiled when it is first called, since numba is slow to import."""
+    """A loop that is compiled at its first call, since numba is slow to import."""
 
     def __init__(self, loop: Any, fallback: Callable[..., object] | None, free: set[str]) -> None:
         self._loop = loop
@@ -48,20 +49,20 @@ class _Kernel:
 
     @cached_property
     def jitted(self) -> Any:
-        """The compiled loop. Loops that it calls are compiled too, as numba requires."""
+        """The compiled loop. Loops that it calls are compiled too, because numba needs that."""
         from numba import njit
 
         loop = with_jitted_names(self._loop)
         try:
             jitted = njit(loop, cache=True, **self._options)
-        except RuntimeError:  # no place to cache compiled code: compile it in every process
+        except RuntimeError:  # compiled code cannot be cached here, so every process compiles it
             jitted = njit(loop, **self._options)
         jitted.numpy_path = self.numpy_path
         return jitted
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if there is code of a `compiled` loop on disk."""
+    """Return True if the compiled code of this loop is on disk."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -69,11 +70,11 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Return the loop after replacing the loops in its module by compiled ones.
+    """Make a loop call the compiled versions of its module's other loops. Returns the loop.
 
-    numba caches the loop under a new name, which depends on all files in its folder. numba itself
-    only checks if the loop's own file has changed, not the loops that it calls or the numbers that
-    it reads.
+    It also renames the loop, so that numba's cache depends on all files in its folder. numba itself
+    only checks if the loop's own file has changed, not the loops that it calls or the constants
+    that it reads.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

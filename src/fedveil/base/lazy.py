@@ -1,4 +1,4 @@
-"""Public names of a package that are imported at their first use.
+"""Imports the public names of a package at their first use.
 
 `import fedveil.mechanisms` must not import torch, and a helper process needs only a few names.
 """
@@ -43,7 +43,7 @@ def lazy(
 
 @cache
 def special() -> Any:
-    """Import SciPy's special functions at their first use: this takes a third of a second."""
+    """Return `scipy.special`. It is imported at the first call, which takes a third of a second."""
     from scipy import special
 
     return special

@@ -1,9 +1,9 @@
 """Messages: flat mappings of names to arrays, bytes and scalars, with one binary encoding.
 
-The length of the encoding is the "upload bytes" of every table, in simulation and on the wire
-alike. The encoding is canonical (names sorted, shortest lengths, nothing after the end) and
-contains only data. Decoding checks every length before it reads, so hostile bytes raise
-`MessageInvalid` and do nothing else.
+The length of the encoding is the "upload bytes" of every table, both in simulation and over a
+network. The encoding is canonical (names sorted, shortest lengths, nothing after the end) and
+contains only data. Decoding checks every length before it reads. Hostile bytes raise
+`MessageInvalid` and have no other effect.
 
     message := b"\\xfe\\x01" field*
     field   := length(name) name kind payload
@@ -56,7 +56,7 @@ def encoded_bytes(message: Message) -> int:
 
 
 def check_carried(what: str, size: int) -> None:
-    """Raise `MessageTooLong`, about `what`, if one message cannot carry `size` bytes."""
+    """Raise `MessageTooLong` if `size` bytes do not fit into one message. `what` names the data."""
     if size > MOST_CARRIED:
         raise MessageTooLong(
             f"{what} is a message of {size:,} bytes, but a message between machines has at most "
@@ -65,7 +65,7 @@ def check_carried(what: str, size: int) -> None:
 
 
 def encoded_parts(message: Message) -> list[bytes | memoryview]:
-    """Return the encoding in pieces. Large pieces are views of the message's own memory."""
+    """Return the encoding as a list of pieces. Large arrays are not copied."""
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
@@ -74,9 +74,10 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
-    """Return the message that `data` encodes. Its arrays are read-only, and views if aligned.
+    """Return the message that `data` encodes. Arrays are read-only, and not copied if aligned.
 
-    Raises `MessageInvalid` for invalid data and, before reading it, for more than `longest` bytes.
+    Raises `MessageInvalid` for invalid data. If there are more than `longest` bytes, it raises
+    before it reads them.
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(
@@ -170,18 +171,18 @@ def _varint(value: int) -> bytes:
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Return the fields with `prefix` before their names, so that groups share a message."""
+    """Return the fields with `prefix` before each name, so that groups can share a message."""
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields whose names begin with `prefix`, under their names without it."""
+    """Return the fields whose names begin with `prefix`, and remove the prefix from the names."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 
 
 class _Reader:
-    """A cursor over untrusted bytes. Every read first checks how many bytes are left."""
+    """Reads untrusted bytes in order. Every read first checks how many bytes are left."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

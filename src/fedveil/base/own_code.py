@@ -33,10 +33,10 @@ def is_function(name: str) -> bool:
 def load(
     name: str, *, key: str, error: type[FedveilError], built_in: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """Return the function or class that `name` names.
+    """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` with a sentence that begins with `key`, such as `model = 'm:f'`. `built_in` lists
-    the other values that the key may have.
+    Raises `error` if there is none. Its sentence begins with `key`, such as `model = 'm:f'`.
+    `built_in` lists the other values that the key may have.
     """
     if not is_function(name):
         names = list(built_in)
@@ -72,16 +72,16 @@ def load(
 
 
 def called(function: Callable[..., T], **offered: object) -> T:
-    """Call `function` with those of the `offered` arguments that it accepts."""
+    """Call `function` with those `offered` arguments that it accepts, and return its result."""
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in offered.items() if key in wanted})
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle the objects of the calling script or notebook that `names` names, for another process.
+    """Pickle objects of the running script or notebook, for another process.
 
-    They are pickled by value, with everything that they use from the script. Raises any error that
-    prevents this.
+    `names` are names as in a job, such as `__main__:data`. The objects are pickled by value, with
+    everything that they use from the script. Raises any error that prevents this.
     """
     mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
     if not mine:
@@ -94,7 +94,7 @@ def packed(names: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """Restore the objects that another process `packed`, where `load` finds them."""
+    """Restore the objects that `packed` pickled in another process, so that `load` finds them."""
     if data:
         script = sys.modules[_SCRIPT] = ModuleType(_SCRIPT)
         vars(script).update(pickle.loads(data))  # noqa: S301 - from the process that started this
@@ -102,7 +102,10 @@ def unpack(data: bytes) -> None:
 
 @contextmanager
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
-    """Turn an exception of a user's code, `what` at `key`, into `error`. Our own errors pass."""
+    """Convert an exception of the user's code into `error`. Our own errors pass unchanged.
+
+    The sentence names `key` and `what` raised the exception.
+    """
     try:
         yield
     except FedveilError:
@@ -114,14 +117,14 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
 
 
 def described(error: Exception) -> str:
-    """Return an error of a user's code on one line."""
+    """Return an exception of the user's code as one line of text."""
     # The text of a syntax error already contains its place.
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the file and line of the user's own code that raised an error, or None."""
+    """Return the file and line of the user's code that raised an error, or None."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)
@@ -133,7 +136,7 @@ def defined_at(function: Callable[..., Any]) -> str:
     """Return the file and line at which a function or class begins."""
     try:
         return _place(inspect.getsourcefile(function) or "", inspect.getsourcelines(function)[1])
-    except (OSError, TypeError):  # typed in, or not written in Python
+    except (OSError, TypeError):  # typed interactively, or not written in Python
         return f"{function.__module__}:{function.__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""Integers packed bit by bit, each with the same number of bits: lowest bit first, no gaps."""
+"""Packs integers of equal bit width without gaps, lowest bit first."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _Whole = npt.NDArray[np.integer[Any]]
 # A multiple of 8, so that every part but the last starts and ends at a byte boundary.
 _PART = 1 << 14
 _STRETCH = 1 << 16
-#: The block of numbers that passes between two loops in the cache; a multiple of 8.
+#: Size of the block that stays in the cache between two loops; a multiple of 8.
 _SOME = 1 << 11
 
 
 def packed_size(count: int, width: int) -> int:
-    """Return the number of bytes that `count` numbers of `width` bits take. Spare bits are zero."""
+    """Return the number of bytes that `count` packed numbers of `width` bits take."""
     return (count * width + 7) // 8
 
 
 def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
-    """Return True if all bits after the last of `count` numbers are zero."""
+    """Return True if the unused bits after the last of `count` numbers are zero."""
     spare = 8 * len(packed) - count * width
     return not spare or int(packed[-1]) >> (8 - spare) == 0
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Pack `value - lowest` for every value, each in `width` bits. `width` is 1 to 64."""
+    """Pack `value - lowest` for every value, each in `width` bits (1 to 64)."""
     words = np.zeros((len(values) * width + 63) // 64, "<u8")
     _pack(values, lowest, width, words)
     return words.view(np.uint8)[: packed_size(len(values), width)]
 
 
 def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -> bool:
-    """Overwrite `out` with the numbers in `packed`, each of `width` bits, 1 to 32. Inverts `pack`.
+    """Unpack numbers of `width` bits (1 to 32) into `out`. The inverse of `pack`.
 
-    Returns True if `pack` can have produced `packed` from numbers in lowest..highest: it has the
-    right length, its numbers are in that range, and its spare bits are zero. Otherwise returns
-    False, and the content of `out` is meaningless.
+    Returns True if `packed` is valid for numbers in lowest..highest: it has the right length, its
+    numbers are in that range, and its unused bits are zero. Otherwise returns False, and the
+    content of `out` is meaningless.
     """
     if len(packed) != packed_size(len(out), width) or not spare_bits_zero(packed, len(out), width):
         return False
@@ -54,10 +54,9 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
 
 
 def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add the numbers in `packed`, which must fit int32, to `total`, entry by entry.
+    """Add packed numbers, which must fit int32, to `total`, entry by entry.
 
-    Returns True if `pack` can have produced `packed`, as in `unpack`. Otherwise returns False and
-    adds nothing.
+    Returns True if `packed` is valid, as in `unpack`. Otherwise returns False and adds nothing.
     """
     if len(packed) != packed_size(len(total), width):
         return False
@@ -71,13 +70,16 @@ def add(numbers: _Whole, total: _Whole) -> None:
 
 
 def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
-    """Add the numbers in `packed`, of 1 to 64 bits, to `total`, which has equally many entries."""
+    """Add packed numbers of 1 to 64 bits to `total`, entry by entry."""
     for part, padded in _padded_parts(packed, width, total):
         _add_packed(padded.view("<u8"), width, part)
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield blocks of `out` with their packed numbers, padded so that whole words are read."""
+    """Yield slices of `out`, each with its packed numbers.
+
+    The numbers are padded with zeros, so that `_number` can always read 8 bytes.
+    """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
     for start in range(0, len(out), _STRETCH):
@@ -132,7 +134,7 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Overwrite `out` with the numbers. Returns the largest of them before `lowest` is added."""
+    """Unpack numbers into `out`. Returns the largest of them, before `lowest` is added."""
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
     for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
@@ -149,7 +151,7 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return at least 57 bits of `padded`, from bit number `bit` after the byte at `byte` on."""
+    """Return the bits of `padded` from bit `bit` of byte `byte` on, at least 57 of them."""
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load
@@ -167,7 +169,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add one block of numbers after another. Undoes all if one is out of range."""
+    """Add packed numbers to `total`, block by block. Undoes all if one is out of range."""
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]

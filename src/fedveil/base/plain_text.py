@@ -1,4 +1,4 @@
-"""Consoles that print text literally: user names are never markup, emoji or terminal commands."""
+"""Consoles that print text literally: user text is never markup, emoji or an escape sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ to_stderr = False
 
 
 class _EscapingConsole(Console):
-    """A console on which no text acts as a terminal command. rich's own styles still work."""
+    """A console that prints control characters as plain text. rich's own styles still work."""
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(escaped(text), **how)
@@ -30,7 +30,7 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Return a console that prints `[red]` and `:train:` as they are, and no terminal command."""
+    """Create a console that prints `[red]` and `:train:` literally, without control characters."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
@@ -42,14 +42,14 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a command's whole answer, escaped on a terminal, and nothing under `--json`."""
+    """Print a command's whole answer, escaped on a terminal. Prints nothing under `--json`."""
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 
 def remark(text: str, kind: str = "") -> None:
-    """Print a line on standard error after its coloured `kind`, such as `warning`."""
+    """Print a line on standard error, after a coloured word `kind` such as `warning`."""
     shown = console(stderr=True, soft_wrap=True)
     if kind:
         shown.print(f"{kind}:", style=_COLOURS[kind], end=" ")

@@ -1,4 +1,4 @@
-"""Progress lines for slow steps, so that a user sees that the program still runs."""
+"""Progress lines for slow steps, so that a user sees that the program is still running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Calls `say` if a step is still running after `every_s` seconds without output."""
+    """Calls `say` if a step is still running after `every_s` seconds without any output."""
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say
@@ -31,7 +31,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Restart the waiting time, because a line was printed."""
+        """Restart the timer, because a line was printed."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

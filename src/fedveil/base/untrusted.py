@@ -1,9 +1,9 @@
 """Opens every file that a stranger may have written, and escapes the text in it.
 
 Only regular files are read: a named pipe would block its reader forever, and a device such as
-/dev/zero never ends. A file is read up to its size at opening, and a file above the size limit of
-its kind is not read at all. Every refusal is an OSError with a plain reason, so that callers report
-it like a missing file.
+/dev/zero never ends. A file is read up to the size that it had when it was opened. A file above the
+size limit of its kind is not read at all. Every refusal is an OSError with a plain reason, so that
+callers report it like a missing file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _UNSHOWN = re.compile(
 
 
 def escaped(text: str) -> str:
-    """Return `text` with characters that control a terminal written out, such as `\\x1b`."""
+    """Return `text` with terminal control characters written as text, such as `\\x1b`."""
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -97,7 +97,7 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 
 
 def ends_whole(path: str | Path, most: int) -> bool:
-    """Return True if a file is empty or its last line is complete. Raises OSError."""
+    """Return True if a file is empty or ends with a complete line. Raises OSError."""
     with opened(path, most) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         return file.read(1) in (b"", b"\n")
@@ -148,7 +148,7 @@ def _check(status: os.stat_result, path: str | Path, most: int) -> None:
 class _Snapshot(io.FileIO):
     """A file that is read only up to the size that it had when it was opened.
 
-    Bytes that are appended later are not read. Neither are system files (/proc, /sys), which report
+    Bytes appended later are not read. System files (/proc, /sys) read as empty, because they report
     no size and may have no end.
     """
 

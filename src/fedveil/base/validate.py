@@ -1,4 +1,4 @@
-"""Checks of arguments. A mechanism makes them once, in its constructor."""
+"""Checks of function arguments, which raise `InvalidValue`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.errors import InvalidValue
 
 
 def number(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a finite float."""
+    """Return `value` as a float, if it is a finite number."""
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) not in (float, int) and (
         isinstance(value, bool) or not isinstance(value, SupportsFloat)
@@ -25,12 +25,12 @@ def number(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float in (0, inf)."""
+    """Return `value` as a float, if it is finite and above 0."""
     return within(name, value, 0, math.inf, open_low=True, open_high=True)
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float in [0, inf)."""
+    """Return `value` as a float, if it is finite and at least 0."""
     return within(name, value, 0, math.inf, open_high=True)
 
 
@@ -54,7 +54,7 @@ def within(
 
 
 def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """Return `value` as an int of at least `low` and, if given, at most `high`."""
+    """Return `value` as an int, if it is at least `low` and at most `high`."""
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) is not int and (
         isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex)

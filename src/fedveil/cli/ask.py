@@ -1,4 +1,4 @@
-"""`fedveil ask`: statistics of the clients' rows, under a protection and an account."""
+"""`fedveil ask`: statistics of the clients' rows, with a protection and their privacy cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ROWS = 100
 
 
 def _keys(wanted: bool) -> None:
-    """Explain the keys of a question file, and exit."""
+    """Print the explanation of a question file's keys, and exit."""
     if wanted:
         from fedveil.settings.reference import keys
         from fedveil.statistics.question_reference import reference
@@ -32,7 +32,7 @@ def _keys(wanted: bool) -> None:
 
 
 def ask(
-    question: Annotated[Path, typer.Argument(help="A question file (docs/statistics.md).")],
+    question: Annotated[Path, typer.Argument(help="A YAML file of questions; --keys explains it.")],
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="The answer's folder. Default: a new folder under runs/.")
@@ -40,13 +40,16 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask the clients of a Flower federation: write its app to this folder and run it."
+            help="Ask clients on other machines: write a Flower app to this folder, and run it. "
+            "Default: simulated clients."
         ),
     ] = None,
     json: AsJson = False,
     keys: Annotated[
         bool,
-        typer.Option("--keys", is_eager=True, callback=_keys, help="Explain every key of a file."),
+        typer.Option(
+            "--keys", is_eager=True, callback=_keys, help="Explain every key of a question file."
+        ),
     ] = False,
 ) -> None:
     """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""
@@ -78,7 +81,7 @@ def ask(
 
 
 def deploy(directory: Path, question: Path, overrides: list[str] | None) -> dict[str, Any]:
-    """Write a question as a Flower app, print its files, and return them."""
+    """Write a question as a Flower app. Prints and returns the app's files."""
     from fedveil.statistics.flower_app import deployable, write_app
     from fedveil.statistics.question import QuestionFile
 

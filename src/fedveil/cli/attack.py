@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Folder: TypeAlias = Callable[[], RunFolder]
 
 app = typer.Typer(
-    help="Attack what leaves the clients. A successful attack proves a leak; a failed one proves "
+    help="Attack what clients send. A successful attack proves a leak; a failed one proves "
     "nothing.",
     no_args_is_help=True,
 )
@@ -46,24 +46,26 @@ Where = Annotated[
 Protections = Annotated[
     list[str] | None,
     typer.Option(
-        "--protection", help="Protection to attack instead of the job's own; may be repeated."
+        "--protection", help="A protection to attack instead of the job's own; may be repeated."
     ),
 ]
-Try = Annotated[Effort, typer.Option("--effort", help="How much computation to spend.")]
+Try = Annotated[
+    Effort, typer.Option("--effort", help="How much computation to spend: quick takes minutes.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Output folder. Default: the run's own folder when attacking a run, a new folder when "
-        "attacking a job."
+        help="For a job: the folder for the findings. Default: a new folder under runs/. The "
+        "findings on a run are always written to the run's folder."
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack: a module under `attacks/` whose `attack(target, effort, watch)` returns a finding.
+    """A kind of attack: a module under `attacks/` with a function `attack(target, effort, watch)`.
 
-    `trains` is True if it attacks the final model of a run, under the protection that the run had.
+    `trains` is True if it attacks a trained model, and so needs a finished run or trains one.
     """
 
     name: str
@@ -82,44 +84,66 @@ class Attack:
 
 #: Attacks on a federated job.
 FEDERATED = (
-    Attack("gradient", "gradient.inversion", "Reconstruct training images from clients' reports."),
+    Attack("gradient", "gradient.inversion", "Reconstruct training images from what clients send."),
     Attack(
-        "exact", "exact_inversion", "Solve for the exact batch behind a dense network's report."
+        "exact",
+        "exact_inversion",
+        "Compute a client's examples exactly from what it sends after one training step.",
     ),
     Attack(
         "steal",
         "stealing.stealing",
-        "Send a malicious model and read training data from the reports.",
+        "Send clients a malicious model, and read their examples from what they send back.",
     ),
     Attack(
         "membership",
         "membership.membership",
-        "Tell whether an example was in the training data.",
+        "Find out which examples a model was trained on.",
         trains=True,
     ),
     Attack(
         "clients",
         "membership.client_membership",
-        "Tell whether a client took part, from the reports or from their sums.",
+        "Find out which clients took part, from their messages or from sums of the messages.",
     ),
     Attack(
         "classes",
         "class_shares",
-        "Count a client's labels, and tell whether most are of one class.",
+        "Find out how many examples of each class a client has, from what it sends.",
     ),
-    Attack("extraction", "extraction", "Extract phrases planted in clients' texts."),
-    Attack("repetition", "repetition", "Average a client's repeated reports to remove the noise."),
+    Attack(
+        "extraction",
+        "extraction",
+        "Plant phrases in clients' texts, and extract them from the trained language model.",
+    ),
+    Attack(
+        "repetition",
+        "repetition",
+        "Average what a client sends in many rounds, to remove the noise.",
+    ),
     Attack(
         "distinguish",
         "distinguishing",
-        "Tell two updates apart by their reports, which gives a lower bound on epsilon.",
+        "Guess which of two known updates a client sent; this gives a lower bound on epsilon.",
     ),
 )
 #: Attacks on a vertical job.
 VERTICAL = (
-    Attack("features", "split.features", "Reconstruct a follower's features from its activations."),
-    Attack("labels", "split.labels", "Infer the leader's labels from the gradients it returns."),
-    Attack("tokens", "split.tokens", "Recover a text's tokens from the activations."),
+    Attack(
+        "features",
+        "split.features",
+        "Split learning: reconstruct a party's features from the activations that it sends.",
+    ),
+    Attack(
+        "labels",
+        "split.labels",
+        "Split learning: infer the labels from the gradients that their owner returns.",
+    ),
+    Attack(
+        "tokens",
+        "split.tokens",
+        "Split language model: read the text from the activations that its owner sends.",
+    ),
 )
 
 
@@ -206,7 +230,7 @@ for _attack in VERTICAL:
 
 
 def _refuse_out(out: Path | None, run: Path) -> None:
-    """Raise JobError if `--out` is given for a run: its findings belong in its own folder."""
+    """Raise JobError if `--out` is given for a run, because findings go to the run's own folder."""
     if out is not None:
         raise JobError([f"--out is for a job file: the findings of a run are written to {run}"])
 
@@ -214,7 +238,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
 def _refuse_other(
     run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
 ) -> None:
-    """Raise JobError if the run's job is of the `other` kind, for which the command is `attack`."""
+    """Raise JobError if the run's job is of the class `other`, and name the command for it."""
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -224,7 +248,7 @@ def _refuse_other(
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """Return a function that returns the run's own folder."""
+    """Open a run's folder, which `stack` closes. Returns a function that returns the folder."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
@@ -233,7 +257,10 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that creates the output folder. `out` is created at once, and empty."""
+    """Return a function that returns the output folder, which it creates at its first call.
+
+    If `out` is given, the folder is created immediately, and must be new.
+    """
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:
@@ -257,8 +284,8 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    Rewrites the page of the folder with the findings, and prints a conclusion of each attack last.
-    Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
+    Rewrites the page of the folder with the findings, and finally prints a conclusion of each
+    attack. Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
     """
     from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page
@@ -287,7 +314,7 @@ def _mount(
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:
-    """Write a picture under an unused name, and return that name."""
+    """Save a picture under an unused name, and return that name."""
     path, number = Path("attacks", name), 1
     free = path
     while (folder.path / free).exists():

@@ -1,4 +1,4 @@
-"""The audit cases of every mechanism that a protection or a split model relies on."""
+"""Collects the audit cases of all mechanisms that protections and split models use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPS = 1.0
 
 
 def cases() -> Iterator[Case]:
-    """Yield the cases of the protections, then those of split learning."""
+    """Yield the audit cases of all protections, then those of split learning."""
     for position in POSITIONS.values():
         yield from position.audit_cases(EPS)
     yield from _crossings()

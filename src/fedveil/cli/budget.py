@@ -21,7 +21,8 @@ def budget(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Find the protection's setting for which a whole run costs at most this epsilon."
+            help="Compute the protection's setting with which a whole run costs at most this "
+            "epsilon."
         ),
     ] = None,
     parameters: Annotated[
@@ -36,13 +37,13 @@ def budget(
         bool,
         typer.Option(
             "--try",
-            help="Try every protection in a short run at the target epsilon (default: 2), and "
-            "name the best.",
+            help="Train at most ten rounds under every protection, at --target-epsilon (default: "
+            "2), and name the best.",
         ),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Estimate a run's privacy cost before starting it."""
+    """Compute the privacy cost (epsilon) of a run before it starts."""
     from rich.table import Table
 
     settings = load(job, overrides, default=DEFAULT_JOB)

@@ -1,4 +1,4 @@
-"""`fedveil compare`: protections side by side, in one report."""
+"""`fedveil compare`: runs several protections on the same job and reports them side by side."""
 
 from __future__ import annotations
 
@@ -27,42 +27,56 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated protections. Default: not_encrypt, all with a finite epsilon, and "
-        "the job's own."
+        help="Comma-separated protections. Default: not_encrypt (none), the job's own, and every "
+        "protection that can state an epsilon for this job."
     ),
 ]
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated epsilons. For each of them, every protection is configured to spend "
-        "at most that epsilon over the whole run. Default: 2,8. With 'own', each protection keeps "
-        "its own settings."
+        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, fedveil computes "
+        "the settings with which each protection spends at most this epsilon over the whole run. "
+        "With 'own', each protection keeps the job's settings."
     ),
 ]
 _Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        help="KEY=VALUE,VALUE...: run the job with each value of the key. Repeat the option for "
-        "a grid."
+        help="KEY=VALUE,VALUE...: run the job with each value of the key. If the option is "
+        "repeated, all combinations of the values are run."
     ),
 ]
 _Target = Annotated[
     str | None,
-    typer.Option(help="METRIC=NUMBER: count the rounds until the metric reaches the number."),
+    typer.Option(
+        help="METRIC=NUMBER, such as accuracy=0.9: also show after how many rounds the metric "
+        "reaches the number."
+    ),
 ]
 _Attack = Annotated[
     str | None,
-    typer.Option(help="Attack the runs that have the first seed. The only value is 'membership'."),
+    typer.Option(
+        help="'membership': also measure how well an attacker finds out which examples a model was "
+        "trained on. Only the runs with the first seed are attacked."
+    ),
 ]
 _Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Number of seeds, starting at the job's own. Default: 3.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="How often to repeat each run, each time with another seed. The first is the job's "
+        "own. Default: 3.",
+    ),
 ]
 _Try = Annotated[
     Effort | None, typer.Option(help="How much computation the attack may spend. Default: quick.")
 ]
 _Out = Annotated[
     Path | None,
-    typer.Option(help="The comparison's folder. An unfinished comparison in it is resumed."),
+    typer.Option(
+        help="The folder for the results. An unfinished comparison in it is resumed. Default: a "
+        "new folder under runs/."
+    ),
 ]
 _Resume = Annotated[
     Path | None,
@@ -84,7 +98,7 @@ def compare(
     resume: _Resume = None,
     json: AsJson = False,
 ) -> None:
-    """Compare protections on the same data, initial model and cohorts."""
+    """Train a job under several protections, with the same data and initial model, and compare."""
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):
         raise JobError(
@@ -132,7 +146,7 @@ def _told(line: Line) -> dict[str, object]:
 
 
 def _run(folder: ComparisonFolder) -> list[Result]:
-    """Run every cell, with a live line of its own on a terminal."""
+    """Run every cell (one run of the comparison). On a terminal, each shows a live line."""
     from fedveil.run_display import RunDisplay
 
     cells, results, shown = folder.cells(say), [], console()
@@ -181,7 +195,7 @@ def _parts(option: str, text: str) -> list[str]:
 
 
 def _named(job: Job, text: str | None) -> list[str]:
-    """Return the protections to compare. By default, the job must be able to have each of them."""
+    """Return the protections to compare. By default, these are all that the job allows."""
     from fedveil.studies.comparison import Asked, Comparison
     from fedveil.studies.comparison_choice import side_by_side
 
@@ -198,10 +212,10 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons at which protections are compared, none if they keep their settings.
+    """Return the epsilons at which protections are compared, or [] to keep the job's settings.
 
-    `fixed` are the keys that the user sets. If they include the cost parameter of a protection, the
-    epsilons are left unequal, unless `text` names some.
+    `fixed` are the keys that the user sets. If they include a protection's cost parameter, the
+    result is [], unless `text` lists epsilons.
     """
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 

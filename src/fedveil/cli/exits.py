@@ -29,7 +29,7 @@ from fedveil.settings.yaml_file import refuse_unquoted
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-#: Errors of the click under typer: a package of its own, or from typer 0.26 on a part of typer.
+#: The module with click's errors: click itself, or a part of typer since version 0.26.
 _usage_errors: Any = sys.modules[typer.BadParameter.__module__]
 
 #: Optional packages -> the extra that installs them.
@@ -45,8 +45,6 @@ EXTRA_OF = {
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command."""
-
     DONE = 0
     FAILED = 1
     WRONG = 2  #: the command line or the job is wrong, and nothing was started
@@ -54,7 +52,7 @@ class Exit(enum.IntEnum):
 
 
 class Commands(TyperGroup):
-    """A group of commands. Ctrl-C ends each of them in the same way."""
+    """A group of commands, each of which handles Ctrl-C in the same way."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -71,14 +69,14 @@ class Commands(TyperGroup):
 
 
 def ended(app: typer.Typer) -> int:
-    """Run the command line and return its exit code. Prints an error as one sentence."""
+    """Run the command line and return its exit code. Errors are printed as one sentence."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning(warnings.showwarning)
         return _ended(app)
 
 
 def _show_warning(show: Any) -> Any:
-    """Return a `warnings.showwarning` that prints each warning of fedveil's once, as a sentence."""
+    """Return a `warnings.showwarning` that prints each warning of fedveil once, as a sentence."""
     shown = set[str]()
 
     def showwarning(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -98,7 +96,7 @@ def _ended(app: typer.Typer) -> int:
         return _usage(error)
     except typer.Abort:
         return Exit.INTERRUPTED
-    except KeyboardInterrupt as end:  # before a command was found
+    except KeyboardInterrupt as end:  # Ctrl-C before the command was known
         return _interrupted(end)
     except JobError as error:
         for problem in error.problems:
@@ -116,10 +114,10 @@ def _ended(app: typer.Typer) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt) -> int:
-    """Print that the command was interrupted and how to resume it.
+    """Print that the command was interrupted and how to resume it. Returns the exit code.
 
-    If Ctrl-C interrupts executed text (such as the creation of a dataclass), CPython ends by the
-    signal although the exception is caught. Executing another text clears that state.
+    If Ctrl-C interrupts code in `exec` (such as the creation of a dataclass), CPython exits by the
+    signal although the exception is caught. Another call of `exec` clears that state.
     """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
@@ -127,7 +125,7 @@ def _interrupted(end: KeyboardInterrupt) -> int:
 
 
 def _usage(error: Any) -> int:
-    """Print the error of a command line that cannot be parsed, and return the exit code."""
+    """Print the error of a command line that cannot be parsed. Returns the exit code."""
     if isinstance(error, _usage_errors.NoArgsIsHelpError):
         error.show()
         return Exit.WRONG
@@ -153,7 +151,7 @@ def _usage(error: Any) -> int:
 
 
 def _refuse_parted(words: Sequence[str]) -> None:
-    """Raise JobError for `JOB --set KEY VALUE`, in which the value is one argument too many."""
+    """Raise JobError for `JOB --set KEY VALUE`, which must be written `--set KEY=VALUE`."""
     for option, key, value in zip(words, words[1:], words[2:], strict=False):
         if option == "--set" and "=" not in key and not value.startswith("-"):
             parted = f"{plain(key)} {plain(value)}"
@@ -161,13 +159,13 @@ def _refuse_parted(words: Sequence[str]) -> None:
 
 
 def _alike(option: str, near: Iterable[str]) -> list[str]:
-    """Return the options that resemble an unknown one if its dashes are ignored."""
+    """Return the options that are similar to an unknown one, ignoring dashes."""
     names = {name.lstrip("-"): name for name in near}
     return [names[name] for name in get_close_matches(option.lstrip("-"), names)]
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return the sentence for a command of the group that comes after its argument, or ""."""
+    """Return a sentence that corrects the order if a command follows its argument, else ""."""
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:
@@ -177,7 +175,7 @@ def _swapped(context: Any, group: TyperGroup, first: str) -> str:
 
 
 def _settings(context: Any, option: str) -> Iterator[str]:
-    """Yield the `--set` texts for keys named like an unknown option, if the command has `--set`."""
+    """Suggest `--set` options for an unknown option that has the name of a job key."""
     if not any("--set" in parameter.opts for parameter in context.command.params):
         return
     kind = _job_of(context.command_path)
@@ -194,7 +192,7 @@ def _settings(context: Any, option: str) -> Iterator[str]:
 
 
 def _job_of(command: str) -> type[BaseModel]:
-    """Return the kind of job that a command takes."""
+    """Return the class of job that a command takes."""
     from fedveil.federated.job import Job
     from fedveil.vertical.job import VerticalJob
 

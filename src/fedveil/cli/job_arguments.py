@@ -1,4 +1,4 @@
-"""Job arguments of the commands for federated jobs."""
+"""Reads the job argument of the commands for federated jobs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 JobPath = Annotated[
     Path | None,
-    typer.Argument(help="A job file, native or MindSpore's. Default: the built-in digits job."),
+    typer.Argument(
+        help="A job file of fedveil or of MindSpore Federated. Default: a built-in job on digits."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set",
-        help="KEY=VALUE: set a key of the job or question by its dotted path; may be repeated.",
+        "--set", help="KEY=VALUE: change one key of the file, such as seed=5; may be repeated."
     ),
 ]
 
@@ -32,7 +33,10 @@ Overrides = Annotated[
 _PROTECTED = ("protection: distributed_dp", "protection: dp_encrypt")
 
 KeyPart = Annotated[
-    str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
+    str | None,
+    typer.Argument(
+        metavar="[KEY]", help="A key or a block of keys, such as training. Default: all keys."
+    ),
 ]
 
 
@@ -46,9 +50,9 @@ def load(
 ) -> Job:
     """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
 
-    `other` is the command that takes a vertical job. Without a `path`, the job is `default`, or the
-    job with default keys. `runs` says that the job is trained: the first line then tells if it
-    protects nothing, unless `overrides` ask for that.
+    `other` is the command to name if the file is a vertical job. Without a `path`, the job is
+    `default`, or has default keys. `runs` is True if the command trains. It then first prints a
+    notice if the job has no protection, unless `overrides` choose none explicitly.
     """
     from fedveil.federated.job import Job
 
@@ -80,12 +84,12 @@ def load(
 
 
 def is_question(path: Path) -> bool:
-    """Return True if a file holds questions instead of a job."""
+    """Return True if a file is a question file (for `fedveil ask`) and not a job."""
     return "questions" in read(path)
 
 
 def _unprotected(job: Job, path: Path | None) -> str:
-    """Return the sentence about a job without protection, with the line that protects it."""
+    """Return the notice that a job has no protection, with the line that adds one."""
     said = "nothing is protected: the server sees every client's update"
     line = next(filter(partial(_valid, job), _PROTECTED), None)
     if line is None:
@@ -96,7 +100,7 @@ def _unprotected(job: Job, path: Path | None) -> str:
 
 
 def _valid(job: Job, line: str) -> bool:
-    """Return True if the job is valid with this line in place of its own."""
+    """Return True if the job is still valid with the setting in `line`, such as `rounds: 3`."""
     key, _, value = line.partition(": ")
     try:
         type(job).read(job.model_dump(exclude_unset=True), [f"{key}={value}"])
@@ -106,7 +110,7 @@ def _valid(job: Job, line: str) -> bool:
 
 
 def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
-    """Return the job of a run to resume. Raises JobError for a vertical run."""
+    """Load the job of a run to resume. Raises JobError for a vertical run."""
     from fedveil.federated.job import Job
     from fedveil.record.run_folder import job_of
 

@@ -23,7 +23,7 @@ AsJson = Annotated[
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """If `wanted`, send everything except `answer` to standard error."""
+    """If `wanted`, send all output except the JSON value to standard error."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
     try:
@@ -33,7 +33,7 @@ def alone(wanted: bool) -> Iterator[None]:
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """Add `--json` to a command. It prints the function's return value, otherwise ignored."""
+    """Decorate a command with `--json`, which prints the function's return value."""
 
     @functools.wraps(command)
     def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:
@@ -54,7 +54,7 @@ def answering(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 def answer(found: Any) -> None:
-    """Print a value as JSON. A number that is not finite is printed as its name."""
+    """Print a value as JSON. NaN and infinities are printed as strings."""
     sys.stdout.write(json.dumps(strict(_plain(found)), indent=2, allow_nan=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The commands: they parse, call and show."""
+"""All commands of `fedveil`: they parse arguments, call the package and print results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedveil",
     cls=Commands,
-    help="Federated learning with one switch for the protection of everything a client sends.",
+    help="Federated learning. One key of a job file chooses how what clients send is protected.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,7 +62,7 @@ app.command("reproduce")(answering(reproduce_cli.reproduce))
 
 
 def main() -> None:
-    """Run a command. An error that a user can cause is one sentence on stderr."""
+    """Run a command. A user's error is printed to stderr as one sentence."""
     # A user's `package.module:function` is found in the current folder.
     sys.path.append(os.getcwd())  # noqa: PTH109
     raise SystemExit(ended(app))
@@ -98,8 +98,8 @@ def run(
     on: Annotated[
         str | None,
         typer.Option(
-            help="Where to train the clients: `ray`, the address of a Ray cluster, or `here`. The "
-            "same as --set simulation.on=..."
+            help="Where to train the clients: here (this machine, the default), ray (the Ray "
+            "cluster of this machine), or the address of a Ray cluster."
         ),
     ] = None,
     json: AsJson = False,
@@ -125,7 +125,7 @@ def run(
 
     with alone(json):
         with RunDisplay(console(), settings.rounds) as display, precompiling(settings):
-            if resume is None:  # the first name of fedveil's that imports torch
+            if resume is None:  # the first use of a name that imports torch
                 train = partial(fedveil.simulate, settings, out)
             else:
                 rounds = settings.rounds if overrides else None
@@ -161,18 +161,22 @@ def audit(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN", help="Show this run's stored findings; no new audit is made."
+            metavar="RUN",
+            help="A run folder: show what the run's audit and attacks found. Default: test all "
+            "protections anew.",
         ),
     ] = None,
     trials: Annotated[
         int,
         typer.Option(
-            min=1000, help="Number of times to run each mechanism on each of its two inputs."
+            min=1000,
+            help="Without RUN: how often to run each protection on each of two inputs. More trials "
+            "find smaller faults.",
         ),
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Test the privacy claims of all mechanisms, or show what a run's audit and attacks found.
+    """Test the claimed epsilons of all protections, or show what a run's audit and attacks found.
 
     Exits with code 1 if a claim is refuted.
     """
@@ -226,7 +230,10 @@ def init(
     ],
     template: Annotated[
         str,
-        typer.Option(help="One of: image, text, table, regression, own-step, vertical, flower."),
+        typer.Option(
+            help="The kind of job: image, text, table, regression, own-step (your own training "
+            "step), vertical (split learning) or flower (a Flower app)."
+        ),
     ] = "table",
 ) -> object:
     """Create a commented job file with a model and a data function to start from."""
@@ -249,11 +256,12 @@ def deploy(
     seeded: Annotated[
         bool,
         typer.Option(
-            help="Draw the protection's randomness from the job's seed. Unsafe: for tests only."
+            help="Draw noise from the job's seed. Only for tests: anyone who reads the job can "
+            "then remove the noise."
         ),
     ] = False,
 ) -> object:
-    """Write a job or a question as a Flower app, to run the clients on other machines."""
+    """Write a job or question file as a Flower app, whose clients run on other machines."""
     _need_flower("fedveil deploy")
     if job is not None and is_question(job):
         return ask_cli.deploy(directory, job, overrides)
@@ -287,7 +295,7 @@ def deploy(
 def identity(
     file: Annotated[Path, typer.Argument(help="The file to write the private key to.")],
 ) -> object:
-    """Create a client's signing key (for active_security) and print its public key."""
+    """Create a private key to sign a client's messages or a job, and print its public key."""
     from fedveil.flower.job.signing_key_file import make_identity
 
     public = make_identity(file)
@@ -297,10 +305,10 @@ def identity(
 
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
-    """Check a job and print it with all its keys."""
+    """Check a job file and print it with all its keys."""
     settings = load(job, overrides, default=DEFAULT_JOB)
     _print_job(settings, json=json)
-    if ":" in settings.model:  # only a model of the user's own may need torch's slower loop
+    if ":" in settings.model:  # only a user's own model may need the slower loop of torch
         from fedveil.engine.trainer_choice import loop_reason
 
         with suppress(FedveilError):  # the model or its data may be on another machine
@@ -318,7 +326,7 @@ def _print_job(job: Job, *, json: bool) -> None:
 @job_app.command()
 @answering
 def keys(part: KeyPart = None) -> object:
-    """Explain the keys of a job: allowed values, default, meaning."""
+    """Explain the keys of a job file: allowed values, default, meaning."""
     from fedveil.federated.job_reference import reference
     from fedveil.settings.reference import keys, told_keys
 
@@ -328,10 +336,12 @@ def keys(part: KeyPart = None) -> object:
 
 @job_app.command()
 def convert(
-    theirs: Annotated[Path, typer.Argument(help="A server YAML file of MindSpore Federated.")],
+    theirs: Annotated[
+        Path, typer.Argument(help="The YAML file of a server of MindSpore Federated.")
+    ],
     json: AsJson = False,
 ) -> None:
-    """Convert a MindSpore job file to a fedveil job file."""
+    """Print a job file of MindSpore Federated as a job file of fedveil."""
     from fedveil.federated.job import Job
 
     settings, notes = Job.convert(theirs)

@@ -1,4 +1,4 @@
-"""`fedveil report`, `fedveil runs` and `fedveil watch`: show run folders."""
+"""`fedveil report`, `fedveil runs` and `fedveil watch`: show the content of run folders."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def runs(
     sort: Annotated[
         Sort,
         typer.Option(
-            help="The order: the latest first, by name, the most accurate first, or the smallest "
-            "epsilon first."
+            help="The order: latest first, by name, most accurate first, or smallest epsilon first."
         ),
     ] = "when",
     out: Annotated[

@@ -1,4 +1,4 @@
-"""`fedveil reproduce`: repeat the sources' experiments."""
+"""`fedveil reproduce`: repeats the experiments of the papers on which fedveil is based."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reproduce(
     ] = None,
     everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> object:
-    """Repeat a published experiment and compare the results. Needs a checkout."""
+    """Repeat a published experiment and compare the results. Needs a clone of the repository."""
     if name is None or everything:
         table = module("catalog").table()
         console().print(table.terminal())

@@ -15,7 +15,7 @@ from fedveil.cli.json_answer import answering
 from fedveil.errors import SiteRefused
 
 app = typer.Typer(
-    help="Decide and enforce what may leave a site that takes part in training.",
+    help="Decide and enforce what may leave a site: an organisation whose data others train on.",
     no_args_is_help=True,
     cls=Commands,
 )
@@ -26,9 +26,9 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of 
 @app.command()
 @answering
 def init(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to make.")],
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
 ) -> object:
-    """Make a site's folder: a strict policy to edit, and the site's keys."""
+    """Create a site's folder: a strict policy for you to edit, and the site's keys."""
     from fedveil.site.site_folder import create
 
     public = create(site)
@@ -42,10 +42,10 @@ def init(
 def check(
     site: SiteFolder,
     job: Annotated[
-        Path | None, typer.Argument(help="A job file, or the folder of a deployed app.")
+        Path | None, typer.Argument(help="A job file, or the folder that `fedveil deploy` wrote.")
     ] = None,
 ) -> object:
-    """Check a site's policy, or a job against it. Exits with code 1 if the job is refused."""
+    """Check a site's policy. With JOB: say if the policy permits the job (exit code 1 if not)."""
     from fedveil.site.site_folder import Site
 
     opened = Site.open(site)
@@ -53,15 +53,19 @@ def check(
     if job is None:
         say("the policy is valid")
         return {"warnings": opened.policy.warnings}
+    from fedveil.site.code_folder import read, top
     from fedveil.site.order import order_in
 
     order = order_in(job)
     digest, reasons = order.digest.hex(), list(opened.admission.reasons(order))
     say(f"digest {digest}")
+    code = {name: read(site, name).digest for name in sorted(set(map(top, order.code)))}
+    for name, of in code.items():
+        say(f"code {name}: {of}")
     if reasons:
         raise SiteRefused(f"{opened.policy.name} refuses {job}: {'; '.join(reasons)}")
     say(f"{opened.policy.name} accepts {job}")
-    return {"digest": digest}
+    return {"digest": digest, "code": code}
 
 
 @app.command()
@@ -72,7 +76,7 @@ def show(
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Explain every key of a policy.")] = False,
 ) -> object:
-    """Print a site's policy with all its keys, or explain them."""
+    """Print a site's policy with all its keys. With --keys: explain the keys."""
     if keys or site is None:
         from fedveil.settings.reference import keys as explained
         from fedveil.settings.reference import told_keys
@@ -96,7 +100,7 @@ def sign(
     ],
     key: Annotated[Path, typer.Option(help="Your private key, from `fedveil identity`.")],
 ) -> object:
-    """Sign a job, so that sites can see who permits or starts it."""
+    """Sign a job's Flower app, so that a site can check who approves the job or starts it."""
     from fedveil.site.order import sign as sign_app
 
     path = sign_app(directory, key)
@@ -112,10 +116,11 @@ app.command()(answering(site_account.account))
 def serve(
     site: SiteFolder,
     server: Annotated[
-        str | None, typer.Argument(help="One of `servers` in the policy. Default: the only one.")
+        str | None,
+        typer.Argument(help="A name under `servers` in the policy. Default: the only one."),
     ] = None,
 ) -> object:
-    """Take part in a server's jobs, as the policy permits."""
+    """Connect to a server, and take part in those of its jobs that the policy permits."""
     from fedveil.site.site_folder import Site, server_of
 
     opened = Site.open(site)

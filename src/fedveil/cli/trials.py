@@ -1,4 +1,4 @@
-"""`fedveil budget --try`: every protection in a short run, side by side at one epsilon."""
+"""`fedveil budget --try`: a short run of every protection, compared at one epsilon."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fedveil.studies.trial_runs import Trial, best, trials
 
 
 def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
-    """Run the trials of a job at epsilon `target`, and print them with the best one's command.
+    """Run a short trial of each protection at epsilon `target`, and print the results.
 
-    `start` is the beginning of that command. With `as_json`, prints JSON instead.
+    Also prints the command for the best protection, which begins with `start`. With `as_json`,
+    prints JSON instead.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
     units = dict.fromkeys((job.privacy.unit, "example"))
@@ -35,7 +36,7 @@ def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
             f"help: more clients in a round, and a model with fewer trained weights"
         )
     for unit, trial in chosen.items():
-        assert trial.candidate is not None  # it has a promise
+        assert trial.candidate is not None  # the best trial has a guarantee, so it has a candidate
         whole = "one example" if unit == "example" else "a whole client"
         say(
             f"best for {whole}: {trial.candidate.name}, {word(trial.metric)} "
@@ -67,7 +68,7 @@ def _result(trial: Trial) -> str:
 
 
 def _noise(trial: Trial) -> str:
-    """Format the noise's least length over the mean update's, or "-" if it is unknown."""
+    """Format the ratio of the noise's length to the mean update's, or "-" if it is unknown."""
     if trial.noise is None:
         return "-"
     return f"{trial.noise:.2f}" if trial.noise < 10 else f"{trial.noise:,.0f}"

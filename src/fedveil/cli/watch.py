@@ -1,4 +1,4 @@
-"""`fedveil watch`: shows a running or finished run from its folder alone, or from a copy of it."""
+"""`fedveil watch`: shows a running or finished run by reading its folder or a copy of it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LAST_LOOKS = 20
 
 
 def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
-    """Show a run's records as they are written until the run ends, and return the run.
+    """Show a run's records as they are written, until the run ends. Returns the run.
 
-    Raises `RunFolderError` if there is no run, or if the run has not grown for `patience_s` seconds
-    and no process on this machine is writing it.
+    Raises `RunFolderError` if there is no run. Also raises it if the folder has not changed for
+    `patience_s` seconds and no process on this machine is writing to it.
     """
     with intact(folder):
         if is_vertical(read_run(folder)):
@@ -69,7 +69,7 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """Yield the run each time that it has grown, until it has ended."""
+    """Yield the run whenever it has new records, until it has ended."""
     held, looks = None, _LAST_LOOKS
     while True:
         run = read()
@@ -89,6 +89,6 @@ def _grown(
 
 
 def _quiet_s(run: ReadRun) -> float:
-    """Return the seconds since the run last wrote something."""
+    """Return the seconds since the run's files last changed."""
     files = (path for path in (run.folder / METRICS, run.folder / EVENTS) if path.exists())
     return time.time() - max((path.stat().st_mtime for path in files), default=0.0)

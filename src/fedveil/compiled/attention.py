@@ -1,8 +1,8 @@
 """Multi-head attention, o = softmax(q k' / sqrt(size)) v, forward and backward.
 
 q, k and v are a head's queries, keys and values, k' is k transposed, and size is the number of
-entries of a query. A token's row holds its queries, then its keys, then its values, each ordered by
-head.
+entries of a query. In memory, a token's row holds its queries, then its keys, then its values, each
+ordered by head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.compiled.operation import Memory, Operation, Row, Value, filled, ne
 from fedveil.compiled.row_passes import inner_product
 from fedveil.learning.residual import Heads
 
-#: The longest sequence served: the attention weights take memory for every pair of tokens.
+#: The longest supported sequence. Attention weights take memory for every pair of tokens.
 _LONGEST = 512
 
 #: The number of heads, a flag for causal attention, and the length of a row of attention weights.
@@ -28,7 +28,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of tokens, that of heads, a head's size, and a row's length."""
+    """Return four sizes: tokens, heads, entries of a head, entries of a row."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

@@ -1,4 +1,4 @@
-"""Turns a chain of layers into operations, for examples of one shape."""
+"""Translates a chain of torch layers into native operations, for examples of one shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPERATIONS: tuple[type[Operation], ...] = (
     Dense, Convolution, PooledConvolution, Largest, Average, Curve, NormOfGroups, Drop, Lookup,
     Placed, Attention, Copied,
 )  # fmt: skip
-#: The operation that serves each kind of layer.
+#: The operation for each kind of layer.
 _KINDS: dict[type[nn.Module], Callable[[Any, Value], Operation]] = {
     **{layer: operation for operation in _OPERATIONS for layer in operation.layers},
     nn.LayerNorm: layer_norm,
@@ -35,9 +35,9 @@ KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLay
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """Return the operations of a chain of layers, its input value and its score value.
+    """Translate layers into operations. Returns them with the input value and the score value.
 
-    `shape` is that of an example. `scores_of` is `ROW` if an example has one row of scores,
+    `shape` is the shape of an example. `scores_of` is `ROW` if an example has one row of scores,
     `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
     """
     if len(shape) not in (1, 3) or min(shape) < 1:
@@ -66,10 +66,10 @@ def follow(
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the layers that change something, each max-pooling merged with its convolution.
+    """Return the layers that have an effect, with each max-pooling merged into its convolution.
 
-    The max-pooling may also follow a monotone activation. The activation then runs after the
-    pooling, on fewer values and with the same result.
+    A monotone activation between both is moved behind the pooling, where it runs on fewer values
+    with the same result.
     """
     left = [
         layer

@@ -1,9 +1,9 @@
-"""Trains clients on a chain of known layers. All of a client's training runs in native code.
+"""Trains clients in native code, if all layers of the model are supported.
 
-A client's training is one call that does not hold the GIL. Threads train clients in parallel, each
-in memory that it allocated once, and all start from the same weights. A client's result depends
-neither on other clients nor on the number of threads. Compiled code is cached beside the source for
-later processes.
+The training of one client is one native call without the GIL. Threads train clients in parallel.
+Each has its own memory, allocated once, and all start from the same weights. A client's result
+depends neither on other clients nor on the number of threads. Compiled code is cached beside the
+source for later processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_SQUARES = 1e30
 
 
 class Start:
-    """The weights at the start of a round, packed for native code. All threads share them."""
+    """The weights at the start of a round, in the layout of native code. All threads share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,11 +54,11 @@ class Start:
         self._packed: tuple[Model, Float32s] | None = None
 
     def begin(self, weights: Float32s) -> None:
-        """Set the weights of a new round, and drop the packed copy of the last ones."""
+        """Set the weights of a new round, and discard the packed copy of the previous weights."""
         self._weights, self._packed = weights, None
 
     def packed(self, model: Model, kind: npt.DTypeLike) -> Float32s:
-        """Return the weights, packed for `model` as floats of the type `kind`."""
+        """Return the weights in the memory layout of `model`, as floats of type `kind`."""
         from fedveil.compiled.steps import pack
 
         with self._lock:
@@ -71,7 +71,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Room:
-    """A program and its memory, for batches of at most `batch` examples."""
+    """A compiled model and its working memory, for batches of at most `batch` examples."""
 
     model: Model
     batch: int
@@ -83,7 +83,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains a chain of known layers in native code, and clients with unusual data by torch."""
+    """Trains known layers in native code, and clients with unusual data by torch."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -99,7 +99,7 @@ class CompiledTrainer:
         layers: Sequence[nn.Module],
         loop: Trainer | None = None,
     ) -> None:
-        """`loop` trains the clients with unusual data (default: torch's loop)."""
+        """Create a trainer. `loop` trains the clients with unusual data (default: torch's loop)."""
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
@@ -132,7 +132,7 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer, as `of` does. Raises `NotServedError` with the reason if it cannot."""
+        """Return a trainer for `model`, or raise `NotServedError` with the reason."""
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
@@ -155,7 +155,7 @@ class CompiledTrainer:
         return trainer
 
     def beside(self) -> CompiledTrainer:
-        """Return a trainer for another thread, with the same weights and compiled code."""
+        """Copy the trainer for another thread. Both share the weights and the compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
@@ -250,7 +250,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare the client's training, which may be repeated."""
+        """Prepare for a client's training, also if it is repeated. Subclasses override this."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train
@@ -281,9 +281,9 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return an array of `count` zeros that begins at a cache line or, if large, a huge page.
+    """Return an array of `count` zeros whose start is aligned to a cache line.
 
-    The operating system uses huge pages of 2 MiB only for large arrays that are aligned to them.
+    Large arrays are aligned to 2 MiB, because the operating system then uses huge pages for them.
     """
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
@@ -292,10 +292,11 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 
 
 def _readable(x: torch.Tensor, tokens: int) -> bool:
-    """Return True if the examples are float32, or token ids below `tokens` if that is not 0.
+    """Return True if native code can process the inputs.
 
-    Examples with numbers that are not finite, or so large that they overflow in a layer, are left
-    to torch: native code skips products with 0, which is correct only for finite numbers.
+    With `tokens` above 0, they must be token ids below it. Otherwise they must be float32. Examples
+    with infinities, NaN or huge values are left to torch: native code skips products with 0, which
+    is correct only for finite numbers.
     """
     if not tokens:
         if x.dtype != torch.float32:

@@ -1,8 +1,8 @@
-"""A convolution, alone or merged with the max-pooling behind it, forward and backward.
+"""A convolution, alone or merged with the following max-pooling, forward and backward.
 
-Values are stored channels last, so one row of a filter, KW pixels of C channels, covers KW * C
+Values are stored channels last. So one row of a filter, KW pixels of C channels, covers KW * C
 adjacent values. The row is padded with zeros to whole vectors. With a pooling, most outputs have no
-gradient: the backward pass visits only the windows whose output was the maximum (the winners).
+gradient. The backward pass visits only the windows whose output was the maximum (the winners).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add up the gradients of the input, the filters and the bias."""
+    """Compute the gradients of the input, the filters and the bias, and add them to stored ones."""
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
         fill(m, op[f.DX] - border, op[f.COUNT] * op[f.XS], np.float32(0))
@@ -138,7 +138,7 @@ def _meet_all_winners(m: Float32s, w: Int32s, op: Int64s) -> None:
 def _meet_all(m: Float32s, op: Int64s) -> None:
     filters, row, rows, z, part = op[f.OC], op[f.ROW], op[KH], op[OUTPUT], op[PART]
     lanes, change = (filters + 7) // 8 * 8, op[CHANGE]
-    biases = op[BIASES]  # many small numbers are summed apart
+    biases = op[BIASES]  # a separate sum is more accurate: it adds many small numbers
     fill(m, change, filters * rows * row, np.float32(0))
     fill(m, biases, filters, np.float32(0))
     for n in range(op[f.COUNT]):
@@ -174,7 +174,7 @@ def _meet_all(m: Float32s, op: Int64s) -> None:
 
 
 class Pooled(nn.Module):
-    """A convolution merged with the max-pooling behind it."""
+    """A convolution and the max-pooling that follows it, as one layer."""
 
     def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d) -> None:
         super().__init__()

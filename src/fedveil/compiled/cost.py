@@ -1,7 +1,7 @@
-"""The gradients of the losses with respect to the scores, multiplied by `scale`.
+"""Gradients of the losses with respect to the model's scores, multiplied by `scale`.
 
-Each function reads the scores of `count` examples at position Y, SCORES per example, and writes
-their gradient at position DY. `rows` lists the examples' positions among the client's targets `y`.
+Each function reads the scores of `count` examples from memory position Y and writes their gradient
+at position DY. `rows` holds the indices of these examples in the client's targets `y`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedveil.learning.losses import WEIGHTED
 
 @compiled()
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
-    """Write `scale` times the gradient of -log softmax(scores)[label] for `many` scores.
+    """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    The scores begin at `z`, the gradient at `g`. It is the softmax, minus 1 at the label. `scale`
-    is first rounded to the memory's type, as in torch. So the gradient at the label is exactly 0 if
-    the softmax there is 1. An adaptive optimiser would turn a tiny rest into a whole step.
+    The `many` scores begin at position `z`, the gradient at `g`. `scale` is first rounded to the
+    memory's float type, as in torch. So the gradient at the label is exactly 0 if the softmax there
+    is 1. An adaptive optimiser would turn a tiny remainder into a whole step.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale
@@ -58,7 +58,8 @@ def weighted_cross_entropy(
 ) -> None:  # fmt: skip
     """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
 
-    `scale` is for a mean over `count` examples. A weighted mean is divided by the sum of weights.
+    `scale` assumes a mean over `count` examples. The function corrects it, because a weighted mean
+    is divided by the sum of weights.
     """
     total = 0.0
     for n in range(count):
@@ -74,7 +75,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean of -log softmax(scores)[token] over tokens with a target."""
+    """Write the gradient of -log softmax(scores)[token], averaged over tokens with a target."""
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -94,7 +95,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient for numbers as targets or, with `truth`, for truth values and logits."""
+    """Write the gradient of the mean squared error or, with `truth`, of binary cross-entropy."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -122,7 +123,7 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean binary cross-entropy of the logits."""
+    """Write the gradient of the mean binary cross-entropy of logits."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

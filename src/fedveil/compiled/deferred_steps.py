@@ -2,13 +2,13 @@
 
 Under SGD without momentum or decay, a step adds D' X to the weight W of a dense layer. X has a row
 of inputs for each example of the batch, D has a row of output gradients times -learning rate, and
-D' is D transposed. Applying a step reads and writes the whole weight. So while a client has had few
-examples, W stays unchanged, and each product adds the contribution of the deferred steps, for an
-input x and an output gradient d:
+D' is D transposed. Applying a step reads and writes the whole weight. For a client with few
+examples it is cheaper to keep W unchanged. Each product then adds the contribution of the deferred
+steps, for an input x and an output gradient d:
 
     x (W + D' X)' = x W' + (x X') D,        d (W + D' X) = d W + (d D') X.
 
-The client's update of W is D' X, one product, written directly to its place in the update.
+The client's update of W is D' X, one product, written directly to its position in the update.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps, and return their fields of its operation.
+    """Reserve memory for a dense layer's deferred steps.
+
+    Returns the table columns that describe it.
 
     A deferred step adds D' X to the weight. All rows of D and X take at most half as much memory as
-    the weight. Returns no fields if steps are never deferred.
+    the weight. If the layer is too small for deferred steps, the result is empty.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -52,17 +54,18 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance of stored rows. Rows 2 or 4 kB apart would compete for cache lines."""
+    """Return the distance between rows in memory. Rows 2 or 4 kB apart would evict each other."""
     return length + LINE
 
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Mark the operations whose steps are deferred for a client with `examples` examples.
+    """Decide for each operation if its steps are deferred for this client.
 
-    `examples` counts an example once per epoch. The field HELD becomes -1 for all other operations.
-    A weight with deferred steps is unchanged, so it is read from the memory that all threads share,
-    `shared` entries away from the client's own copy. `hold` permits deferred steps.
+    `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
+    is True and the memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred
+    steps stays unchanged, so it is read from the copy that all threads share, `shared` entries
+    after the client's own.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -73,7 +76,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Defer a batch's step: copy its inputs to the rows of X, and its gradients to those of D.
+    """Store a batch's step for later: its inputs as rows of X, and its gradients as rows of D.
 
     The inputs begin at position `x`, and rows are `xs` apart. The gradients begin at position `dy`,
     and rows are `ys` apart.
@@ -91,10 +94,10 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add the contribution of the deferred steps, (x X') D, to the output y of the inputs x.
+    """Add the contribution of the deferred steps, (x X') D, to the output y of input x.
 
-    X has the stored inputs of those steps, and D their output gradients times -learning rate. X' is
-    X transposed.
+    X has the inputs of those steps, and D their output gradients times -learning rate. X' is X
+    transposed.
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
@@ -103,8 +106,8 @@ def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: in
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
     """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
 
-    dy is the output gradient. X has the stored inputs of those steps, and D their output gradients
-    times -learning rate. D' is D transposed.
+    dy is the output gradient. X has the inputs of those steps, and D their output gradients times
+    -learning rate. D' is D transposed.
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
@@ -114,7 +117,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C, where M and B are the factors stored at `met` and `added`."""
+    """Add (A M') B to C, where M and B are the stored factors that begin at `met` and `added`."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -128,7 +131,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of deferred steps, D' X, to `out`. Sets HELD to -1 if it is not finite."""
+    """Write the sum of deferred steps, D' X, to `out`, or set HELD to -1 if it is not finite."""
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)
@@ -152,7 +155,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Apply all deferred steps. Returns False if an entry of the update is not finite."""
+    """Write all deferred steps to the update `out`. Returns False if an entry is not finite."""
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

@@ -44,7 +44,10 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of products, the rows of each, and the row distances of x and of y."""
+    """Return how x is split for matrix products: their number, and the rows of each.
+
+    The other two results are the distances between rows of x and between rows of the output y.
+    """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
         return 1, count, op[f.XS], op[f.YS]
@@ -89,7 +92,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b, x first: that of W may be added to W itself."""
+    """Compute the gradients of x, W and b. x comes first: W may be updated in place."""
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:
@@ -119,7 +122,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer. Its weight is stored transposed if that has longer rows."""
+    """A dense layer. Its weight is stored transposed if the rows are then longer."""
 
     layer: nn.Linear
     layers = (nn.Linear, NonDynamicallyQuantizableLinear)

@@ -33,7 +33,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, where n is an integer from -126 to 127. `shifted` is `_SHIFT` + n."""
+    """Generate code for 2^n with an integer n in -126..127. `shifted` is `_SHIFT` + n."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -49,7 +49,7 @@ _two_to: Any = intrinsic(_write_two_to)
 
 
 def _power(x: Any) -> Any:
-    """Return e^x for x <= 0 or NaN."""
+    """Generate code for e^x, where x is at most 0 or NaN."""
     return math.exp(x)
 
 
@@ -79,7 +79,10 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale * (x - max x)) for `count` numbers, or NaN if one is. Returns the sum."""
+    """Write e^(scale * (x - max x)) for `count` numbers x, or NaN if any is NaN.
+
+    Returns the sum.
+    """
     highest = m[begin]
     if are_finite(m, begin, count):
         highest = _highest_number(m, begin, count)

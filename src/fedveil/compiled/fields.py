@@ -1,4 +1,4 @@
-"""The columns of an operation's row of numbers in a compiled program.
+"""Columns of the table that describes a compiled model. Each row of it is one operation.
 
 An operation reads its input x and writes its output y. Let n be an example, c a channel, i a row
 and j a column. The input is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is
@@ -7,8 +7,8 @@ at Y, and its gradient at DY; it has OC channels, OH rows and OW columns. Most o
 preserve the shape work in place. A plain vector is one channel with one row; each token is a
 channel with one row.
 
-These columns mean the same for every operation. Each kind of operation has further columns of its
-own, which begin at OWN and are named beside its code.
+These columns have the same meaning for every operation. Each kind of operation has further columns,
+which begin at OWN and are named beside its code.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return `count` columns of an operation's own, from `first` on."""
+    """Return `count` column numbers from `first` on, for the columns of one kind of operation."""
     return range(first, first + count)

@@ -1,4 +1,4 @@
-"""An embedding: maps token ids, stored as floats, to rows of the weight."""
+"""An embedding layer: maps token ids, stored as floats, to rows of the weight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to its values or, if `back`, add the values to it."""
+    """Copy the weight's row of each token to the token's values. With `back`, add in reverse."""
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
             row = weight + int(m[op[f.X] + n * op[f.XS] + t]) * op[f.ROW]

@@ -1,8 +1,8 @@
 """Functions that are compiled once each and call each other by address.
 
-numba compiles a callee again for each of its callers. The products are large and called everywhere,
-so they are native functions. Every operation is one too, so that only a model's own operations are
-compiled. Compiled code is cached beside the source.
+numba compiles a callee again for each of its callers. Matrix products are large and called
+everywhere, so they are separate native functions. Every operation is one too, so that only the
+operations of the trained model are compiled. Compiled code is cached beside the source.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ call: Any = _call
 
 
 class Native:
-    """A compiled function over pointers. Division by zero gives infinity or NaN, as in torch.
+    """A compiled function of pointers and numbers.
 
-    `arguments` has one letter for the type of each argument: F a pointer to floats, D to float64,
-    I to int32, L to int64, d a float64, i an int64.
+    `arguments` has one letter for the type of each argument: F a pointer to floats, D to float64, I
+    to int32, L to int64, d a float64, i an int64. Division by zero gives infinity or NaN, as in
+    torch.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -50,7 +51,7 @@ class Native:
         self._made: dict[str, Any] = {}
 
     def address(self, kind: npt.DTypeLike) -> int:
-        """Return the address of the code for floats of type `kind`. Compiles it if necessary."""
+        """Return the address of the code for floats of type `kind`, compiled at the first call."""
         floats: Any = from_dtype(np.dtype(kind))
         if floats.name not in self._made:
             which = {
@@ -62,7 +63,7 @@ class Native:
             loop = with_jitted_names(self._loop)
             try:
                 made = cfunc(signature, cache=True, error_model="numpy")(loop)
-            except RuntimeError:  # no place for a cache
+            except RuntimeError:  # compiled code cannot be cached here
                 made = cfunc(signature, error_model="numpy")(loop)
             self._made[floats.name] = made
         address: int = self._made[floats.name].address
@@ -70,7 +71,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Turn the decorated loop into a `Native` function, which explains `arguments`."""
+    """Decorate a loop to make it a `Native` function. `arguments` has a letter for each type."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -28,7 +28,10 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Return where two lists begin in `w`: offsets of a group's values, and of their weights."""
+    """Write the offsets of a group's values and of their weights to `w`.
+
+    Returns where they begin.
+    """
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0
@@ -74,7 +77,8 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of the input x, the weight and the bias.
 
-    With g the output gradient times the weight, and n the normalised values:
+    With g the output gradient times the weight, n the normalised values, and factor = 1 /
+    sqrt(variance + eps):
 
         dx = factor * (g - mean of g - n * mean of g n).
     """
@@ -113,7 +117,7 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each token's row, which is contiguous. Saves what `norm_groups` saves."""
+    """Normalise each token's row, which is contiguous. Saves the same values as `norm_groups`."""
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -135,8 +139,8 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients for each token's row.
 
-    The gradient of the weight is summed separately and added at the end. Under SGD without momentum
-    or decay it is added to the weight itself, which the remaining rows still need unchanged.
+    The weight's gradient is summed separately and added at the end. Under SGD without momentum or
+    decay it goes into the weight itself, which the remaining rows still need unchanged.
     """
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others

@@ -1,7 +1,8 @@
-"""Operations, and the values that are passed between them.
+"""Operations (native versions of layers), and the values that are passed between them.
 
-Each kind of operation is a subclass beside its native code. It decides which layers it supports,
-the shape of its output, the layout of its weights, and its row of numbers (`fields`).
+Each kind of operation is a subclass, in one file with its native code. It decides which layers it
+supports, the shape of its output, the layout of its weights, and its row of the model's table
+(`fields`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINE = 16
 
 
 class NotServedError(Exception):
-    """Raised with the reason if native code cannot train a model. torch then trains it."""
+    """Raised if native code does not support a model, with the reason. torch then trains it."""
 
 
 def need(fits: bool, otherwise: str) -> None:
@@ -37,24 +38,24 @@ def need(fits: bool, otherwise: str) -> None:
 
 
 def up(count: int) -> int:
-    """Return `count` rounded up to a whole number of vectors."""
+    """Round `count` up to a whole number of vectors."""
     return -(-count // 8) * 8
 
 
 def filled(length: int) -> int:
-    """Return the padded length of a row. Rows of 4 kB multiples would evict each other."""
+    """Return the padded length of a row: no multiple of 4 kB, where rows evict each other."""
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
 
 @dataclass(eq=False)
 class Value:
-    """The input or output of an operation, for each example of a batch."""
+    """The memory layout of the input or output of a layer."""
 
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
     form: str
-    #: True: one channel after another, as in torch. False: channels last.
+    #: True if channels are stored one after another, as in torch. False: channels last.
     apart: bool = False
     #: Rows and columns of zero padding, which a convolution reads.
     border: tuple[int, int] = (0, 0)
@@ -81,12 +82,12 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset of the first entry after the padding."""
+        """Return the offset of the first entry that is not padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
 class Memory:
-    """Reserves areas in a program's float memory and integer memory."""
+    """Reserves areas in the float memory and in the integer memory of a compiled model."""
 
     def __init__(self, used: int) -> None:
         self.float_end, self.int_end = used, 0
@@ -102,7 +103,7 @@ class Memory:
 
 
 class Operation:
-    """A layer, applied to examples of one shape. Raises `NotServedError` if it is not supported."""
+    """A layer in native code, for examples of one shape. Raises `NotServedError` if unsupported."""
 
     #: The native code, and the products that it calls.
     forward: ClassVar[Native]
@@ -116,7 +117,7 @@ class Operation:
     setting = 0.0
     #: Random numbers that an example needs.
     draws = 0
-    #: The kinds of layers that the operation serves.
+    #: The kinds of layers that the operation supports.
     layers: ClassVar[tuple[type[nn.Module], ...]] = ()
 
     def __init__(self, layer: Any, x: Value) -> None:
@@ -124,7 +125,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the value that the operation writes: a new one, or its input if in place."""
+        """Return the output's memory layout, which is the input's if the layer works in place."""
         return self.x
 
     @property
@@ -133,11 +134,11 @@ class Operation:
 
     @property
     def row(self) -> int:
-        """Return the padded length of a row of the weight, or 0 if the weight is one row."""
+        """Return the padded length of a row of the weight, or 0 if the weight has only one row."""
         return 0
 
     def weights(self) -> list[Laid]:
-        """Return the layout of the layer's weight and bias in packed memory."""
+        """Return the layout of the layer's weight and bias in the packed weights."""
         weight = getattr(self.layer, "weight", None)
         found = [] if weight is None else [self.laid(weight)]
         return [*found, _vector(self.layer.bias)] if self.biased else found
@@ -146,11 +147,14 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the operation's own fields. `changed`: a later operation overwrites the value."""
+        """Return the table columns of this kind only.
+
+        `changed`: the output is overwritten later.
+        """
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for deferred steps, and return its fields, if there are such steps."""
+        """Reserve memory for deferred steps, if supported, and return the columns for them."""
         return {}
 
 
@@ -159,7 +163,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the packed layout of a matrix with padded rows, transposed if `across`."""
+    """Return the layout of a matrix with rows padded to `row`, transposed if `across`."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

@@ -1,4 +1,4 @@
-"""The optimiser steps: SGD, Adam, AdamW and Adagrad, as in torch."""
+"""Steps of the optimisers SGD, Adam, AdamW and Adagrad, as in torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def take_step(
 ) -> None:
     """Update the weights w[:size], and reset their gradient w[size : 2 * size] to zero.
 
-    The optimiser's state follows the gradient in w. `start` holds the round's weights, `kind` is
-    the optimiser, `plan` has its settings, and `step` counts from 1.
+    The optimiser's state follows the gradient in w. `start` holds the round's initial weights,
+    `kind` is the number of the optimiser, `plan` has its settings, and `step` counts from 1.
     """
     g, first, second = size, 2 * size, 3 * size
     decay = plan[WEIGHT_DECAY]

@@ -1,7 +1,7 @@
-"""Trains a chain of known layers in native code whose loss is that of a user's own task.
+"""Trains in native code with the loss function of a user's own task.
 
-Native code calls the loss back once a step. torch computes the loss's gradient with respect to the
-scores, and native code does the rest.
+In each step native code calls back to Python, where torch computes the loss's gradient with respect
+to the scores. Native code does the rest.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_
 
 
 class OwnLossTrainer(CompiledTrainer):
-    """Trains clients one after another. A client on which native code cannot train is left to the
-    task's own loop."""
+    """Trains clients one after another with a user's loss.
+
+    The task's own loop trains those clients that native code cannot train.
+    """
 
     native, own_step = False, True
     losses = (OWN,)
@@ -50,11 +52,11 @@ class OwnLossTrainer(CompiledTrainer):
         self._failure: BaseException | None = None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Return False: code is compiled when the first client trains."""
+        """Return False, because code is compiled only when the first client trains."""
         return False
 
     def beside(self) -> OwnLossTrainer:
-        """Raise an error: the user's loss may serve one thread only."""
+        """Raise an error, because the user's loss may only run in one thread."""
         raise NotImplementedError("OwnLossTrainer serves one thread")
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
@@ -66,7 +68,7 @@ class OwnLossTrainer(CompiledTrainer):
             yield self._row, [self._failure_of(room, client)]
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
-        """Train a client. Returns what its loss raised, or None."""
+        """Train a client. Returns the exception that the user's loss raised, or None."""
         self._client, self._room, self._failure = client, room, None
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None
@@ -92,7 +94,7 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Write the gradient of the loss of a batch. An error cannot pass through native code."""
+        """Compute a batch's loss gradient for native code. Stores an exception for later."""
         gradient = self._ends(f.DY, count)
         try:
             if self._failure is not None:
@@ -104,7 +106,7 @@ class OwnLossTrainer(CompiledTrainer):
             gradient[:] = 0
 
     def _gradient(self, scores: Any, positions: Any) -> Any:
-        """Return the gradient with respect to the scores, or the step under bare SGD."""
+        """Return the loss's gradient, multiplied by -learning rate under plain SGD."""
         leaf = torch.from_numpy(scores.copy()).requires_grad_()
         targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
         loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place
@@ -112,7 +114,7 @@ class OwnLossTrainer(CompiledTrainer):
         return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
 
     def _ends(self, column: int, count: int) -> Any:
-        """Return the scores of a batch (column Y), or the place of their gradient (DY)."""
+        """Return a batch's scores (`column` is Y) or the memory for their gradient (DY)."""
         row, m = self._room.program.ends[1], self._room.m
         of_tokens = self._room.model.scores_of == TOKENS
         shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)

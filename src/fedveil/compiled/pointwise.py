@@ -100,13 +100,13 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 
 @native(OPERATION)
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply dropout. `draws` has a row of random numbers for each example."""
+    """Apply dropout. `draws` holds a row of random numbers for each example."""
     _drop(m, op, setting, draws, op[f.X])
 
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Drop the gradients of the values that the forward pass dropped, by the same `draws`."""
+    """Set the gradients of the dropped values to zero, by the same `draws`."""
     _drop(m, op, setting, draws, op[f.DX])
 
 

@@ -1,4 +1,4 @@
-"""Matrix products over parts of arrays, assembled from tiles."""
+"""Matrix products over parts of arrays, computed in small blocks (tiles)."""
 
 from __future__ import annotations
 
@@ -111,11 +111,12 @@ def meet_winners(
     x: Float32s, x0: int, xr: int, f: Float32s, f0: int, fr: int, rows: int, columns: int,
     places: Int32s, p0: int, values: Float32s, g0: int, count: int, back: int
 ) -> None:  # fmt: skip
-    """Add value * window to the filter, for each winner in a list.
+    """Compute a convolution's backward pass, for a list of maximal outputs ("winners").
 
-    With `back` it adds value * filter to the windows instead. A filter has `rows` rows of `columns`
-    entries, a multiple of 8. It begins at f[f0], with rows `fr` apart. Winner i has the value
-    values[g0 + i] and the window that begins at x[x0 + places[p0 + i]], with rows `xr` apart.
+    It adds value * window to the filter for each winner. With `back` it adds value * filter to the
+    windows instead. A filter has `rows` rows of `columns` entries, a multiple of 8. It begins at
+    f[f0], with rows `fr` apart. Winner i has the value values[g0 + i] and the window that begins at
+    x[x0 + places[p0 + i]], with rows `xr` apart.
     """
     if count == 0:
         return
@@ -141,7 +142,7 @@ def product_of_few(
     b: Float32s, b0: int, bk: int, m: int, n: int, k: int,
     places: Int32s, p0: int, values: Float32s, v0: int
 ) -> None:  # fmt: skip
-    """Compute C += A B for a sparse A: only nonzero entries of A are multiplied by their rows of B.
+    """Compute C += A B for a sparse A, by skipping the zeros of A.
 
     The other arguments are as in `product`. `places` and `values` are scratch memory from
     `room_for_few`.
@@ -173,7 +174,7 @@ def product_of_few(
 
 
 def room_for_few(memory: Memory, terms: int) -> Row:
-    """Reserve scratch memory for `product_of_few` with sums of up to `terms` terms."""
+    """Reserve the scratch memory of `product_of_few`, for a sparse factor with `terms` columns."""
     return {LISTS: memory.ints(terms + LISTED * (1 + terms)), VALUES: memory.floats(LISTED * terms)}
 
 

@@ -1,4 +1,4 @@
-"""A model as a table: each operation is a row of numbers, with its positions in memory."""
+"""A compiled model as a table: each row describes one operation and its memory positions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class Program:
-    """The operations for batches of up to one size, and the amount of memory that they need."""
+    """A compiled model: the table of its operations, and the amount of memory that they need."""
 
     ops: Int64s
     #: An epsilon or a probability for each operation.
@@ -78,7 +78,7 @@ class Model:
         self.places = np.array(rows, np.int64)
 
     def program(self, batch: int, loss: str, kind: npt.DTypeLike, *, states: bool) -> Program:
-        """Return the operations for batches of up to `batch` examples, trained with `loss`.
+        """Return the table of operations for batches of up to `batch` examples and this `loss`.
 
         `kind` is the float type. `states` reserves memory for an optimiser's state. Raises
         `NotServedError` if the batch needs more memory than int32 positions can address.
@@ -126,7 +126,7 @@ def _table(rows: Iterable[Row]) -> Int64s:
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the fields that every operation has. A weight's gradient is `behind` entries later."""
+    """Return the columns of every operation. A weight's gradient is `behind` entries later."""
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

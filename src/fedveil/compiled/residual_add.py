@@ -14,7 +14,7 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy each example's x to its y or, if `back`, dy to dx. `also` adds instead."""
+    """Copy x to y or, with `back`, dy to dx, for each example. With `also`, add instead."""
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -32,7 +32,7 @@ def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add: dx += dy. The backward pass of the join has already written the other part of dx."""
+    """Add: dx += dy. `join_back` has already written the other part of dx."""
     _add(m, op, True, True)
 
 
@@ -64,7 +64,7 @@ def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Copied(Operation):
-    """The start of a residual connection: later operations work on a copy."""
+    """The start of a residual connection. Later operations work on a copy of the value."""
 
     layers = (Branch,)
     forward, backward = branch, branch_back
@@ -75,7 +75,7 @@ class Copied(Operation):
 
 
 class Added(Operation):
-    """The end of a residual connection: adds the copied value to the result of the branch."""
+    """The end of a residual connection. It adds the copied value to the result."""
 
     forward, backward = join, join_back
 

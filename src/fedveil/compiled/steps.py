@@ -1,4 +1,4 @@
-"""A client's whole training, from its first step to its last, in one call without the GIL."""
+"""A client's whole training, from first step to last, in one native call without the GIL."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def train(
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
     `first` is the first operation with weights, `y` the address of the targets, and `weights` the
     weights of the classes. `begun` is True if m already holds the weights of `start`, as it does
-    after every call. `hold` permits deferred steps (`deferred_steps`).
+    after every call. `hold` permits deferred steps (see `deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:
-        for i in range(size):  # an array assignment compiles for 1.7 s: it words its own errors
+        for i in range(size):  # an array assignment would take 1.7 s to compile
             m[i] = start[i]
     if kind >= 0:
         m[size : 4 * size] = 0
@@ -73,7 +73,7 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy the examples `rows` of x to the input of the first operation, the fields `entry`."""
+    """Copy the examples `rows` of x to the first operation's input. `entry` is its table row."""
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -107,7 +107,7 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the change of weights to `out`, except deferred ones, and reset them to `start`."""
+    """Write the update to `out`, without deferred steps, and reset the weights to `start`."""
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
             continue

@@ -74,7 +74,7 @@ def product_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def rows_tile(lanes: int, across: int, rows: int) -> Any:
-    """Return a function that computes C = d + A B' for `across` rows of B and up to `rows` of A.
+    """Return a function that computes C = d + A B', for `across` rows of B and up to `rows` of A.
 
     The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
     row stride, number of rows, terms). Here c, d, a and b are positions in the memory. The function
@@ -124,14 +124,14 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 
 
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """Return a function that adds value * window to a filter, for each winner in a list.
+    """Return a function for a convolution's backward pass, for a list of maximal outputs.
 
-    The arguments of the function are (map, filter, its position, its row stride, places, the first
-    place, values, the first value, number of winners, the map's row stride, number of rows, the
-    first column, back, the distance from the filter to the entries that are needed soon). A
-    winner's place is where its window begins in the map. If `back` is set, the function adds value
-    * filter to the windows. Otherwise it prefetches, for each winner, a cache line of the entries
-    that are needed soon.
+    It adds value * window to a filter for each of them (the winners). The arguments of the function
+    are (map, filter, its position, its row stride, places, the first place, values, the first
+    value, number of winners, the map's row stride, number of rows, the first column, back, the
+    distance from the filter to the entries that are needed soon). A winner's place is where its
+    window begins in the map. If `back` is set, the function adds value * filter to the windows.
+    Otherwise it prefetches, for each winner, a cache line of the entries that are needed soon.
     """
 
     @vector_code(lanes)
@@ -180,7 +180,7 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def largest_tile(lanes: int) -> Any:
-    """Return a function that finds the largest value of a window and its place, for each lane.
+    """Return a function that finds the largest value of a window and its position, for each lane.
 
     The arguments of the function are (values, the window's position, row stride, column stride,
     rows, columns, the place of the first value, the row step and column step of places, position of
@@ -235,11 +235,11 @@ def largest_tile(lanes: int) -> Any:
 def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
                  pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
-    """Append the nonzero entries of g, and their places, to two lists. Returns the new length.
+    """Append the nonzero entries of g, and their positions, to two lists. Returns the new length.
 
     The lists already have `found` entries. The loops run over rows, columns and `count` examples,
-    the examples innermost, each with its own stride in g and in p, the array of places. There is no
-    branch: a zero is written too, and the next entry overwrites it.
+    with examples innermost. Each loop has a stride in g and one in p, the array of positions. There
+    is no branch: a zero is written too, and the next entry overwrites it.
     """
     builder = code.builder
     bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)

@@ -21,7 +21,7 @@ WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 class Code:
-    """Generates one block of instructions. Offsets and counts are numbers of array entries."""
+    """Generates one block of LLVM instructions. Offsets and counts are in array entries."""
 
     def __init__(self, context: Any, builder: Any, lanes: int, entry: Any) -> None:
         self.builder = builder
@@ -54,7 +54,7 @@ class Code:
         return 4 if isinstance(self.scalar, ir.FloatType) else 8
 
     def fetch(self, place: Any) -> None:
-        """Prefetch the memory at `place`. An invalid address does no harm."""
+        """Prefetch the memory at `place`, which may be an invalid address."""
         byte = ir.IntType(8).as_pointer()
         function = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
         fetch = _cgutils.get_or_insert_function(self.builder.module, function, "llvm.prefetch.p0")
@@ -66,7 +66,7 @@ class Code:
         return self.all_lanes(value, self.scalar)
 
     def part(self, value: Any, count: Any) -> Any:
-        """Return the vector `value` with all lanes after the first `count` set to zero."""
+        """Return a copy of a vector in which all lanes from index `count` on are zero."""
         builder, lanes = self.builder, self.vector.count
         numbers = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
         some = builder.icmp_signed("<", numbers, self.all_lanes(count, INT))
@@ -80,7 +80,7 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector of the sums over the lanes of each of 2^n `vectors`."""
+        """Return a vector whose entry i sums the lanes of `vectors[i]`. There are 2^n vectors."""
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
@@ -109,7 +109,10 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Run `body` `count` times, from the values `start`, and return the last turn's values."""
+        """Generate a loop of `count` turns.
+
+        `body` maps a turn's values (first `start`) to the next.
+        """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
         after = builder.append_basic_block("after")
@@ -132,7 +135,7 @@ class Code:
         return ends
 
     def _as_it_is(self) -> Any:
-        """Return metadata that stops LLVM from unrolling a loop with a large body."""
+        """Return metadata that stops LLVM from unrolling a loop, for loops with a large body."""
         module = self.builder.module
         told = module.add_metadata(["llvm.loop.unroll.disable"])
         loop = module.add_metadata([told, told])
@@ -140,7 +143,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a case for each number to `most`. `value` selects one at run time."""
+        """Generate a switch on `value` with a case for each number from 1 to `most`."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)
@@ -154,7 +157,7 @@ class Code:
 
 
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Turn a function that generates instructions into one that compiled loops can call.
+    """Decorate a function that generates instructions, so that compiled loops can call it.
 
     The function receives a `Code` and the caller's arguments, which are arrays and integers. The
     first array has floats. With `gives`, the function returns an integer.

@@ -30,10 +30,10 @@ def pool(
     m: Float32s, w: Int32s, op: Int64s, n: int, z: int, zr: int, zc: int,
     first: int, steps: tuple[int, int],
 ) -> None:  # fmt: skip
-    """For example `n`, write the largest value of each window of z, and the value's place.
+    """Write the largest value of each window of example `n`, and the position of that value.
 
     z begins at position `z`, with strides `zr` and `zc`. The value in row r and column s has the
-    place `first` + r steps[0] + s steps[1].
+    number `first` + r steps[0] + s steps[1].
     """
     lanes, best = (op[f.OC] + 7) // 8 * 8, op[BEST]
     # Read these once: the compiler must assume that any write may change them.
@@ -121,14 +121,14 @@ def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Floa
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Return a torch setting, one number or a pair, as the values for rows and for columns."""
+    """Return a torch setting, one number or a pair, as two values: for rows and for columns."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the rows and columns of windows over an image of this shape with this padding."""
+    """Return how many rows and columns of windows fit over an image with this padding."""
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)

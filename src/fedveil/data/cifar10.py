@@ -1,8 +1,8 @@
 """CIFAR-10 from its official binary files: 50,000 + 10,000 colour images of 32 x 32, ten classes.
 
-file := (label red green blue)*     10,000 images; a label is a byte, a colour 1,024 bytes
+    file := (label red green blue)*     10,000 images; a label is a byte, a colour 1,024 bytes
 
-The files for Python hold the same images as a pickle, which can run code, and are not read.
+The official Python version has the same images as a pickle, which can run code, and is not read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folders that may contain data files: the one in FEDVEIL_DATA, then the per-user cache."""
+"""Folders that may contain data files: the one in FEDVEIL_DATA, then the user's cache folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path, or None. It tries all `names` in one folder after another."""
+    """Return the first path that exists, or None. Tries all `names` in each folder in turn."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -49,7 +49,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Turn a file system's error about `path` into `DataUnavailable`. `done` names the action."""
+    """Convert an OSError about `path` into `DataUnavailable`. `done` is the failed action."""
     try:
         yield
     except OSError as error:

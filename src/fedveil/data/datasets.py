@@ -32,10 +32,10 @@ __all__ = ["Available", "Dataset", "Examples", "Progress", "available", "fetch",
 
 @dataclass(frozen=True)
 class Available:
-    """A data set in the list of `fedveil data list`.
+    """A line in the list of `fedveil data list`: one data set.
 
-    `how` says how to get its files, `read` loads it, and `here` returns True if the files are on
-    this machine, without verifying them.
+    `how` says how to get its files. `read` loads it. `here` returns True if the files are on this
+    machine, without verifying them.
     """
 
     name: str
@@ -145,12 +145,13 @@ def load(
     folder: str | None = None,
     texts: text_folder.TextForm | None = None,
 ) -> Dataset:
-    """Return the data set `name`, which may be a user's `package.module:function`.
+    """Return the data set `name`: a built-in one, or a user's `package.module:function`.
 
-    With `apart`, no training record of the user's influences another one (`lone_records`). With
-    `writers`, the data is MNIST and its owners are the writers. `folder` is that of `image_folder`
-    and `text_folder`; `texts` says how the latter become examples. This function never uses the
-    network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    With `apart`, each training record of a user's data is read separately, so that none influences
+    another (`lone_records`). With `writers`, the data is MNIST and its owners are the writers.
+    `folder` has the files of `image_folder` or `text_folder`; `texts` says how texts become
+    examples. This function never uses the network, unlike `fetch`. Raises `DataUnavailable` or
+    `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
@@ -199,7 +200,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
 
 def available() -> list[Available]:
-    """Return the data sets that a job can name. Reads no files."""
+    """Return all data sets that a job can name. Reads no files."""
     return list(_CATALOGUE.values())
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 scans of handwritten digits, which that package contains."""
+"""scikit-learn's digits: 1,797 scans of handwritten digits, which are part of that package."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def read() -> Dataset:
 def _rows() -> Float64s:
     """Return the table of scikit-learn's `load_digits`: 64 pixels and the digit in each row.
 
-    Importing scikit-learn takes two seconds, so the file is read from its usual place in the
-    package. The package is imported only if the file is not there.
+    Importing scikit-learn takes two seconds, so the package's data file is read directly. The
+    package is imported only if the file is not found.
     """
     found = find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():

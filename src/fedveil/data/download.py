@@ -1,8 +1,8 @@
-"""Downloads published files to the per-user cache: tries several mirrors, resumes and verifies.
+"""Downloads published files to the user's cache: tries several mirrors, resumes and verifies.
 
-A download grows in the file NAME.part and is verified there. Only then is the file renamed to NAME,
-atomically. So a file under its final name is always complete and genuine. Only https is used, for
-redirects too.
+A download is written to the file NAME.part and verified there. Only then is the file renamed to
+NAME, atomically. So a file called NAME is always complete and genuine. Only https is used, also for
+redirects.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ TIMEOUT_S = 30
 #: The most requests to one mirror for one file. A mirror that sends nothing is abandoned earlier.
 ATTEMPTS = 10
 _CHUNK_BYTES = 1 << 16
-#: The most bytes that gzip may add to a file that it cannot compress.
+#: Upper bound on what gzip adds to a file that it cannot compress.
 _PACKING_BYTES = 1 << 12
 
 
 class _MirrorFailed(Exception):
-    """Raised if a mirror is given up. The message says why."""
+    """A download from a mirror failed. The message says why."""
 
 
 class _NoSuchRange(Exception):
-    """Raised if the partial file is longer than the mirror's file."""
+    """The partial file is longer than the mirror's file."""
 
 
 def fetch_files(
@@ -73,7 +73,7 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return each file's progress function, which reports the sum over all to `progress`."""
+    """Return a progress function for each file. `progress` receives the sums over all files."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 
@@ -109,7 +109,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Download the rest of `part` from `url` and verify it. Raises `_MirrorFailed`."""
+    """Download the rest of `part` and verify it. Raises `_MirrorFailed` with the reason."""
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename
@@ -125,7 +125,7 @@ def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
             part.unlink()
             if not before:
                 raise _MirrorFailed("sent another file than the published one")
-            # The bytes from before may be wrong, so try once more from the beginning.
+            # The bytes of an earlier attempt may be wrong, so start again once.
         elif _size(part) <= before:
             raise _MirrorFailed("cut the connection")
     raise _MirrorFailed(f"did not send the whole file in {ATTEMPTS} attempts")
@@ -155,13 +155,13 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
 
 
 def _grown(part: Path, *, anew: bool) -> IO[bytes]:
-    """Open the file `part` for appending, emptied first if `anew`."""
+    """Open the file `part` to append to it. With `anew`, it is emptied first."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
     return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """Return the next bytes: none at the end, and None if the connection was cut."""
+    """Return the next bytes: none at the end of the response, None if the connection broke."""
     try:
         return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):

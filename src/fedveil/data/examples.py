@@ -1,4 +1,4 @@
-"""Examples with labels, and the checks that every data set must pass."""
+"""Examples with targets, and the checks that every data set must pass."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Dataset:
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """The shape of the target of one test example. Empty if targets have different lengths."""
+        """The shape of one test example's target. It is empty if targets have different lengths."""
         return self.test.y.shape[1:]
 
     @property
@@ -78,7 +78,7 @@ class Dataset:
 
 
 def centred(pixels: Any) -> Float32s:
-    """Map pixels from [0, 1] to [-1, 1]. Values around zero let a network learn in fewer rounds."""
+    """Map pixels from [0, 1] to [-1, 1]: networks learn faster from values around zero."""
     return 2 * np.asarray(pixels, np.float32) - 1
 
 
@@ -91,10 +91,10 @@ def make_dataset(
     owners: Any = None,
     targets: Targets = "class",
 ) -> Dataset:
-    """Return a checked data set from pairs of arrays (x, y). Raises `DataInvalid` for a problem.
+    """Check pairs of arrays (x, y) and return them as a data set. Raises `DataInvalid`.
 
-    If `classes` is None, it becomes one more than the largest label. Values are not scaled. If a
-    pair's y is None, the targets are the next tokens of x.
+    By default, `classes` is one more than the largest label. Values are not scaled. If a pair's y
+    is None, the targets are the next tokens of x.
     """
     parts = {
         part: _examples(name, part, x, y, targets)
@@ -119,7 +119,7 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Return a data set whose training part is also the checked test examples."""
+    """Check test examples. Returns a data set in which they also serve as the training part."""
     test = _examples(name, "test", x, y, targets)
     return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
@@ -138,14 +138,14 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Return both parts in one form: that for different lengths if one part has them."""
+    """Convert both parts to one array form. If lengths differ in either part, both are padded."""
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
 
 
 def checked_owners(name: str, owners: Any, count: int) -> Labels:
-    """Return the number of the owner of each of `count` training examples. Raises `DataInvalid`."""
+    """Return the owner's number for each of `count` training examples. Raises `DataInvalid`."""
     try:
         codes = owner_codes(owners)
     except ValueError as error:
@@ -159,10 +159,10 @@ def checked_owners(name: str, owners: Any, count: int) -> Labels:
 
 
 def owner_codes(owners: Any) -> Labels:
-    """Number the owners 0..k-1 in sorted order, and return each example's number.
+    """Number the owners 0..k-1 in sorted order. Returns the number of each example's owner.
 
     Owners are integers or strings, but not both. Strings are sorted by code point. Raises
-    ValueError for anything else, with the end of a sentence as its message.
+    ValueError for anything else; the message is the end of a sentence.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:
@@ -180,13 +180,13 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Return a checked data set whose test part is taken from its examples (`holdout`)."""
+    """Return a checked data set, whose test part `holdout` chooses from the examples."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 
 
 def holdout(name: str, labels: Array) -> tuple[Labels, Labels]:
-    """Return the indices of the training and of the test examples of a set without a test part.
+    """Choose test examples for a set without a test part. Returns the training and test indices.
 
     20% of each class, rounded to the nearest integer, is for testing. The choice depends only on
     the name and the labels, never on a run's seed. Both parts keep the order of the file.

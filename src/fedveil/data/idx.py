@@ -1,8 +1,8 @@
 """Reads the IDX format of MNIST and similar sets, and verifies the content by its MD5.
 
-content := 0 0 type dimensions  size*  number*    sizes are 4 bytes each, big endian
+    content := 0 0 type dimensions  size*  number*    sizes are 4 bytes each, big endian
 
-Type 8 is an unsigned byte and type 12 a signed whole number of 4 bytes, big endian.
+Type 8 is an unsigned byte. Type 12 is a signed integer of 4 bytes, big endian.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class IdxSet:
-    """Files that are published together: images before labels, training part before test part."""
+    """Files that are published together. Images come before labels, training before test files."""
 
     name: str
     files: tuple[IdxFile, ...]
@@ -70,7 +70,7 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """Return the decompressed content, at most `longest` + 1 bytes of it.
+    """Return the decompressed content of a file, at most `longest` + 1 bytes.
 
     The content's first bytes, not the file's name, show if it is compressed: a server may already
     have decompressed a file called .gz.
@@ -88,7 +88,7 @@ def _content(path: Path, longest: int) -> bytes:
 
 
 def parse_idx(content: bytes, origin: str) -> Array:
-    """Return the array of whole numbers in IDX `content`. Errors refer to it as `origin`."""
+    """Return the array of integers in IDX `content`. Errors name it `origin`."""
     number = _TYPES.get(content[2]) if len(content) >= 4 and content[:2] == bytes(2) else None
     if number is None:
         raise DataInvalid(f"{origin} is not an IDX file of unsigned bytes or of 4-byte numbers")

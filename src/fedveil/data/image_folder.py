@@ -1,7 +1,7 @@
 """A user's images in folders of classes: FOLDER/train/CLASS/*.png and FOLDER/test/CLASS/*.png.
 
-Files are JPEG or PNG, of one size. The test part decides the size, the colours and the classes, so
-that no training image can change them. Pixels are scaled to [-1, 1].
+Files are JPEG or PNG, all of one size. The test part determines the size, the colours and the
+classes, so that no training image can change them. Pixels are scaled to [-1, 1].
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
 NAME = "image_folder"
 TRAIN, TEST = "train", "test"
 SUFFIXES = (".png", ".jpg", ".jpeg")
-#: Bounds of one file, before it is read and before it is decoded.
+#: Limits for one file: its bytes before it is read, and its pixels before it is decoded.
 MOST_FILE_BYTES = 1 << 26
 MOST_PIXELS = 1 << 24
 _GREY, _COLOUR = ("1", "L", "LA"), ("P", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -36,7 +36,7 @@ Labelled = tuple[Path, int]
 def read(folder: str, *, apart: bool = False) -> Dataset:
     """Return the images in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
 
-    With `apart`, a training image that cannot be used is an invalid record, which has no effect.
+    With `apart`, an unusable training image raises no error. It becomes a record without effect.
     """
     root = Path(folder).expanduser()
     names = [path.name for path in _folders(root / TEST)]
@@ -74,7 +74,10 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return a part's pixels, classes and validity. The test part's size bounds the memory."""
+    """Return the pixels and classes of some files, and a mask of the usable ones.
+
+    `shape` is the shape of the test images. With `apart`, an unusable file raises no error.
+    """
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(

@@ -14,10 +14,10 @@ from fedveil.errors import DataInvalid
 
 
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
-    """Return `value` as an array. A mapping of several inputs becomes a structured array.
+    """Convert a user's `value` to an array. A mapping of several inputs becomes a structured array.
 
-    With `uneven`, a list of arrays of different lengths becomes one too. A torch tensor is
-    recognised by its methods.
+    With `uneven`, a list of arrays of different lengths becomes a structured array too. A torch
+    tensor is recognised by its methods, so torch need not be imported.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
@@ -33,7 +33,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's arrays if they differ at most in their first dimension, else None."""
+    """Return a list's items as arrays. None if they differ in more than their first dimension."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:
@@ -63,9 +63,9 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 
 
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
-    """Return an array of real numbers. Floats are converted to float32 and must be finite.
+    """Check that an array has real numbers. Returns floats as float32, which must be finite.
 
-    `alone` is True if the examples have no other input.
+    `alone` is True if this is the only input of the examples.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

@@ -1,10 +1,9 @@
-"""Reads training records one by one, so that a fault in one record affects only that record.
+"""Reads training records one by one, so that an invalid record affects only itself.
 
-Under `privacy.unit: example` a record must influence only its own contribution. The form of
-records, which is their shape, the number of classes and the type of the targets, is known before
-any of them is read (`Form`). An invalid record stays in its place but has no effect
-(`Examples.usable`). Only faults of the whole raise an error: the wrong kind of object, or the wrong
-shape of a whole array.
+Under `privacy.unit: example` a record must influence only its own contribution. The form of records
+(their shape, the number of classes and the type of the targets) is known before any of them is read
+(`Form`). An invalid record stays in its place but has no effect (`Examples.usable`). Only faults of
+the whole data raise an error: the wrong kind of object, or the wrong shape of a whole array.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fedveil.base.example_arrays import (
 from fedveil.data.examples import Dataset, Examples
 from fedveil.errors import DataInvalid
 
-#: Kinds of numbers, and the kinds into which one odd record can turn an array of numbers.
+#: NumPy kinds of numbers, and kinds that an array gets if one of its records is no number.
 _NUMBERS, _READABLE = "fiub", "OUScm"
 
 
@@ -38,9 +37,10 @@ _NUMBERS, _READABLE = "fiub", "OUScm"
 class Form:
     """The form that every record must have, as the job states it.
 
-    `outputs`: the number of classes, numbers, truth values or different tokens. `target_shape` and
-    `whole_targets` describe targets of kind "own". `shape`: the shape of an example; targets that
-    are tokens have it too. `whole`: True if examples are integers, which keep all their digits.
+    - `shape`: the shape of an example, and of its targets if these are tokens.
+    - `outputs`: the number of classes, numbers, truth values or different tokens.
+    - `target_shape`, `whole_targets`: shape of targets of kind "own", and True for integers.
+    - `whole`: True if examples are integers, which are not converted to floats.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are no plain array."""
+        """Return the form of a data set's test examples, or None if they are not plain arrays."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -61,7 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several (x, y) pairs. If a y is None, its x holds tokens to predict."""
+    """Read the records of (x, y) pairs. If y is None, the targets are the next tokens of x."""
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])
@@ -74,7 +74,7 @@ def without_a_fault(examples: Examples) -> Examples:
 
 
 def described(usable: Bools) -> str | None:
-    """Return a sentence with the number of unusable records, or None without any."""
+    """Return a sentence with the number of unusable records, or None if all are usable."""
     unusable = np.flatnonzero(~usable)
     if not len(unusable):
         return None
@@ -86,12 +86,12 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return the x and y of each item of a map-style Dataset. Both are None if the item raises."""
+    """Return all x and all y of a map-style Dataset. Both are None for an item that fails."""
     x, y = list[Any](), list[Any]()
     for index in range(len(dataset)):
         try:
             one, learnt = dataset[index]
-        except Exception:  # it may read a file of its own, which may be damaged
+        except Exception:  # an item may read a damaged file
             one = learnt = None
         x.append(one)
         y.append(learnt)
@@ -120,7 +120,10 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Return the examples in the form's type, and a mask of valid ones. Small integers stay."""
+    """Convert examples to the form's type, except small integers.
+
+    Also returns the valid ones' mask.
+    """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
     return as_whole(rows) if form.whole else as_finite(rows)
@@ -139,7 +142,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return a target's possible shapes, the stored one first, and True if any will do."""
+    """Return a target's allowed shapes, the stored one first, and True if any other is allowed."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):
@@ -150,10 +153,10 @@ def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
 def _numbers(
     name: str, part: str, value: Any, shapes: list[tuple[int, ...]], any_shape: bool = False
 ) -> tuple[Array, Bools]:
-    """Return the records as one array of the first of `shapes`, and a mask of the valid ones.
+    """Return records as one array of the first of `shapes`, and a mask of the valid ones.
 
-    An array of numbers keeps its type. Otherwise each record is read separately, without rounding,
-    so that an odd record does not change the digits of the others.
+    An array of numbers keeps its type. Otherwise each record is converted separately and without
+    rounding, so that a record of another type does not change how the others are stored.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(
@@ -189,7 +192,7 @@ def _numbers(
 
 
 def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
-    """Return one record as numbers, or None if it has other content or none of `shapes`."""
+    """Return one record as numbers. None if it is not numeric or has none of the `shapes`."""
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:

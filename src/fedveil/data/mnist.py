@@ -26,7 +26,7 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Return a published set. The MD5s are of the content, as compressed copies differ."""
+    """Describe a published set. The MD5s are those of the decompressed content."""
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)
@@ -83,7 +83,7 @@ _WRITER = 2
 
 
 def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
-    """Return the set from this machine's verified files, with `writers` as owners or without."""
+    """Return the set from verified files on this machine, owned by the writers if given."""
     train_images, train_labels, test_images, test_labels = _arrays(source)
     owners = None if writers is None else _arrays(writers)[0][: len(train_labels), _WRITER]
     return make_dataset(
@@ -108,7 +108,7 @@ def _arrays(source: IdxSet) -> list[Array]:
 
 
 def writers_are_here() -> bool:
-    """Return True if MNIST and its writers are on this machine."""
+    """Return True if the files of MNIST and of its writers are on this machine."""
     return not MNIST.missing() and not WRITERS.missing()
 
 

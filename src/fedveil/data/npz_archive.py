@@ -1,6 +1,6 @@
-"""NumPy archives of data sets, read without running any code that they contain.
+"""Reads data sets from NumPy archives, without running any code in them.
 
-The sizes that an archive states for its arrays are checked before memory is allocated.
+The array sizes that an archive states are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """Return the arrays called `names`. Raises `DataInvalid` if one is missing or unreadable."""
+    """Return arrays by name. Raises `DataInvalid` if one is missing or unreadable."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):

@@ -50,7 +50,7 @@ def read(name: str, targets: Targets = "class") -> Dataset:
 
 
 def read_apart(name: str, targets: Targets) -> Dataset:
-    """Return the data set that `read` returns, but read each training record separately.
+    """Return the same data set as `read`, but read each training record separately.
 
     The test examples define the form of a record (`lone_records`). If they have several inputs or
     different lengths, records are read together, as in `read`.
@@ -142,7 +142,7 @@ def _apart(
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
-    """Return the user's data by name. Only client_ids and classes may be missing."""
+    """Return the user's data as a dict of its parts. Only client_ids and classes may be missing."""
     if isinstance(result, Mapping):
         if "clients" in result:
             return _of_clients(name, result, targets)
@@ -211,7 +211,7 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a part. With `alone`, a Dataset's items are read one by one, unchecked."""
+    """Return x and y of a part. With `alone`, items of a Dataset are read one by one."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):
@@ -263,7 +263,7 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return an item's several inputs as a set of one example. Other items are unchanged."""
+    """Return an item with several inputs as a batch of one example, and any other unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -1,8 +1,8 @@
-"""The partition of the training examples among clients.
+"""Splits the training examples among clients.
 
 Every partition gives each example to exactly one client and every client at least one example. It
-depends only on the arguments of its function. A client's examples are in the order of the data,
-which carries no meaning.
+depends only on the arguments of its function. A client's examples are in ascending order of index,
+so their order carries no meaning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPLITS = ("iid", "shards", "dirichlet", "by_client", "writers")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A partition: client k owns `indices[offsets[k]:offsets[k + 1]]`. Both are read-only."""
+    """A read-only split of examples: client k owns `indices[offsets[k]:offsets[k + 1]]`."""
 
     indices: Int64s
     offsets: Int64s
@@ -42,7 +42,7 @@ class Partition:
         return len(self.offsets) - 1
 
     def only(self, chosen: Array) -> Partition:
-        """Return the partition of the examples in the mask `chosen`. Clients may be empty."""
+        """Restrict the partition to the examples in the mask `chosen`. Clients may become empty."""
         kept = chosen[self.indices]
         return Partition(self.indices[kept], np.append(0, np.cumsum(kept))[self.offsets])
 
@@ -53,7 +53,7 @@ class Partition:
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """Describe the clients' numbers of examples in one line and, given `labels`, of labels."""
+        """Describe in one line how many examples (and, given `labels`, labels) clients have."""
         line = f"{self.clients:,} clients hold {_low_to_high(self.sizes, 'example')}"
         if labels is None:
             return line
@@ -61,7 +61,7 @@ class Partition:
 
 
 def _low_to_high(counts: Int64s, what: str) -> str:
-    """Return the range of the counts, with the name `what` of the counted things."""
+    """Format the range of counts. `what` names one of the counted things, such as "example"."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
     if low == high:
         return f"{low:,} {what}{'' if low == 1 else 's'} each"
@@ -78,7 +78,7 @@ def partition(
     alpha: float = 0.5,
     entropy: Entropy,
 ) -> Partition:
-    """Return the partition `split` of training examples with these labels and owners."""
+    """Split examples with these labels and owners by the method `split`, such as "iid"."""
     choice("split", split, SPLITS)
     if split in ("by_client", "writers"):
         if owners is None:
@@ -116,8 +116,8 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
             f"clients * shards_per_client = {count} shards cannot be cut from {n} examples"
         )
     dealt = entropy.permutation(count).reshape(shards_per_client, clients)
-    # The longer shards are chosen after the deal. So they even out among the clients, and a shard's
-    # length does not depend on its label.
+    # Which shards get an additional example is decided after the shards are dealt. So clients have
+    # almost equal sizes, and a shard's length does not depend on its label.
     lengths = np.empty(count, np.int64)
     lengths[dealt.reshape(-1)] = _even_sizes(n, count)
     client_of_shard = np.empty(count, np.int64)
@@ -175,9 +175,9 @@ def _draw(
 ) -> Int64s:
     """Return how many examples of each class are drawn in `size` draws without replacement.
 
-    `stock` has the remaining examples of each class. A draw of a used-up class is repeated. The
-    result has the distribution of drawing one by one among the classes that remain: both accept the
-    same draws of one sequence.
+    `stock` has the remaining examples of each class. If a class is used up, its draws are rejected
+    and repeated. This has the same distribution as drawing one by one among the classes that
+    remain.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:
@@ -189,7 +189,7 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is a client, numbered by sorted owner."""
+    """Return the partition in which each owner is one client, in the owners' sorted order."""
     try:
         holder = owner_codes(owners)
     except ValueError as error:
@@ -206,7 +206,7 @@ def by_client(owners: Any, clients: int | None = None) -> Partition:
 
 
 def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partition, Partition]:
-    """Split each client's examples into a training part and a held-out part, and return both.
+    """Split each client's examples into a training part and a held-out part. Returns both.
 
     Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
     all. A client with only one example holds out none.

@@ -1,4 +1,4 @@
-"""Purchase-100: shoppers as 600 binary features, in 100 clusters as classes. Real and synthetic."""
+"""Purchase-100, a real and a synthetic set: shoppers as 600 binary features, in 100 classes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 8192
 
 
 def read() -> Dataset:
-    """Return the real set, in either of its two public formats."""
+    """Return the real set. Reads either of its two public formats."""
     path = find(FOLDER, ARCHIVE, TEXT_FILE)
     if path is None:
         raise DataUnavailable(
@@ -71,7 +71,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the usual archive. Its `labels` are one-hot, 0..99 or, if 100 occurs, 1..100."""
+    """Read the usual archive. Its `labels` are one-hot or integers, numbered from 0 or from 1."""
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):
@@ -100,7 +100,7 @@ def _check_range(path: Path, labels: Labels, first: int) -> None:
 
 
 def synthesize(examples: int = EXAMPLES) -> Dataset:
-    """Return a synthetic set of Purchase-100's shape. It is always identical and has its own name.
+    """Return a synthetic set with the shape of Purchase-100. It is always identical.
 
     All classes share one profile of 600 fair bits. In each of the 100 classes, every bit is redrawn
     with probability 0.1. An example has a uniform class and that class's bits, each flipped with

@@ -1,8 +1,8 @@
 """Shakespeare's plays by speaker: each character of a play is a client, as in LEAF.
 
 The file is the public tinyshakespeare.txt: speeches, each a line `NAME:` and the lines spoken, with
-an empty line between two speeches. All speeches of a name are one text, which is cut into pieces of
-81 letters. A piece's first 80 letters are an example, and its last 80 are the letters to predict.
+an empty line between two speeches. All speeches of a name are joined to one text, which is cut into
+pieces of 81 letters. The first 80 letters of a piece are the example, and the last 80 its targets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LETTERS = 128
 FOLDER = "text"
 FILE = "tinyshakespeare.txt"
 HOW = f"place {FILE} in $FEDVEIL_DATA/{FOLDER}"
-#: The last of this many pieces of a speaker are for testing. Who has fewer pieces is left out.
+#: One in this many pieces of a speaker is for testing. Speakers with fewer pieces are left out.
 _TEST_ONE_IN = 5
 
 
@@ -58,7 +58,7 @@ def read() -> Dataset:
 
 
 def speeches(text: str) -> dict[str, str]:
-    """Return the speeches of each speaker, joined in the order of the plays."""
+    """Return each speaker's speeches, joined in the order of the plays."""
     found: dict[str, list[str]] = {}
     for speech in text.replace("\r\n", "\n").split("\n\n"):
         name, colon, said = speech.strip().partition(":\n")
@@ -68,7 +68,7 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _pieces(text: str) -> Array:
-    """Cut the text into pieces of one letter more than an example. Neighbours share one letter."""
+    """Cut a text into pieces one letter longer than an example. Neighbours share a letter."""
     letters = np.frombuffer(text.encode("ascii"), np.uint8)
     count = max(len(letters) - 1, 0) // LENGTH
     starts = LENGTH * np.arange(count)

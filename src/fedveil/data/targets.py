@@ -1,4 +1,4 @@
-"""Checks the targets of examples by their kind, and counts the model outputs that they need."""
+"""Checks targets by their kind, and counts the model outputs that they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Return the targets of some examples, checked. Raises `DataInvalid` for the first problem."""
+    """Check targets of the given kind, and return them as an array. Raises `DataInvalid`."""
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)
@@ -27,15 +27,15 @@ def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
     return _labels(name, part, array) if kind == "class" else _rows(kind, name, part, array)
 
 
-#: The way out for labels of another shape.
+#: End of an error sentence, which says how to use labels of another shape.
 _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 
 
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
-    `declared` is the number that the data states, or None. For the targets of a user's own task it
-    is the result, or 1 if it is None.
+    `declared` is the number that the data states, or None. For a user's own task, the result is
+    `declared`, or 1 if it is None.
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}
@@ -51,7 +51,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return each example's tokens without the last, and the token that follows each."""
+    """Return inputs (each example's tokens without the last) and targets (the tokens after)."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

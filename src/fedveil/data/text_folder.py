@@ -5,8 +5,8 @@
     {"prompt": "...", "answer": "...", "client": "a"}    task: instruction
 
 `client` names the owner of a line, on all lines of train.jsonl or on none. A long text under
-`next_token` is cut into several examples. No example has tokens of two lines. The test part decides
-the classes.
+`next_token` is cut into several examples. No example has tokens of two lines. The test part
+determines the classes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Example = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class TextForm:
-    """How texts become examples of `length` tokens for a task: by the tokeniser of `model`."""
+    """Settings for converting texts into examples: task, number of tokens, and tokeniser."""
 
     model: ModelFolder
     task: str
@@ -51,7 +51,7 @@ class TextForm:
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
 
-    With `apart`, a training line that cannot be used is an invalid record, which has no effect.
+    With `apart`, an unusable training line raises no error. It becomes a record without effect.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -87,7 +87,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _maker(
     task: str, rows: TokenRows, labels: Sequence[str]
 ) -> Callable[[Mapping[str, str]], list[Example]]:
-    """Return the function that turns a line into its examples."""
+    """Return the function with which this task converts a line of a file into examples."""
     if task == "next_token":
         return lambda line: list(rows.pieces(line["text"]))
     if task == "instruction":
@@ -102,10 +102,9 @@ def _maker(
 
 
 def _lines(path: Path, task: str, *, apart: bool) -> Iterator[dict[str, str]]:
-    """Yield the lines of a file, each with all of its keys.
+    """Yield the lines of a file as dicts. Raises `DataInvalid` for an invalid line.
 
-    With `apart`, a line that lacks one is yielded with its client alone, or with the client of the
-    line before it.
+    With `apart`, an invalid line is yielded with a single key: the client of the line before.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its job. Every process that takes part builds equal parts."""
+"""Builds the parts of a run from its job. Every process of a run builds equal parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
 
 #: With fewer parameters, a client spends most of its time in Python, where threads only wait for
-#: each other: `auto` then takes one.
+#: each other. `auto` then uses one thread.
 _LEAST_FOR_THREADS = 20_000
 
 
@@ -60,9 +60,10 @@ def make_task(job: Job) -> Task:
 
 
 def load_data(job: Job, name: str | None = None) -> Dataset:
-    """Load the dataset `name`, by default the job's, with the targets that the job's task learns.
+    """Load the dataset `name`, with the targets that the job's task learns.
 
-    Under `privacy.unit: example`, loading one training record never depends on another one.
+    `name` defaults to the job's dataset. Under `privacy.unit: example`, each training record is
+    loaded independently of all others.
     """
     apart, writers = job.privacy.unit == "example", job.data.split == "writers"
     targets = make_task(job).targets
@@ -94,11 +95,11 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
     """Return the trainer that `training.engine` selects for `round`.
 
-    `auto` selects the fastest one that can train the model. `shape` is the shape of an example. The
-    trainer trains only the trained part of the model, on the outputs of the fixed layers. Under
-    `privacy.unit: example` it clips each example's gradient to the protection's norm. The task's
-    own training loop is used if the task has its own loss, or if examples consist of several arrays
-    or have different shapes.
+    `auto` selects the fastest trainer that can train the model. `shape` is the shape of one
+    example. Frozen layers are not trained: the trainer gets their outputs as its inputs. Under
+    `privacy.unit: example`, the trainer clips each example's gradient to the protection's norm. A
+    task with its own loss, and examples of several arrays or of different shapes, need the task's
+    own training loop.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -178,7 +179,7 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the partition of the training examples, and that of the held-out ones or None."""
+    """Return the partition of the training examples, and that of held-out examples or None."""
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -203,13 +204,16 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return the weights, under SCAFFOLD and FedCM followed by as many zeros."""
+    """Return the first vector that the server sends: the model's initial weights.
+
+    Under SCAFFOLD and FedCM, as many zeros are appended: the initial control variate or direction.
+    """
     weights = layout.vector()
     return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's rule for client state between rounds. `model` comes from `make_model`."""
+    """Return the job's `Way`: its rule for the state that a client keeps between rounds."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -223,7 +227,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return training without client state, as the job's algorithm changes it."""
+    """Return the training of clients that keep no state, under FedAvg, FedNova or FedCM."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -242,7 +246,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the clients' training. `states` opens the clients' saved states if needed."""
+    """Return the clients' training. `states` opens their saved states, if they keep any."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
@@ -257,7 +261,7 @@ def make_client_side(
     run: Path | None = None,
     trainer: Trainer | None = None,
 ) -> ClientSide:
-    """Return the clients' side of the run, which trains and answers for the clients in `data`.
+    """Return the object that trains the clients in `data` and answers for them.
 
     `model` is the array of each round's global weights. `run` is the run's folder, needed if
     clients keep state. `trainer` replaces the job's trainer.
@@ -287,10 +291,10 @@ def make_client_sides(
     starting: Callable[[str], None],
     cores: int | None = None,
 ) -> list[ClientSide]:
-    """Return one client side per thread if training runs in native code, otherwise nothing.
+    """Return one client side per thread if training runs in native code, otherwise an empty list.
 
-    All share `model`, the array of global weights. `starting` is called with each step's name.
-    `cores` is the number of cores to use (default: all).
+    All client sides share `model`, the array of global weights. `starting` is called with each
+    step's name. `cores` is the number of cores to use (default: all).
     """
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
@@ -307,7 +311,11 @@ def make_client_sides(
 
 
 def worker_count(job: Job, cores: int | None = None) -> int:
-    """Return the number of workers. `auto`: one per core, but none if clients train on a GPU."""
+    """Return the number of workers that train clients. 0 means that this process trains them.
+
+    `auto` means one per core, and 0 if clients train on a GPU. `cores` is the number of cores to
+    use.
+    """
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # vmap uses all cores, and the grouping of clients must not vary

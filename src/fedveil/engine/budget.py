@@ -44,7 +44,7 @@ def solve_job(
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """Return a warning if the protection adds noise but the whole run guarantees almost nothing."""
+    """Return a warning if the protection's noise guarantees almost nothing, or None."""
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
@@ -63,9 +63,9 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
 def check_limit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` if round `number` would take a client of `cohort` past the limit.
+    """Raise `LimitReached` if round `number` would bring a client above `privacy.max_epsilon`.
 
-    The limit is `privacy.max_epsilon`. `spending` is what the round costs each client.
+    `cohort` are the clients of the round. `spending` is what the round costs each of them.
     """
     limit, delta = job.privacy.max_epsilon, job.privacy.delta
     if limit is None:
@@ -82,10 +82,10 @@ def check_limit(
 def admit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` if round `number` would exceed a limit. Otherwise charge the account.
+    """Raise `LimitReached` if round `number` would exceed the run's limit or the data set's limit.
 
-    The limit holds for the run (`check_limit`), and for the account of the data set if
-    `privacy.account` names one. A round that is repeated after an interruption is charged again.
+    `check_limit` checks the run. If `privacy.account` names an account of the data set, the round
+    is charged to that account. A round that is repeated after an interruption is charged again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

@@ -1,16 +1,18 @@
 """Canary clients of a simulated run, and what their reports reveal about them.
 
-A canary has no data. Its updates are fixed before the run: a direction of its own, longer than the
-clip, forwards or backwards depending on its coin. This is the game of `privacy.one_run_audit`. The
-coin decides between two replace-one neighbours that are as far apart as the whole data of two
-clients can be. A bound from the canaries is therefore comparable to the ledger's figure for a
-client in every round. The directions are orthogonal, and all canaries reverse theirs after every
-round. So they undo their effect on the model in the next round, and noise that is used twice
-cancels in the scores.
+A canary is an artificial client without data. It has a direction and a secret coin. In odd rounds
+its update points along the direction if the coin shows 1, and against it if the coin shows 0. In
+even rounds all canaries reverse their updates. The updates are longer than the clip. An observer
+guesses the coins, as in `privacy.one_run_audit`. The two possible updates of a canary differ as
+much as the data of two clients can. So the resulting bound is comparable to the ledger's epsilon
+for a client in every round.
 
-The observer sees what the guarantee covers: each canary's own reports, through the protection's
-`reading`. It sees the aggregates instead, in the domain in which they are released, if the reports
-say nothing, or if the guarantee trusts the server and only the server sees them.
+The directions are orthogonal. Reversing them in every second round undoes their effect on the
+model, and lets noise that was used twice cancel in the scores.
+
+The observer sees what the guarantee covers. That is each canary's own reports, through the
+protection's `reading`. If the reports reveal nothing, or if the guarantee trusts the server, the
+observer sees the rounds' aggregates instead, in the domain in which they are released.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from fedveil.protections.base import Aggregate, Protection, RoundContext, State,
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
-#: Lengths of the canaries' updates as multiples of the clip, used in turn. A clip that does not
-#: bound at all shows in every canary. One that bounds slightly too little shows best in the first.
+#: Lengths of the canaries' updates as multiples of the clip, used in turn. A missing clip shows in
+#: every canary. A clip that is slightly too large shows best in the first.
 BEYOND = (1.5, 8.0, 64.0)
 #: Lengths of the updates if a perturbed report has no clip. Anything it reveals about size shows in
 #: one of them.
@@ -65,14 +67,14 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """Return this round's factor of all directions: 1 in odd rounds, -1 in even rounds."""
+        """Return the factor of every canary's update: 1 in odd rounds, -1 in even rounds."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
 
     def examples(self, client: ClientId) -> int:
-        """Return 1, so that a canary counts as a client with one example."""
+        """Return 1: a canary counts as a client with one example."""
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
@@ -80,7 +82,7 @@ class CanaryTraining(Training):
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the client's update if its coin shows 1. For 0 it sends the negative."""
+        """Return the update of a canary whose coin shows 1. For 0, it sends the negative."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)

@@ -32,16 +32,17 @@ ALONE = f"{BOUND}, if canaries reveal nothing about each other"
 TURNED = (
     f"{BOUND}, by coins in differences between rounds, if canaries reveal nothing about each other"
 )
-#: Computes a bound, given its part of the error.
+#: Computes a bound that is wrong with at most the given probability.
 Bound = Callable[[float], Measured]
 
 
 @dataclass(frozen=True)
 class Canvass:
-    """All observations of the canaries with the coins `included`, and the bounds that follow.
+    """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
-    `moved` is the distance by which one client can move a release if the clip holds. `gaussian` is
-    True if the claim is about Gaussian noise, `measured` if that noise is the same in every round.
+    `moved` is the distance by which replacing one client can move a release, if the clip holds.
+    `gaussian` is True if the claim is about Gaussian noise. `measured` is True if that noise also
+    has the same size in every round.
     """
 
     included: Bools
@@ -52,7 +53,7 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return every lower bound for this protection, and the share of coins guessed right."""
+        """Return every lower bound on epsilon, and the share of coins that were guessed right."""
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
@@ -69,7 +70,10 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield a bound from guessing coins by differences between rounds of several domains."""
+        """Yield the bound from guessing coins by the difference between two rounds' sums.
+
+        Yields nothing unless each round releases its sum in another vector space (`Domain.moves`).
+        """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -97,10 +101,10 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Return the bound from differences between the sums of two rounds.
+            """Return the bound from the noise in differences between releases of two rounds.
 
-            Two successive rounds are compared with each other, and every round with the first. Each
-            of these two tests may be wrong with probability `error` / 2, and the stronger counts.
+            One test compares successive rounds, another compares each round with the first. Each
+            may be wrong with probability `error` / 2. The larger bound is returned.
             """
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
@@ -128,11 +132,12 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """Return the bound on epsilon for a `distance` between neighbours, in standard deviations.
+        """Return the lower bound on epsilon that follows from a measured `distance`.
 
-        `unseen` is the largest true epsilon that would probably not have refuted `claim`. With c
-        the distance of the claimed epsilon, `unseen` is the epsilon of the distance c² / distance,
-        or of c + uncertain if `uncertain` is above 0.
+        The distance is between the means of two neighbouring releases, in standard deviations of
+        the noise. `uncertain` is the sampling error of the measured distance, or 0 if it has none.
+        The result's field `unseen` is the largest true epsilon that this bound would probably have
+        missed.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -145,7 +150,7 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield the bounds that follow from how many random choices report the truth."""
+        """Yield a bound for each kind of random choice, from the number of truthful choices."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

@@ -1,4 +1,4 @@
-"""The directions of an audit's canaries: public and orthogonal."""
+"""The directions of the canaries' updates: public and orthogonal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Directions:
         return products
 
     def combined(self, weights: Float64s) -> Float64s:
-        """Return the sum of all directions, each multiplied by its entry of `weights`."""
+        """Return the weighted sum of all directions. `weights` has one entry for each direction."""
         from scipy.fft import idct  # takes a third of a second to import
 
         products = np.zeros(len(self._signs))

@@ -1,10 +1,10 @@
-"""Evidence from each canary's own reports: its coin, the noise, and the random choices.
+"""Evidence from each canary's own reports: scores for its coin, the noise, and random choices.
 
-An attacker who reads the reports knows everything but the coin. An auditor also knows the coin, and
-therefore what was sent without noise. So the auditor measures the noise of a report, and the
-difference of the noise of two reports, in which noise that is used twice cancels. The two reports
-come from one canary in two rounds, or from two canaries in one round. The auditor also counts the
-random choices that were answered truthfully, in single reports and in both reports of a pair.
+An auditor knows the coins and therefore each update without its noise. So the auditor can measure
+the noise in a report. The auditor also measures the noise in the difference of two reports, of one
+canary in two rounds or of two canaries in one round: noise that was used twice cancels there.
+Finally the auditor counts the random choices that report the truth, in single reports and in pairs
+of reports.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedveil.protections.reading import Reading
 _KEPT = 1 << 20
 #: Limits the score of one report, so that an impossible report does not score infinity.
 _MOST_SCORE = 1e6
-#: The distance by which a client can always move the difference of two rounds, over the length of
-#: its update: the rounds may release it in different directions, and it chooses the sign in both.
+#: The least distance by which a client can change the difference between two rounds' releases, as
+#: a multiple of its update's length. The worst case is two releases in orthogonal directions.
 LEAST_STEP = 2.0**0.5
-#: Ways to count a truthful choice: alone, in a round and the one before, in a round and the one
-#: before that, by two canaries.
+#: The ways to count truthful choices: each alone, or both of a pair. A pair is the same choice in
+#: two successive rounds, in two rounds with one between them, or in the reports of two canaries.
 WAYS = (
     "told true", "told true in two rounds", "told true two rounds apart",
     "told true by two canaries",
@@ -39,7 +39,10 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The canaries' reports of the last `lag` rounds. No round is in two pairs."""
+    """The reports from `lag` rounds ago, for comparison with this round's.
+
+    A round is compared only once, so that the pairs of rounds are disjoint.
+    """
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -52,9 +55,9 @@ class _EarlierRounds:
 
 
 class ChoiceTally:
-    """Counts truthful answers, for each `Choice` and each way of counting in `WAYS`.
+    """Counts how many random choices reported the truth, alone and in pairs of reports (`WAYS`).
 
-    No choice is in two pairs. So pairs are independent if choices are.
+    Every choice is in at most one pair of each kind. So pairs are independent if choices are.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -68,7 +71,7 @@ class ChoiceTally:
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
         """Count the choices in this round's report of canary `number`.
 
-        `truths` is as in `Reading.truths`: one array for each choice.
+        `truths` has one array for each choice, as `Reading.truths` returns them.
         """
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):
@@ -80,7 +83,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Its reports are saved if a later round's are to be paired with them."""
+        """End the round. Saves its reports if a later round's are compared with them."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -99,7 +102,7 @@ class ChoiceTally:
         return np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Restore and validate the state of a checkpoint for this number of canaries."""
+        """Load and validate the state from a checkpoint of a run with `canaries` canaries."""
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:
@@ -126,13 +129,14 @@ class ChoiceTally:
 class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
-    A score is larger if the coin is likelier 1. `moved` is the length of a canary's update if the
-    clip holds. `told` is True if reports reveal anything about an update.
+    The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
+    after clipping. `told` becomes True once a report reveals anything about an update. The measured
+    noise is that of
 
-    - `noise` measures the noise of single reports.
-    - `lag` measures the difference between a canary's reports in two successive rounds.
-    - `echo` measures the difference between its reports in a round and in the first.
-    - `pairs` measures the difference between two canaries' reports in one round.
+    - `noise`: single reports,
+    - `lag`: differences between a canary's reports in two successive rounds,
+    - `echo`: differences between a canary's report in a round and its report in the first round,
+    - `pairs`: differences between two canaries' reports in one round.
     """
 
     def __init__(
@@ -158,10 +162,10 @@ class ReportEvidence:
         self._first = np.zeros((0, len(self._places)))
 
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
-        """Record the report of canary `number`, as read by an attacker.
+        """Record the report of canary `number`, as an attacker reads it.
 
-        If the canary's coin shows 1, it sent `update`, which has the direction `unit`; otherwise it
-        sent the negative.
+        The canary sent `update` if its coin shows 1, otherwise the negative. `unit` is the
+        direction of `update`.
         """
         if reading.empty:
             return
@@ -187,10 +191,11 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round, in which all directions were multiplied by `turn`, 1 or -1.
+        """End the round. In this round, all canaries' updates were multiplied by `turn`, 1 or -1.
 
-        In a canary's direction, the other canaries' reports contain nothing but noise. Shared noise
-        is in the canary's report too, so the mean of the others is subtracted from its score.
+        Noise that all reports share would change every canary's score. It is estimated from the
+        other canaries' reports, which contain only noise in this canary's direction, and
+        subtracted.
         """
         others = len(self.scores) - 1
         if len(self._shared) and others:
@@ -254,7 +259,7 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of an array of this shape. Raises `ValueError` for NaN or infinity."""
+    """Return a copy of the array `name` of the state. Raises `ValueError` for NaN or infinity."""
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -1,7 +1,7 @@
-"""Evidence from the sums of rounds, in the domain in which a protection releases them.
+"""Evidence from the rounds' sums, in the domain in which a protection releases them.
 
-A protection may rotate the sum differently in every round (`Protection.domain`). The noise is added
-in the rotated domain, so noise that is used twice cancels there and nowhere else.
+A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
+after the rotation. So noise that was used twice cancels only in differences of rotated sums.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from fedveil.privacy.noise_audit import MeasuredNoise
 from fedveil.protections.base import Aggregate, Protection
 from fedveil.protections.reading import Domain
 
-#: Differences that a client moves by less than this part of its length are not measured.
+#: A difference of sums is not measured if a client changes it by less than this multiple of an
+#: update's length.
 _LEAST_MOVE = 1e-3
 
 
 class SumEvidence:
-    """Evidence from the rounds' aggregates: a score for each coin, and the measured noise.
+    """Evidence from the rounds' aggregates: two scores for each coin, and the measured noise.
 
-    The larger a score is, the likelier is the canary's coin 1.
+    The larger a score, the likelier the canary's coin shows 1. `scores` are the sums' projections
+    onto the canary's direction. `turned` are projections of the differences between two rounds'
+    sums, if every round has its own domain. The measured noise is that of
 
-    - `scores` projects the sums onto each canary's direction.
-    - `turned` does so for differences between rounds, if every round has its own domain.
-    - `noise` measures the part of a sum that is orthogonal to the canaries' directions.
-    - `spare` measures the entries of a sum that no update reaches.
-    - `lag` measures the difference between two successive sums, as released, in disjoint pairs.
-    - `calm` measures the same difference, decoded, in which slow learning cancels as well.
-    - `echo` measures the difference between a round's sum and the first round's, as released.
+    - `noise`: the part of a sum that is orthogonal to all canaries' directions,
+    - `spare`: the entries of a sum that no update reaches,
+    - `lag`: the difference between the sums of two successive rounds, in their released form,
+    - `calm`: the same difference after decoding, in which slow learning cancels as well,
+    - `echo`: the difference between a round's sum and the first round's, in their released form.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record a round's aggregate, with all directions multiplied by `turn`, 1 or -1."""
+        """Record a round's aggregate. All updates were multiplied by `turn`, which is 1 or -1."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -92,7 +93,11 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add `difference` to `noise`, in units of the largest move by one client."""
+        """Add a difference of two sums to `noise`, in units of the largest change by one client.
+
+        A client changes a single sum by at most a fixed length, and the difference by `step` times
+        that.
+        """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)
             noise.add(float(scaled @ scaled))

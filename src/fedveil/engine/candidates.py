@@ -1,4 +1,4 @@
-"""Protections that can state a promise for a job, each solved for one epsilon of the whole run."""
+"""Finds the protections with which a job's whole run can meet a target epsilon."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _FIXED = {"nesterov": False} | {key: to for key, to in ONE_STEP.items() if key !
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job under a protection whose whole run costs at most the target epsilon.
+    """A job under one protection, whose noise is chosen so that the run meets a target epsilon.
 
-    `settings` are the keys that turn the original job into this one. `job` and `protection` state
-    their noise as a number and not by a target epsilon, so it stays if the rounds change.
+    `settings` are the keys that turn the original job into this one. `job` and `protection` contain
+    the noise as a fixed number, so it does not change with the number of rounds.
     """
 
     settings: tuple[str, ...]
@@ -60,18 +60,19 @@ class Candidate:
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection, after the words `start`."""
+        """Return the command that runs the job under this protection. It begins with `start`."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the length of the noise in a round's mean, over the longest mean update.
+        """Return the noise's expected length in a round's mean, over the mean's largest length.
 
-        Each of the d entries of a sum gets noise of standard deviation r * 2 * clip, where r is the
-        release's ratio. A sum of n updates is at most n * clip long. The quotient of both lengths
-        is 2 * r * sqrt(d) / n, times sqrt(n) if every report has its own noise. An update is rarely
-        as long as the clip, so the true quotient is larger. Under `privacy.unit: example`, n is the
-        number of sampled examples, of the `examples` that all clients have together. Returns None
-        if the noise is not Gaussian.
+        The mean is over n clients, or n sampled examples under `privacy.unit: example`. `examples`
+        is the number of examples of all clients together. Real updates are shorter than the clip,
+        so the true quotient is larger. Returns None if the noise is not Gaussian.
+
+        With d entries and the noise ratio r, the noise of a sum has length r * 2 * clip * sqrt(d),
+        times sqrt(n) if every report has its own noise. A sum of n updates is at most n * clip
+        long.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release
@@ -96,10 +97,10 @@ def candidates(
     names: Sequence[str] = GAUSSIAN,
     changes: Sequence[str] = (),
 ) -> Iterator[Candidate]:
-    """Yield the job under each protection of `names` that can reach epsilon `target`.
+    """Yield a `Candidate` for each protection of `names` that can meet epsilon `target`.
 
-    `dimension` is an update's number of entries. `changes` are further settings. Protections that
-    the job's other keys rule out are omitted.
+    `dimension` is the number of entries of an update. `changes` are further settings. Protections
+    that the job's other keys rule out are omitted.
     """
     for name in names:
         try:
@@ -112,7 +113,7 @@ def candidates(
 
 
 def of_examples(job: Job) -> list[str]:
-    """Return the settings with which a job that protects whole clients protects single examples."""
+    """Return the settings that change a job's unit of privacy from whole clients to examples."""
     changed = {key: to for key, to in _FIXED.items() if getattr(job.training, key) != to}
     undone = (
         f"training.{key}={to if isinstance(to, str) else shown(to)}" for key, to in changed.items()

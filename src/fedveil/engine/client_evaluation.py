@@ -27,7 +27,7 @@ CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Examples, and each client's held-out share of them as positions."""
+    """Examples, and the indices of those that each client holds out from training."""
 
     examples: Examples
     shares: Partition
@@ -54,7 +54,7 @@ class ClientTest:
         return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
-        """Return a record's figures over the clients, for the model's current weights."""
+        """Return the `summary` of the clients' figures, for the model's current weights."""
         scores = score(self._part.module, self._task, *self._rows)
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
@@ -62,7 +62,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first measure for one client, or NaN if it holds out no examples."""
+        """Return the task's first metric on a client's held-out examples. NaN if there are none."""
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan
@@ -72,7 +72,10 @@ class ClientTest:
 
 
 def summary(each: Float64s, better: Better) -> dict[str, float]:
-    """Return the mean of the clients' figures, that of the worst tenth, and their spread."""
+    """Return the mean of the clients' figures, the mean of the worst tenth, and the spread.
+
+    The spread is the standard deviation. NaN entries of `each` are ignored.
+    """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):
         return dict.fromkeys(CLIENTS, math.nan)

@@ -34,7 +34,10 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the rate of a client's own gradients: under FedCM, `own_direction` of the full one."""
+    """Return the learning rate of a client's own gradients in `round`.
+
+    Under FedCM it is `training.own_direction` times the clients' rate. Otherwise it is that rate.
+    """
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 
@@ -47,7 +50,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate changes between rounds. `make(round)` returns one."""
+    """A trainer whose learning rate depends on the round. `make(round)` makes a round's trainer."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

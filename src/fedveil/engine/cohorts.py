@@ -8,13 +8,13 @@ from fedveil.rounds.outcomes import ClientId
 
 
 class Cohorts:
-    """The cohorts of a job whose number of clients is known.
+    """Chooses each round's clients, if the number of all clients is known.
 
-    `clients.sampling: fixed` draws the same number of clients in every round from the job's seed,
-    so anyone with the job can repeat the draw. `poisson` draws each client independently with
-    probability `clients.fraction`, in secret: from the system's randomness, so that a restarted
-    round has another cohort, or from the seed if reports are seeded too. If clients draw their own
-    turns, every cohort consists of all clients.
+    `clients.sampling: fixed` draws the same number of clients in every round from the job's seed.
+    Anyone who has the job can repeat that draw. `poisson` draws each client independently with
+    probability `clients.fraction`, in secret. It uses the system's randomness, so a restarted round
+    has another cohort. If reports are seeded, it uses the seed. If clients decide themselves
+    whether to take part, every cohort consists of all clients.
     """
 
     def __init__(self, job: Job) -> None:
@@ -33,7 +33,7 @@ class Cohorts:
         return sorted(map(int, drawn[: job.clients_per_round]))
 
     def begun(self, round: int) -> list[ClientId]:
-        """Return all clients that may have been asked for a report in an interrupted round."""
+        """Return all clients that an interrupted round may have asked for a report."""
         if self._job.clients.sampling == "poisson":
             return list(range(self._number))
         return self.draw(round)

@@ -49,7 +49,7 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples, for a run that training examples must not influence."""
+    """Yield batches of test examples. Used if nothing may depend on a single training example."""
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))
@@ -85,7 +85,7 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Return the place of the function `name`. A traceback may name only torch's own files."""
+    """Return the file and line of the user's function `name`."""
     if is_language_model(name):
         return name
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)
@@ -145,7 +145,7 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise an error unless `outputs` has the shape for `targets` and for all classes."""
+    """Raise an error unless the shape of `outputs` fits `targets` and the number of classes."""
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):

@@ -19,7 +19,7 @@ from fedveil.record.run_folder import RunFolder
 
 
 class Engine(ABC):
-    """Carries the messages of a job: the simulator, or the deployed federation."""
+    """Base class of the simulator and of the deployed federation."""
 
     #: A sentence that says how to resume an interrupted run. `{folder}` stands for its folder.
     how_to_resume: str
@@ -28,11 +28,11 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients. Raises if it cannot run on `dataset`."""
+        """Return the job with the number of clients set. Raises if it cannot run on `dataset`."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the trainer's name, or None if unknown. Raises an error if no trainer fits."""
+        """Return the name of the clients' trainer, or None if unknown here. Raises if none fits."""
         return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above
@@ -49,7 +49,7 @@ class Engine(ABC):
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return arrays that a resumed run must have unchanged, besides the test examples."""
+        """Return the engine's own arrays that must be unchanged when a run is resumed."""
         return ()
 
     @abstractmethod

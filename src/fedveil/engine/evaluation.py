@@ -29,7 +29,7 @@ _NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
-    """A model and its test examples. `layout` describes the weights of the model's trained part."""
+    """A model with its test examples. `layout` describes the weights of the trained part."""
 
     def __init__(
         self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None
@@ -59,10 +59,10 @@ class ModelTest:
 
 
 def told(scores: Scores) -> dict[str, Any]:
-    """Return a record's figures from `scores`.
+    """Return the entries of a round's record for these `scores`.
 
-    The task's measures are included unless they are the default ones. Their order matters, because
-    the first one decides.
+    If the task has its own metrics, their names are included, in order: the first one decides which
+    model is best.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}
@@ -75,7 +75,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a figure as a float or a list, which a record can hold. Raises `TaskInvalid`."""
+    """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "

@@ -1,9 +1,9 @@
 """Simulated failures: clients that drop out, and clients that answer too late.
 
-No process really waits. The job's fault plan decides which clients drop out and in which phase. A
+Nothing really waits. The job's fault plan decides which clients drop out and in which phase. A
 client's answer time is drawn from the seed. A client whose time exceeds a phase's window counts as
-dropped out, as on a real network. Its message arrives after the phase has closed, so a late report
-has left its client nevertheless.
+dropped out, as on a real network. Its message then arrives after the phase has closed: the late
+report is not in the sum, but it has left its client.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the fault plan: the share of the cohort that drops out at each named point. `phases`
-    lists all points in order, each with this protection's phase. A point's phase is None if clients
-    have answered everything by then.
+    `shares` is the fault plan. It maps points of a round to the share of the cohort that drops out
+    there. `phases` maps all points, in order, to the phases of this protection. A point is mapped
+    to None if clients have nothing left to answer then.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -125,11 +125,11 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that miss a phase's window, each with the first phase it misses.
+    """Return the clients that miss a phase's window, each with the first phase that it misses.
 
     A client's time for a phase is median_ms * e^(spread * z), in milliseconds, with z standard
-    normal. So one client in two is slower than `median_ms`. With a spread of 1, one in fifty takes
-    eight times as long.
+    normal. So half of the clients are slower than `median_ms`. With a spread of 1, one client in
+    fifty needs at least eight times as long.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

@@ -44,7 +44,7 @@ Progress = Callable[[Record], None]
 
 @dataclass(eq=False)
 class Federation:
-    """A run that has been started (`engine.start`). It only runs: its parts are made elsewhere."""
+    """A started run, which `engine.start` made. It runs the remaining rounds."""
 
     parts: Parts
     state: RunState
@@ -193,15 +193,15 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the reports' cost just before their request: an ended run has then paid."""
+        """Record the cost of the reports just before they are requested."""
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 
     def charge_begun(self) -> Iterator[str]:
-        """Charge the cohorts of interrupted rounds. Yields a line for the event log for each round.
+        """Charge the clients of interrupted rounds. Yields a line for the event log for each round.
 
-        Each round costs what it cost when it began, and is charged before it restarts, so that a
-        restart cannot exceed a limit. Seeded reports are repeated byte for byte and cost no more.
+        A round is charged what it cost when it started, before it is repeated. So a restart cannot
+        exceed a limit. Seeded reports are repeated byte for byte and are charged once.
         """
         if self.job.privacy.randomness == "seeded":
             return
@@ -232,7 +232,7 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, then a checkpoint, which covers everything before it."""
+        """Save the round's record, then a checkpoint that covers all records so far."""
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):

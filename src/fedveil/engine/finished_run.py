@@ -19,7 +19,7 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Presentation:
-    """The functions that show a run to its user. An engine calls them and draws nothing itself."""
+    """Functions that show a run to its user. The engine calls them and shows nothing itself."""
 
     #: Writes the page of a run that has ended. Logs a failure with the event function.
     page: Callable[[RunFolder, Callable[[str], None]], None]
@@ -34,7 +34,7 @@ class Run:
     """A finished run: its metrics (one record per round), trained model, folder and ledger.
 
     `stopped` is the reason for an early end, `audit` the result of its canaries, and `others` has
-    the costs by other accounts than the ledger's.
+    the costs under other assumptions than the ledger's.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil
@@ -55,7 +55,7 @@ class Run:
     stopped: str | None = None
     #: The finding of an audit's canaries, if the job has any.
     audit: Finding | None = None
-    #: The run's cost by other accounts than the ledger's.
+    #: The run's cost under other assumptions than the ledger's (`other_accounts`).
     others: Sequence[Line] = ()
     #: The functions that show the run, or None if it was started without them.
     presentation: Presentation | None = field(default=None, repr=False)

@@ -23,12 +23,11 @@ from fedveil.pretrained.model_folder import ModelFolder
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The properties of the data that the model depends on, and the model's fingerprint.
+    """The properties of the data on which the model depends, and the model's fingerprint.
 
-    `classes` is the number of outputs that the model needs, whatever the task. `target_shape` is
-    the shape of one target of a user's own task (`data.lone_records`), and `whole_targets` says
-    that those targets are integers. `whole_examples` says that each example is one array of
-    integers.
+    `classes` is the number of the model's outputs. `target_shape` is the shape of one target, for a
+    user's own task (`data.lone_records`). `whole_targets` is True if such targets are integers.
+    `whole_examples` is True if each example is one array of integers.
     """
 
     example_shape: Shape
@@ -40,7 +39,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, dataset: Dataset) -> ModelShape:
-        """Return the shape that a dataset requires, without a model's fingerprint."""
+        """Return the shape of a dataset, without a model's fingerprint."""
         x, y = dataset.test.x, dataset.test.y
         return cls(
             dataset.example_shape,
@@ -51,7 +50,7 @@ class ModelShape:
         )
 
     def given(self, model: nn.Module) -> ModelShape:
-        """Return this shape with the fingerprint of `model`, which was built for it."""
+        """Return this shape with the fingerprint of `model`."""
         return replace(self, fingerprint=fingerprint(model))
 
 

@@ -1,4 +1,4 @@
-"""A job's protection and its randomness. Does not import torch, which few callers need."""
+"""Makes a job's protection and its randomness. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deployed:
-    """The keys of a deployed job, in place of the simulator's seed.
+    """The keys of a deployed job. A simulation derives keys from the seed instead.
 
     `roster` maps every client to its public signing key. `identity` is this client's private key.
     """
@@ -40,7 +40,7 @@ def job_digest(job: Job) -> bytes:
 def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) -> Protection:
     """Return the job's protection for updates of `dimension` entries.
 
-    Without `deployed`, it is the simulator's, with keys from the job's seed.
+    Without `deployed`, its keys are derived from the job's seed, for a simulation.
     """
     outside = Deployed() if deployed is None else deployed
     context = JobContext(
@@ -70,12 +70,15 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Name the protected unit: `client`, or "one example of" `client`, as `privacy.unit` says."""
+    """Return whom an epsilon covers: `client`, or "one example of `client`" if that is the unit."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
-    """Describe what is sent without noise. `leaves`: reports leave their machine."""
+    """Return descriptions of the values that are sent without noise.
+
+    `leaves` is True in a deployment, where reports leave the client's machine.
+    """
     said = [BY_SIZE] if job.server.weighting == "by_size" else []
     if job.evaluation.clients:
         said.append("metrics on the clients' own examples (evaluation.clients)")
@@ -94,14 +97,18 @@ def report_entropy(job: Job) -> Entropy:
 
 
 def training_entropy(job: Job) -> Entropy:
-    """Return the randomness of training: the seed's, or the reports' if batches are secret."""
+    """Return the randomness of training, from the job's seed.
+
+    Under `privacy.unit: example` the drawn batches must stay secret. The result is then derived
+    from the randomness of reports (`report_entropy`).
+    """
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")
     return Seeded(job.seed, "training")
 
 
 def check_buffers(job: Job, layout: Layout) -> None:
-    """Raise `ModelInvalid` if a buffer, perhaps a variance, would get noise."""
+    """Raise `ModelInvalid` if noise would be added to a buffer, such as a variance."""
     buffers = [entry.name for entry in layout.entries if entry.fate == "buffer"]
     if buffers and job.audit.canaries:
         raise ModelInvalid(

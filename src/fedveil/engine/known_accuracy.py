@@ -1,4 +1,4 @@
-"""A bundled table of measured accuracies of some jobs, each at its epsilon."""
+"""A bundled table of measured accuracies: for some jobs, the accuracy at each epsilon."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from fedveil.record.metric_names import deciding
 
 
 def before_after(parts: Parts, weights: Float32s) -> Iterator[BeforeAfter]:
-    """Yield the deciding figure of the first and the last model, and continuations of the prompts.
+    """Yield comparisons of the initial model with the trained one, whose weights are `weights`.
 
-    The model has the weights `weights` afterwards.
+    The comparisons are the deciding metric, and the continuations of the job's prompts.
     """
     form, job = text_form(parts.job), parts.job
     if form is None:

@@ -1,4 +1,4 @@
-"""The advice for a finished run without a meaningful promise: the best that its job can have."""
+"""Advice after a run without a meaningful guarantee: the best protection for its job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.recorder import ADVICE
 from fedveil.record.run_folder import JOB
 
-#: The promise of the advice: the epsilon of the whole run.
+#: The epsilon of the whole run at which the advice aims.
 TARGET = 2.0
-#: Longer noise, over the mean update, leaves too little of a model. On the digits job with fewer
-#: clients than its 1,438, noise of 4.4 left an accuracy of 86.9%, and noise of 12 left 67.7%.
+#: The longest noise, as a multiple of the mean update, that leaves a useful model. On the digits
+#: job with fewer clients than its 1,438, a multiple of 4.4 left an accuracy of 86.9%, and a
+#: multiple of 12 left 67.7%.
 MOST_NOISE = 10.0
 
 
@@ -29,12 +30,12 @@ def advise(
 
 
 def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -> str | None:
-    """Return the advice as `SHORT: SENTENCE`, or None if `promised` is enough or nothing can help.
+    """Return the advice, or None if the guarantee `promised` is enough or nothing can help.
 
-    The sentence calls the job's file `job.yaml`. `examples` is the number of all clients' training
-    examples. The candidates are the protections with Gaussian noise. The best one holds against the
-    server and adds the least noise. If even its noise is longer than `MOST_NOISE` mean updates, the
-    advice says what would help.
+    The advice has the form "SHORT: SENTENCE". The sentence calls the job's file `job.yaml`.
+    `examples` is the number of all clients' training examples. The candidates are the protections
+    with Gaussian noise. The best one holds against the server and adds the least noise. If its
+    noise is still longer than `MOST_NOISE` mean updates, the advice says what would help.
     """
     if promised.promise in ("strong", "meaningful"):
         return None
@@ -89,7 +90,7 @@ def _noise(candidate: Candidate, examples: int) -> float:
 
 
 def _times(candidate: Candidate, examples: int) -> str:
-    """Return the norm of the noise over that of the mean update, with at least two digits."""
+    """Format the length of the noise as a multiple of the longest mean update."""
     noise = _noise(candidate, examples)
     return f"{noise:.1f}" if noise < 10 else f"{noise:,.0f}"
 
@@ -108,9 +109,9 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the clients per round from which noise is at most `MOST_NOISE` times the mean update.
+    """Return how many clients per round would make the noise short enough (`MOST_NOISE`).
 
-    `examples` is the number of examples of a client.
+    `examples` is the number of all clients' examples.
     """
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1

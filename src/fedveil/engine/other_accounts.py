@@ -1,15 +1,15 @@
-"""The cost of a run by other accounts than the ledger's, each with a label.
+"""The cost of a run under other assumptions than the ledger's. Each line has a label.
 
-The ledger's lines are for replacing a client's whole data, and for the rounds that were run. Their
-attacker knows who took part, as the server does. If the run ended because of its rounds' results,
-its number of rounds was not fixed in advance. The cost of all planned rounds holds even then. For
-Gaussian noise there are two more lines:
+The ledger assumes that a client's whole data is replaced, that the attacker knows who took part, as
+the server does, and that the number of rounds was fixed in advance. This module adds:
 
-- The cost for a client added or removed instead of replaced, to compare with papers.
-- The cost against an attacker who only gets the models, amplified by sampling. This line applies if
-  cohorts are drawn in secret (`clients.sampling: poisson`) and a round releases a noised sum
-  divided by a constant, whoever took part. It is omitted if `privacy.max_epsilon` may end the run,
-  because the end then reveals something about the cohorts.
+- The cost of all planned rounds, if the run's own results ended it early.
+- For Gaussian noise, the cost for a client that is added or removed instead of replaced. Most
+  papers state this one.
+- For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.
+  This needs secret cohorts (`clients.sampling: poisson`), and rounds that release a noised sum
+  divided by a constant. It is omitted if `privacy.max_epsilon` may end the run, because the end
+  would then reveal something about the cohorts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedveil.protections.base import Protection
 
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """Yield report lines on a run's privacy cost by accounts that differ from the ledger's."""
+    """Yield lines on the cost of `rounds` rounds under other assumptions than the ledger's."""
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
@@ -55,7 +55,10 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return standard deviation over sensitivity of a report's Gaussian releases, or None."""
+    """Return the noise ratio of one report: standard deviation divided by sensitivity.
+
+    All Gaussian releases of the report count as one. Returns None if a release is not Gaussian.
+    """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):
         if not isinstance(spent.loss.release, Gaussian):

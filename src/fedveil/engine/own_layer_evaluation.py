@@ -30,10 +30,10 @@ def make_test(
 
 
 class OwnLayersTest(ModelTest):
-    """Tests each client's model, with its own layers, and averages every figure over the clients.
+    """Tests each client's model, with the client's own layers, and averages the metrics.
 
-    Only clients that have trained count. Before any has trained, the test uses the initial layers.
-    A client's held-out examples are tested with that client's own layers.
+    Only clients that have trained count. Before any has trained, the initial layers are tested. A
+    client's held-out examples are tested with that client's own layers.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Return the mean of numbers, or of lists entry by entry. Equal dicts stay as they are."""
+    """Return the mean of numbers, or of lists entry by entry. Of equal dicts, return the first."""
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)

@@ -1,8 +1,8 @@
-"""Compiles the loops of a job's protection in a second process, once on a machine.
+"""Compiles a protection's native code in a second process, the first time it runs on a machine.
 
-Compiling holds the GIL, so a thread would not help. The first process imports PyTorch and compiles
-the training in the meantime, and then finds the loops in the cache. The second process begins with
-the products of training, which are compiled before PyTorch is imported.
+Compiling holds the GIL, so a thread would not help. Meanwhile the first process imports PyTorch and
+compiles the training code. Then it finds the protection's code in the cache. The second process
+first compiles the matrix products of training, because they are needed first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.protections.base import ClientContext, RoundContext
 
-#: The loops do not depend on the length of an update.
+#: The length of the report's update. The compiled code does not depend on it.
 _DIMENSION = 1000
 
 
@@ -33,9 +33,10 @@ def _cores() -> int:
 
 @contextmanager
 def precompiling(job: Job) -> Iterator[None]:
-    """Compile the loops of the job's protection beside this block, unless they are cached.
+    """A context in which a second process compiles the code of the job's protection.
 
-    Does nothing on one core. The second process ends with the block.
+    Nothing happens if the code is cached or if the machine has one core. The second process is
+    stopped at the end of the context.
     """
     loop = job.protection.position.loop
     if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:
@@ -60,7 +61,7 @@ def precompiling(job: Job) -> Iterator[None]:
 
 
 def compile_products() -> None:
-    """Compile the products of training in native code."""
+    """Compile the matrix products that training in native code uses."""
     from fedveil.compiled.product import meet_rows, product, product_of_few
 
     for function in (product, product_of_few, meet_rows):
@@ -68,7 +69,7 @@ def compile_products() -> None:
 
 
 def make_one_report(job: Job) -> None:
-    """Make a report as a client of the job and receive it as its server, without masks."""
+    """Make and receive one report, so that all native code of the protection is compiled."""
     protection = make_protection(job.with_({"simulation.masks": False}), _DIMENSION)
     model = np.zeros(protection.dimension, np.float32)
     server = protection.server_round(RoundContext(range(job.clients_per_round), 1, model))

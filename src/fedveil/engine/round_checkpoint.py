@@ -1,7 +1,7 @@
 """The state from which a run resumes after its last complete round, in one file.
 
-The file is replaced atomically. All randomness is derived from seed, round and client, so the seed
-and the round's number are the whole random state.
+The file is replaced atomically. It contains no generator state: all randomness is derived from the
+seed, the round and the client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Checkpoint:
     summed: Message = field(default_factory=dict)
 
     def write(self, folder: RunFolder) -> None:
-        """Save this checkpoint in place of the folder's last one."""
+        """Save this checkpoint in place of the folder's previous one."""
         held = vars(self) | {name: encode(vars(self)[name]) for name in _MESSAGES}
         for name in _RARE:
             if not vars(self)[name]:
@@ -57,8 +57,9 @@ class Checkpoint:
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        The checkpoint's digest is no signature, so the caller validates the fields. Raises
-        `RunFolderError` if there is no checkpoint but records of more than `every` rounds.
+        The checkpoint's digest detects damage but is no signature, so the caller validates the
+        fields. Raises `RunFolderError` if the checkpoint is missing although more than `every`
+        rounds have records.
         """
         path = folder.path / LATEST
         if not path.exists():
@@ -77,10 +78,10 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if a run whose checkpoint is missing would silently start over.
+    """Raise `RunFolderError` if the checkpoint is missing although the run must have written one.
 
-    A checkpoint follows the record of every `every`-th round, so a run that was killed before its
-    first checkpoint has at most `every` records.
+    A checkpoint follows every `every`-th round. A run with more than `every` records has had one,
+    and must not silently start over.
     """
     metrics = folder.path / METRICS
     with intact(metrics):

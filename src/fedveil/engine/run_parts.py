@@ -36,7 +36,7 @@ from fedveil.record.recorder import find_board
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that one run uses, whatever its folder. Made by `assemble`."""
+    """Everything that a run uses except its folder. Made by `assemble`."""
 
     #: The job, with its number of clients.
     job: Job
@@ -62,7 +62,7 @@ class Parts:
 def assemble(
     job: Job, engine: Engine, dataset: Dataset | None = None, callbacks: Iterable[Callback] = ()
 ) -> Parts:
-    """Return the parts of the job's run, with any `dataset` of the caller, or raise an error."""
+    """Return the parts of the job's run, on `dataset` if given. Raises if the job cannot run."""
     task = make_task(job)
     dataset = load_data(job) if dataset is None else dataset
     job = engine.settle(job, dataset)
@@ -102,10 +102,10 @@ _FREE: Any = {"rounds": True, "simulation": {"on"}}
 def run_fingerprint(
     job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str
 ) -> str:
-    """Return a digest of job, model and data.
+    """Return a digest of job, model and data, which a resumed run must match.
 
-    It omits the number of rounds, which may grow, and the place where clients are trained. `more`
-    are the engine's own arrays. `model` is the model's fingerprint.
+    Two settings are left out: the number of rounds, which may grow, and the place where clients are
+    trained. `more` are the engine's own arrays. `model` is the model's fingerprint.
     """
     settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

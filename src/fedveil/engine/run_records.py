@@ -28,7 +28,7 @@ _NOT_FINITE = "not finite"
 
 
 def counted(outcome: Outcome) -> dict[str, Any]:
-    """Return how many messages of each kind a round had, for its record."""
+    """Return the numbers of a round's messages by outcome, for the round's record."""
     arrived = len(outcome.arrived)
     return {
         "rejected": dict(outcome.rejected),
@@ -44,18 +44,21 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:
-    """Yield a line for the event log if each example consists of several arrays."""
+    """Yield one line for the event log if each example consists of several arrays."""
     if isinstance(shape, dict):
         yield f"{SEVERAL}{', '.join(shape)}"
 
 
 def without_report(record: Record) -> str | None:
-    """Return why no usable report is in a round's aggregate, or None if there is one."""
+    """Return why a round's aggregate contains no usable report, or None if it contains one."""
     return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return why a run has no result, or None. `stopped` is a reason for an early end."""
+    """Return the reason why a run has no result, or None if it has one.
+
+    `stopped` is the reason why the run ended early, or None.
+    """
     if any(_usable(record) for record in records):
         return None
     if not records:
@@ -67,7 +70,7 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
 
 
 def all_failed(number: int, reason: str) -> str:
-    """Return why a run ends after round `number`, in which every client failed for `reason`."""
+    """Return the sentence that ends a run after round `number`, in which every client failed."""
     said = f"every client of round {number} failed: {reason}"
     return f"{said}; resuming fails again until this is fixed"
 

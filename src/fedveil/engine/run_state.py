@@ -28,7 +28,7 @@ class RunState:
         self.summed = SummedReports(parts.job)
 
     def apply(self, aggregate: Aggregate) -> int:
-        """Update the weights with a round's aggregate. Returns the number of reports in it."""
+        """Update the weights with a round's aggregate. Returns the number of its reports."""
         if self._parts.canaries.clients:
             self._parts.canaries.saw(aggregate)
         summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
@@ -38,7 +38,7 @@ class RunState:
         return aggregate.reports
 
     def restore(self, folder: RunFolder) -> Metrics:
-        """Restore the folder's checkpoint, if it has one. Returns the metrics that it covers."""
+        """Load the folder's checkpoint, if any. Returns the metrics up to that checkpoint."""
         parts, path = self._parts, folder.path
         saved = Checkpoint.read(folder, parts.job.checkpoint.every)
         if saved is None:
@@ -68,7 +68,7 @@ class RunState:
         return metrics
 
     def save(self, folder: RunFolder, recorder: Recorder) -> None:
-        """Save the state as the folder's checkpoint. It covers all that `recorder` has written."""
+        """Save the state as the folder's checkpoint, with all that `recorder` has written."""
         Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,

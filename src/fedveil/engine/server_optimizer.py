@@ -43,9 +43,8 @@ class ServerOptimizer:
     ) -> npt.NDArray[np.float32]:
         """Return the new global weights.
 
-        `aggregate` is a sum of reports, divided by `share` of the number of all clients. Raises
-        `RoundVoid` and changes nothing if a weight or moment would not be finite, because no client
-        could train from such weights.
+        `share` is the share of all clients whose reports are in `aggregate`. Raises `RoundVoid` and
+        changes nothing if a weight or moment would not be finite.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             moved, moments = self._direction(aggregate, share)
@@ -81,7 +80,7 @@ class ServerOptimizer:
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Restore the moments of a checkpoint. Raises `MessageInvalid` if they do not fit."""
+        """Load moments from a checkpoint. Raises `MessageInvalid` if they do not fit."""
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape
@@ -96,9 +95,9 @@ class ServerOptimizer:
 class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates the model and the clients' mean control variate, in one vector.
 
-    The mean variate c changes by the mean d of the reported changes: c += share / unit * d. `share`
-    is the share of all clients whose reports were summed, and `unit` the factor of the reported
-    changes. With equal weights c stays the mean of all clients' variates.
+    The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
+    reports. Reports contain changes multiplied by `unit`. `share` is the share of all clients whose
+    reports were summed. With equal weights, c stays the mean of all clients' variates.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the model, and sends it with the last aggregate, the next direction."""
+    """FedCM: updates the model, and appends the aggregate, which directs the next round's steps."""
 
     def step(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0

@@ -1,7 +1,7 @@
-"""Stops a run by its metrics, and keeps the best model so far.
+"""Ends a run early by its metrics, and keeps the best model so far.
 
-Everything but the model is computed from the run's records, so a resumed run decides as if it had
-never been interrupted.
+Every decision is computed from the run's records, so a resumed run decides as an uninterrupted one
+would. Only the best model itself is stored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from fedveil.record.recorder import Record
 
 
 class Stopping:
-    """Decides after each round's record whether the run stops."""
+    """Decides after each round whether the run stops."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
-        """Check the settings. `tested` are the task's measures, besides the loss."""
+        """Check the settings.
+
+        `tested` maps the names of the task's metrics, except the loss, to their better direction.
+        """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(
                 [f"stopping.metric = {settings.metric!r} is not in the rounds' records. "
@@ -59,7 +62,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the run's final weights, and a sentence if they are not the last `weights`."""
+        """Return the final weights, and a sentence if they are not `weights`, the last round's."""
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -72,7 +75,10 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Restore the best model from a checkpoint. Raises unless its round is the best."""
+        """Load the best model from a checkpoint.
+
+        Raises unless its round is the best in `records`.
+        """
         best = self._best_round(records)
         if best is None:
             only_fields(state)
@@ -83,7 +89,10 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def _best_round(self, records: Sequence[Record]) -> int | None:
-        """Return the first of the best rounds. None if no model is kept or no round was tested."""
+        """Return the first of the rounds with the best metric.
+
+        Returns None if the best model is not kept, or if no round was tested.
+        """
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None
 

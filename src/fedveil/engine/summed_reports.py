@@ -1,7 +1,7 @@
-"""The last round whose sum contains each client's report.
+"""Remembers, for each client, the last round whose sum contains the client's report.
 
-A client keeps a state from round to round only if its report counted. In a deployment a client
-cannot know that, so the server tells it in the next round in which it asks the client.
+A client keeps its new state only if its report was summed. A deployed client cannot know that, so
+the server tells it with the next request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from fedveil.rounds.outcomes import ClientId
 
 
 class SummedReports:
-    """The last round with each client's report in its sum, or 0. Empty if no client keeps state."""
+    """For each client, the last round with its report in the sum, or 0 if there is none.
+
+    Empty if clients keep no state.
+    """
 
     def __init__(self, job: Job) -> None:
         self.last: Int64s = np.zeros((job.clients.number or 0) if job.keeps_state else 0, np.int64)
@@ -32,7 +35,7 @@ class SummedReports:
         return {"last": self.last} if len(self.last) else {}
 
     def restore(self, state: Message, done: int) -> None:
-        """Restore and validate the rounds from a checkpoint after round `done`."""
+        """Load and validate the rounds from a checkpoint that was made after round `done`."""
         only_fields(state, *self.state())
         if not len(self.last):
             return

@@ -1,4 +1,4 @@
-"""Solves for the parameter of a protection with which a whole run has a target epsilon."""
+"""Finds the parameter of a protection with which a whole run costs a target epsilon."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from fedveil.protections.cost_key import CostKey
 #: Limits of the search, and the significant digits of its result.
 _LEAST, _MOST = 1e-9, 1e9
 _DIGITS = 4
-#: The search ends when both ends of its bracket are this near, relatively.
+#: The search ends when the relative distance between the ends of its interval is below this.
 _NEAR = 10.0 ** (-_DIGITS - 1)
 
 
 class Solved(NamedTuple):
-    """The job's keys to set, with the solved one last, and the protection that they give."""
+    """The solution: the job's keys to set, and the resulting protection.
+
+    The last of the keys is the parameter that was solved for.
+    """
 
     keys: dict[str, Any]
     protection: Protection
@@ -41,7 +44,7 @@ class Solved(NamedTuple):
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
-    """Return the forecast cost of `rounds` rounds for a client that takes part in all of them."""
+    """Return the predicted cost of `rounds` rounds for a client that takes part in all of them."""
     spending = protection.spending(protection.initial_state())
     figures = project(spending, rounds, delta, adaptive=protection.adaptive)
     figure = figures["run_every_round"]
@@ -60,8 +63,8 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
 
     The value has four significant digits. The cost is the ledger's forecast at the job's delta, for
     a client in every round. Nothing else in the job changes, except that clients are weighted
-    equally if the noise requires it. An adaptive run also gets `target` as its total, because later
-    rounds may cost more than the first, so the forecast is no bound.
+    equally if the noise requires it. In an adaptive run, `target` is also set as the limit on the
+    total cost, because later rounds may cost more than forecast.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -119,7 +122,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with its parameter set to `value`. Raises if `value` is refused."""
+    """Return the protection with the parameter `key` set to `value`. Raises if it is refused."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 
@@ -132,11 +135,11 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
-    """Return the most costly value that fits, rounded to a few digits, or None if there is none.
+    """Return the most costly value of a parameter that meets the target, or None if none does.
 
-    `fits` returns True if a value fits, and its epsilon over the target. Values outside the
-    parameter's allowed range do not fit. The search starts at `start`. Its variable `cost` grows
-    with the cost of a report: it is the parameter or its inverse.
+    `fits(value)` returns two results: whether the value meets the target, and its epsilon divided
+    by the target. Values that the parameter does not allow do not fit. The search starts at
+    `start`. It runs over the parameter or, if larger values cost less, over its inverse.
     """
 
     def at(cost: float) -> float:
@@ -164,7 +167,7 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
     width = math.inf
     while high > low * (1 + _NEAR):
         middle = _crossing(low, high, below, above)
-        if high / low > math.sqrt(width):  # the line does not help: halve
+        if high / low > math.sqrt(width):  # the estimate converges too slowly: bisect
             middle = math.sqrt(low * high)
         width = high / low
         good, ratio = tried(middle)
@@ -177,11 +180,11 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
 
 
 def _crossing(low: float, high: float, below: float, above: float) -> float:
-    """Return the point between `low` and `high` at which a power law reaches the target.
+    """Return an estimate of the point between `low` and `high` at which the target is reached.
 
-    `below` and `above` are the epsilons over the target at both ends. An evaluation may take a
-    second, and epsilon is nearly a power of the parameter. The point keeps a small distance from
-    both ends, so that the bracket closes from both sides.
+    `below` and `above` are the epsilons at both ends, divided by the target. The estimate assumes
+    that epsilon is a power of the parameter, which is nearly true. It keeps a small distance from
+    both ends, so that the interval shrinks from both sides.
     """
     if not 0 < below <= 1 < above < math.inf:
         return math.sqrt(low * high)

@@ -36,7 +36,7 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Logs to Weights & Biases, offline in the run's folder without the variable WANDB_MODE."""
+    """Logs to Weights & Biases. Without the variable WANDB_MODE it writes to the run's folder."""
 
     def __init__(self) -> None:
         try:

@@ -23,9 +23,9 @@ from fedveil.learning.trainer import LoopTrainer
 
 
 def loop_reason(job: Job) -> str | None:
-    """Return why `training.engine: auto` chooses the loop, or None if it chooses another trainer.
+    """Return the reason why `training.engine: auto` chooses torch's loop, or None if it does not.
 
-    A data set of fedveil's own is not read. Raises an error if the job cannot run.
+    No bundled data set is loaded. Raises an error if the job cannot run.
     """
     if job.training.engine != "auto" or job.training.device != "cpu":
         return None

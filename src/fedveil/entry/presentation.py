@@ -1,4 +1,4 @@
-"""The presentation of every run that a user starts: its page, and its display in a notebook."""
+"""How every run is shown to its user: by a page in its folder, and by a display in a notebook."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ _LINE_WIDTH = 200
 
 
 def make_app(folder: Path) -> ServerApp:
-    """Return the ServerApp of the app in `folder`."""
     app = ServerApp()
 
     @app.main()

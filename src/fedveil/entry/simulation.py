@@ -30,7 +30,7 @@ def simulate(
     starting: Callable[[str], None] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
-    """Run a job on this machine, or on the cluster `simulation.on`.
+    """Run a job on this machine, or on the cluster that `simulation.on` names.
 
     `out` is the run's folder (default: a new one under runs/). `progress` is called with every
     round's record, and `warn` with warnings at the start, which also go to the event log.
@@ -64,10 +64,10 @@ def resume(
 ) -> Run:
     """Resume an interrupted run after its last complete round.
 
-    The run's own job file is used. It is refused if it was edited. `rounds` is a new, larger number
-    of rounds, and `on` a new place for the clients, as in `simulation.on`. With seeded randomness
-    the run ends with the same bytes as without the interruption. `progress` is called with the
-    records of earlier rounds first; `callbacks` are not called with them.
+    The run's own job file is used. An edited file is refused. `rounds` is a new, larger number of
+    rounds. `on` is a new place to train the clients, as in `simulation.on`. With seeded randomness
+    the run ends with the same bytes as without the interruption. `progress` is first called with
+    the records of earlier rounds; `callbacks` are not called with them.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil

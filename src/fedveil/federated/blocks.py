@@ -1,4 +1,4 @@
-"""The blocks of a job and all of their keys. `rules` has the rules between them."""
+"""The blocks of a job and all of their keys. `rules.py` has the rules between the keys."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ class DataSettings(Block):
 
     @property
     def by_owner(self) -> bool:
-        """True if each owner of examples is a client."""
+        """True if every owner of examples is one client, with exactly the owner's examples."""
         return self.split in ("by_client", "writers")
 
     @property
     def may_have_owners(self) -> bool:
-        """True if the data set has owners, or is a user's function that may return some."""
+        """True if the data set may say who owns each example. A user's function may do so."""
         return self.name in (*self.OWNED, TEXT_FOLDER) or is_function(self.name)
 
 
@@ -190,13 +190,13 @@ class PrivacySettings(Block):
 
 
 class AuditSettings(Block):
-    """An audit of the run by itself, in simulation (docs/attacks.md)."""
+    """An audit that a simulated run makes of itself, with canaries (docs/audits.md)."""
 
     canaries: int = Field(
         0,
         ge=0,
-        description="number of canary clients in every round, beside the others. They give "
-        "a lower bound on the run's epsilon. At most the number of clients in a "
+        description="number of artificial clients (canaries) in every round, beside the others. "
+        "They give a lower bound on the run's epsilon. At most the number of clients in a "
         "round. 0: no audit",
     )
     norm: float | None = Field(
@@ -249,7 +249,7 @@ class SimulationSettings(Block):
 
 
 class JobFields(CheckedJob):
-    """A job's keys, and properties computed from them. `Job` adds the rules between the keys."""
+    """A job's keys, and properties computed from them. The subclass `Job` adds the rules."""
 
     name: RunName = Field("digits-lenet", description="name of the run")
     seed: int = Field(0, ge=0, description="seed of everything random in a seeded run")
@@ -281,12 +281,12 @@ class JobFields(CheckedJob):
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     def _fill_in(self) -> None:
-        """Set the keys whose default depends on another key, before the job is immutable."""
+        """Set the keys whose default depends on others, before the job becomes immutable."""
         try:
             _ = self.protection.settings
         except InvalidValue as error:
             raise JobError([str(error)]) from None
-        averaged = self.training.keeps_mean  # by the algorithm's server, over all clients equally
+        averaged = self.training.keeps_mean  # with equal weights, by the algorithm's server
         equal = self.protection.noised or self.server.holds_reports or averaged
         if "weighting" not in self.server.model_fields_set and equal:
             self.__dict__["server"] = self.server.model_copy(update={"weighting": "equal"})
@@ -297,7 +297,7 @@ class JobFields(CheckedJob):
 
     @property
     def has_language_model(self) -> bool:
-        """True if the model is that of a folder of transformers."""
+        """True if the model is a language model in a folder (`model: hf:FOLDER`)."""
         return is_language_model(self.model)
 
     @property
@@ -312,7 +312,7 @@ class JobFields(CheckedJob):
 
     @property
     def own_names(self) -> list[str]:
-        """The values of the job's keys that may name the user's own code."""
+        """The values of all keys that may name the user's own code."""
         named = [] if self.has_language_model else [self.model]
         named += [self.data.name, self.task, self.protection.name]
         named += [self.training.lr_schedule, *self.record.callbacks]
@@ -322,8 +322,8 @@ class JobFields(CheckedJob):
     def clients_per_round(self) -> int:
         """The number of clients that a round draws: round(fraction * number), at least 1.
 
-        It is the expected number under `clients.sampling: poisson`, and the number of all clients
-        if each draws its own turns.
+        Under `clients.sampling: poisson` it is the expected number. If clients decide in secret
+        whether to take part, it is the number of all clients.
         """
         if self.clients.number is None:
             raise InvalidValue(
@@ -335,7 +335,10 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The numbers of all clients and of a round's, with the audit's canaries. None: unknown."""
+        """The number of all clients, and of the clients in a round.
+
+        Both include the audit's canaries. Both are None if the number of clients is unknown.
+        """
         number, more = self.clients.number, self.audit.canaries
         if number is None:
             return Cohort(None, None)

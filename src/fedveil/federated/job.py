@@ -1,6 +1,6 @@
-"""A job: typed settings, all of them checked before anything starts.
+"""A job: typed settings, which are all checked before anything starts.
 
-`Job()` is the default job. `Job.load` reads one from YAML, in fedveil's own format or in MindSpore
+`Job()` is the default job. `Job.load` reads a YAML file in fedveil's own format or in MindSpore
 Federated's. It reports all problems of a job at once, one sentence each.
 """
 
@@ -36,9 +36,10 @@ class Job(JobFields):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
-        """Load a job from `path`, or the default one, with `overrides` (`key=value`) on top.
+        """Load a job from the file `path`, and override keys by `overrides`, texts like "rounds=7".
 
-        A MindSpore Federated file is recognised by its keys.
+        Without `path`, the default job is used. A MindSpore Federated file is recognised by its
+        keys.
         """
         return cls.load_with_notes(path, overrides)[0]
 
@@ -46,7 +47,7 @@ class Job(JobFields):
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job as `load` does, and return it with notes about a MindSpore Federated file."""
+        """Load a job. Also returns notes on the translation of a MindSpore Federated file."""
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -54,7 +55,7 @@ class Job(JobFields):
 
     @classmethod
     def convert(cls, path: str | Path) -> tuple[Job, list[str]]:
-        """Load a job from a MindSpore Federated file, and return it with notes about the file."""
+        """Load a job from a MindSpore Federated file. Also returns notes about the translation."""
         data = yaml_file.read(path)
         if not mindspore.is_dialect(data, cls.model_fields):
             raise JobError([f"{path} does not hold the settings of a MindSpore Federated server"])
@@ -64,9 +65,10 @@ class Job(JobFields):
     def translated(
         cls, data: Mapping[str, Any], overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Return the job of the MindSpore Federated settings `data`, and notes about them.
+        """Translate the MindSpore Federated settings `data` to a job.
 
-        Raises `JobError` for problems, under MindSpore Federated's names.
+        Also returns notes about this. Raises `JobError`, which uses MindSpore Federated's names for
+        the keys.
         """
         translation = mindspore.Translation(data, cls.model_fields)
         try:
@@ -79,7 +81,7 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, as counted in its data, and validate it again."""
+        """Return this job with `number` clients, validated again. Used after counting the data."""
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)
@@ -108,9 +110,9 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with the parameters that it sets for it.
+        """Return this job under another protection, with the parameters that it has for that one.
 
-        Clients get the default weighting of the new protection.
+        The clients' weighting is set to the new protection's default.
         """
         data = self.model_dump()
         del data["server"]["weighting"]

@@ -1,6 +1,6 @@
-"""The reference of every key of a job, generated from the settings themselves.
+"""The reference of all keys of a job, generated from the settings.
 
-The documentation shows it as a page (`docs/keys.py`), and `fedveil job keys` prints it.
+The documentation has it as a page (`docs/keys.py`), and `fedveil job keys` prints it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keys of language models: the folder that `model` names, their adapters, and their text."""
+"""The keys of language models: model folder, adapters and text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT_FOLDER = "text_folder"
 
 
 def is_language_model(model: str) -> bool:
-    """Return True if `model` names a folder of transformers."""
+    """Return True if `model` names a model folder, as in `hf:FOLDER`."""
     return model.startswith(PREFIX)
 
 
@@ -50,7 +50,7 @@ class AdapterSettings(Block):
 
 
 class LanguageSettings(Block):
-    """Text of a model `hf:FOLDER`."""
+    """The text on which a language model `hf:FOLDER` is trained and tested."""
 
     length: int = Field(
         64, ge=2, description="tokens of an example under `data.name: text_folder`. Longer texts "

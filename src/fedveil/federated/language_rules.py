@@ -8,7 +8,7 @@ from fedveil.settings.rules import Rules
 
 
 def add_language_rules(rules: Rules[JobFields]) -> None:
-    """Add the rules about language models, their adapters and their texts to `rules`."""
+    """Add the rules about language models, their adapters and texts to `rules`."""
     rules.rule("model", "task")(_task_fits)
     rules.rule("model", "adapter", "language", "training.train")(_keys_of_language_models)
     rules.rule("data.name", "data.folder", "model", "task")(_texts_read)
@@ -50,7 +50,8 @@ def _keys_of_language_models(job: JobFields) -> str | None:
 
 def _texts_read(job: JobFields) -> str | None:
     """`data.name: text_folder` needs `data.folder`, the folder of your texts, `model: hf:FOLDER`
-    and one of its three tasks."""
+    and a task of language models.
+    """
     if job.data.name != TEXT_FOLDER:
         return None
     if job.data.folder is None:

@@ -1,4 +1,4 @@
-"""Reads MindSpore Federated's server configuration without changes to the file."""
+"""Reads MindSpore Federated's server configuration files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from fedveil.settings.allowed import shown
 
 
 def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
-    """Return True if more of a file's top-level keys are MindSpore Federated's than `ours`."""
+    """Return True if `data` is in MindSpore Federated's format.
+
+    This is so if more of its top-level keys are MindSpore Federated's than fedveil's (`ours`).
+    """
     theirs = {key.partition(".")[0] for key in keys.KEYS}
     theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
     return len(theirs & set(data)) > len(set(ours) & set(data))
 
 
 class Translation:
-    """A translation of MindSpore Federated settings into `native`, fedveil's keys, with notes."""
+    """A translation of MindSpore Federated settings: fedveil's keys (`native`) and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, a file's mapping. `ours` are a fedveil job's top-level keys."""
+        """Translate `data`, a file's content. `ours` are the top-level keys of a fedveil job."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []
@@ -56,10 +59,10 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return `problems` under the file's own names for the keys with which they begin.
+        """Return `problems` with the keys at their beginning replaced by the file's names for them.
 
-        `overridden` are keys that were set beside the file; they keep fedveil's names. Problems
-        with keys that the translation has already reported are omitted.
+        Keys in `overridden` were not set by the file, so they keep fedveil's names. Problems that
+        the translation has already reported are omitted.
         """
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
         parted = [problem.partition(" ") for problem in problems]
@@ -239,5 +242,5 @@ def _is_count(value: Any) -> bool:
 
 
 def _folded(value: Any) -> Any:
-    """Return a text in upper case, because MindSpore ignores case. Other values are unchanged."""
+    """Return a text in upper case, since MindSpore ignores case. Return other values unchanged."""
     return value.upper() if isinstance(value, str) else value

@@ -2,8 +2,8 @@
 
 A key is in one of four tables, and a key in none of them is an error. `CONVERTED` becomes one key
 of fedveil. `INTERPRETED` follows a rule, which the table states. `REFUSED` would change the result
-and is not supported, except for the one value that changes nothing. `IGNORED` configures their
-servers, transport and files.
+and is not supported, except for the one value that changes nothing. `IGNORED` configures
+MindSpore's servers, transport and files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules and the advice that protections, fedveil's and a user's own, add to those of a job."""
+"""Adds the rules and advice of every protection, built-in or a user's own, to those of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fedveil.settings.rules import Check, Rules
 
 
 def add_rules_of_protections(rules: Rules[JobFields]) -> None:
-    """Add each protection's rules and advice to `rules`."""
     for position in POSITIONS.values():
         reads = ("protection.name", f"protection.{position.block}", "clients")
         for rule in position.rules:

@@ -1,4 +1,4 @@
-"""The job block that chooses a protection and sets the parameters that each protection declares."""
+"""The job's `protection` block: the choice of a protection, and the parameters of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection, and the parameters of all of them.
-
-    Only the chosen one's block has an effect.
-    """
+    """The chosen protection, and the parameters of all. Only the chosen one's have an effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -37,7 +34,7 @@ class Switch(Choice):
 
     @property
     def position(self) -> type[Protection]:
-        """The chosen protection. Raises `InvalidValue` if it cannot be loaded."""
+        """The class of the chosen protection. Raises `InvalidValue` if it cannot be loaded."""
         return find(self.name)
 
     @property
@@ -54,7 +51,7 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a sentence for each block that has no effect because no protection is named."""
+        """Yield a sentence for each protection's block that is set although `name` is not."""
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:
@@ -66,7 +63,7 @@ class Switch(Choice):
 
     @property
     def noised(self) -> bool:
-        """True if the aggregate contains noise."""
+        """True if the chosen protection adds noise to the aggregate."""
         return self.position.noised(self.settings)
 
 

@@ -251,7 +251,8 @@ def _variates_protected(job: JobFields) -> str | None:
 def _reports_seen(job: JobFields) -> str | None:
     """`server.aggregation` other than mean needs a server that sees single reports, and a loss that
     does not rely on their sum: median and trimmed_mean need not_encrypt or dp_encrypt, norm_bound
-    needs not_encrypt."""
+    needs not_encrypt.
+    """
     chosen = job.server.aggregation
     if chosen in job.protection.position.combinations:
         return None
@@ -265,7 +266,7 @@ def _reports_seen(job: JobFields) -> str | None:
 
 @RULES.rule("server.aggregation", "server.weighting")
 def _middle_of_equals(job: JobFields) -> str | None:
-    """`server.aggregation: median` and `trimmed_mean` count clients equally."""
+    """`server.aggregation: median` and `trimmed_mean` need `server.weighting: equal`."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.server.holds_reports):
         return None

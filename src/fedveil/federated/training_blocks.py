@@ -1,4 +1,4 @@
-"""Local training, and the server's use of the reports."""
+"""The keys of local training, and of the server's use of the reports."""
 
 from __future__ import annotations
 
@@ -118,30 +118,30 @@ class TrainingSettings(Block):
 
     @property
     def keeps_mean(self) -> bool:
-        """True if the server's state is the mean of its clients' states."""
+        """True if the server keeps the mean of all clients' states, as SCAFFOLD and FedDyn do."""
         return self.algorithm in ("scaffold", "feddyn")
 
     @property
     def corrects_steps(self) -> bool:
-        """True if the algorithm adds a vector to the gradient of each local step."""
+        """True if the algorithm adds a vector to the gradient in each local step."""
         return self.algorithm in ("scaffold", "feddyn", "fedcm")
 
     @property
     def sent_vectors(self) -> int:
-        """The number of vectors, each as long as the weights, that the server sends as one."""
+        """The number of vectors of the weights' length in the vector that the server sends."""
         return 2 if self.algorithm in ("scaffold", "fedcm") else 1
 
     @property
     def reported_vectors(self) -> int:
-        """The number of vectors, each as long as the weights, in an update."""
+        """The number of vectors of the weights' length in an update."""
         return 2 if self.algorithm == "scaffold" else 1
 
     def report_length(self, sent: int) -> int:
-        """Return the number of entries of an update, given that of the server's vector."""
+        """Return the length of an update if the server's vector has length `sent`."""
         return sent // self.sent_vectors * self.reported_vectors
 
     def sent_length(self, reported: int) -> int:
-        """Return the number of entries of the server's vector, given that of an update."""
+        """Return the length of the server's vector if an update has length `reported`."""
         return reported // self.reported_vectors * self.sent_vectors
 
 
@@ -188,5 +188,5 @@ class ServerSettings(Block):
 
     @property
     def holds_reports(self) -> bool:
-        """True if the server stores all of a round's reports. They then count equally."""
+        """True if the server stores all reports of a round. All reports then have equal weights."""
         return self.aggregation in ("median", "trimmed_mean")

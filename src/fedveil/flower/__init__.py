@@ -3,14 +3,14 @@
     app = ClientApp(mods=[ProtectMod()])
     strategy = ProtectedStrategy(FedAvg(...), protection="signds")
 
-app/      such an app: the client's side (mod.py), the server's (strategy.py), and between them
-          the settings, the offer of a round, its arrays and the metrics sent in clear
+app/      for such an app: the client's side (mod.py), the server's side (strategy.py), and what
+          both exchange: settings, a round's offer, arrays and metrics in clear
 job/      a fedveil job on Flower: the app that `fedveil deploy` writes, its server and clients
 
-Both use:
+Both folders use:
 
-exchange.py      one exchange over Flower's grid, reply by reply
-records.py       a fedveil message in Flower's records, and back
+exchange.py      sends messages over Flower's grid and reads the replies one by one
+records.py       encodes a fedveil message in Flower's records
 sealed_state.py  a client's encrypted state between the messages of a round
 own_account.py   a client's own account of its reports in a run
 """

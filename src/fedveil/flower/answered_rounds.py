@@ -1,4 +1,7 @@
-"""The last round whose update has left a client, saved in a file that no server can reset."""
+"""A file with the number of the last round whose update has left the client.
+
+No server can reset it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from fedveil.protections.last_answered import Answered
 
 
 class AnsweredFile(Answered):
-    """Saves a round's number on disk before its update leaves. Only one process succeeds."""
+    """Saves a round's number on disk before the round's update leaves the client.
+
+    If several processes try to save the same round, only one succeeds.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

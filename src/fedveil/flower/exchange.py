@@ -22,11 +22,11 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages. Yields each client's number and reply until all came or time is up.
+    """Send the messages. Yields each client's number and reply until all came or the time is up.
 
-    A client whose message the grid could not accept is yielded first, with the reply None. A client
-    that does not reply in time is not yielded. Memory holds at most `BATCH` replies at once, while
-    Flower's own `send_and_receive` returns a list of all of them.
+    A client whose message Flower could not accept is yielded first, with None instead of a reply. A
+    client that does not reply in time is not yielded. At most `BATCH` replies are in memory at
+    once. Flower's own `send_and_receive` would hold all of them.
     """
     pushed = set(grid.push_messages(messages))
     waiting = {
@@ -56,12 +56,12 @@ def exchange(
 
 
 def reply_was_lost(reply: Message) -> bool:
-    """Return True if an error reply says that a reply existed but is no longer available."""
+    """Return True if an error reply says that the real reply is no longer available."""
     return reply.error.code == ErrorCode.REPLY_MESSAGE_UNAVAILABLE
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:
-    """Return the report in a reply without an error. It is refused if it is not one message."""
+    """Return the report in a successful reply, or `Refused` if it is not exactly one message."""
     try:
         return Report(client, encoded_message(reply.content))
     except MessageInvalid as error:

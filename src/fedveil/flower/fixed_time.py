@@ -1,6 +1,7 @@
-"""Answers that leave at a fixed time after the request, however long the client works on them.
+"""Sends an answer at a fixed time after its request, however long the client works on it.
 
-Training time may depend on a client's examples, and on the weights, which the server chooses.
+Otherwise the time of the answer would reveal something: training time may depend on a client's
+examples, and on the weights, which the server chooses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that lasts `seconds` seconds even after an error, or as long as it takes (None)."""
+    """A context that always ends `seconds` seconds after its start, even after an error.
+
+    With `seconds` None, it ends as soon as its block is done.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -38,8 +42,7 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        Raises `ClientWithheld` if `train` takes too long. It then continues, and its result is
-        discarded.
+        If `train` takes too long, raises `ClientWithheld` and discards the result.
         """
         if self._seconds is None:
             return train()
@@ -57,7 +60,7 @@ class FixedTime:
 
 
 class _Work(threading.Thread, Generic[T]):
-    """A function call in a daemon thread, which does not keep the process alive."""
+    """A function call in a thread of its own. The thread does not keep the process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(daemon=True)

@@ -1,8 +1,8 @@
-"""A client's own account of its reports, which no server can reset.
+"""A client's own account of its reports. No server can reset it.
 
-An account is a file on the client's machine. Only one process at a time changes it. A charge is on
-disk before the training that it pays for begins. Nothing later, not even a killed process, takes a
-charge back.
+An account is a file on the client's machine. Only one process at a time changes it. A report is
+charged on disk before its training begins. A charge is never taken back, even if the process is
+killed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from fedveil.protections.base import Protection, Spending, State
 
 _PARTS = ("alike", "any")
 _ME = 0
-#: A server compares exact decimal sums with a total. Sums here may be above by this factor.
+#: The server compares exact decimal sums with a limit. The sums here are floats, and may exceed
+#: the limit by this factor.
 _ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """Count one more requested report of a job. Raises `ClientWithheld` if that exceeds `limit`.
+    """Count one more requested report of a job.
 
-    The account is only a number. A report with an infinite loss is not counted, since nothing
-    limits it.
+    Raises `ClientWithheld` if there are more than `limit`. Reports with an infinite loss are not
+    counted.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -50,17 +51,17 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
 
 
 def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
-    """Return the limit that a protection's own settings put on a client's whole run, if any."""
+    """Return pairs of epsilon and delta: the limits that the settings put on a whole run."""
     key = kind.cost_key(settings)
     total = getattr(settings, key.total) if key is not None and key.total else None
     return [] if total is None else [(total * _ROUNDING, 0.0)]
 
 
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
-    """Return the cost of the report for which an untrusted message asks.
+    """Return the cost of the report that the untrusted message `asked` requests.
 
-    If it depends on how many clients survive a round, it is the cost if all do, as in the account
-    of a server that follows the protocol. Raises `MessageInvalid`.
+    The cost may depend on the number of survivors. Then it is the cost if nobody drops out, as in
+    the ledger of an honest server. Raises `MessageInvalid`.
     """
     state: State = {**protection.initial_state(), **asked}
     try:
@@ -72,10 +73,9 @@ def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]
 class OwnLedger:
     """The cost of a client's reports in one run of a Flower app.
 
-    The account numbers the reports itself, because the server's rounds may repeat or skip numbers.
-    While all reports cost the same, the server decides only their number, and their losses are
-    composed. Once costs differ, the server may have chosen them in view of earlier reports, so
-    epsilons and deltas are simply added.
+    The ledger numbers the reports itself, because a server may repeat or skip round numbers. While
+    all reports cost the same, their losses are composed. If costs differ, a server may have chosen
+    them after seeing earlier reports. Then epsilons and deltas are added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,10 +87,11 @@ class OwnLedger:
         limits: Sequence[tuple[float, float]],
         in_clear: Sequence[str] = (),
     ) -> None:
-        """Charge one more requested report, and record the values sent in clear with it.
+        """Charge one more requested report.
 
-        Raises `MessageInvalid`, and charges nothing, if the report would exceed one of `limits`,
-        pairs of epsilon and delta.
+        `in_clear` names the values that are sent in clear with it. Raises `MessageInvalid`, and
+        charges nothing, if the report would exceed one of `limits`, which are pairs of epsilon and
+        delta.
         """
         with alone(self._path):
             reports, (alike, any_) = self._read()

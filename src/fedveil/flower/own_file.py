@@ -1,9 +1,9 @@
-"""A client's own file. It is refused if it was edited, deleted or replaced by an older copy.
+"""Files of a client that are refused if they were edited, deleted or replaced by an older copy.
 
-One file of the folder, `folder.seal`, has a digest of every other file's content, and a keyed
-digest of all these digests. The key is a file of the same folder. A program that cannot read the
-key cannot make a seal, and no file can be deleted or set back without the others. A program that
-may read and write the whole folder can still set all of it back at once.
+The folder's file `folder.seal` contains a digest of every other file, and a keyed digest of all
+these digests. The key is a file of the same folder. A program that cannot read the key cannot make
+a valid seal, so it can delete or replace files only all at once. A program that may read and write
+the whole folder can still replace all of it by an older copy.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class OwnFile:
     """A sealed file in a client's state folder. Only one process at a time may write it.
 
     `folder` is the folder with the seal, by default the file's own folder. During a write, the seal
-    accepts the content before and the content after it, so a file is still accepted if the writing
-    process is killed.
+    accepts both the old and the new content. So the file is still accepted if the process is
+    killed.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -41,7 +41,7 @@ class OwnFile:
         self._name = path.relative_to(self._seals.folder).as_posix()
 
     def read(self) -> bytes | None:
-        """Return the content, or None if there never was one."""
+        """Return the content, or None if the file was never written."""
         data = _content(self.path, MOST_STATE_BYTES) if self.path.exists() else None
         allowed = self._seals.read().get(self._name)
         if allowed is None:
@@ -54,7 +54,7 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content. Raises `DeploymentError` if it does not match the seal."""
+        """Replace the content. Raises `DeploymentError` if the old content breaks the seal."""
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
@@ -67,17 +67,18 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names that the seal in `seals` lists for `folder`, with those of deleted files."""
+    """Return the names of `folder`'s sealed files, also deleted ones. The seal is in `seals`."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
 
 
 class _Seals:
-    """The digests that the files of a folder may have: before and after their last write.
+    """The seal of a folder: for each file, the digests that its content may have.
 
-    The first use writes an empty list of digests, and then the key that authenticates the list. It
-    may be interrupted between the two, because an empty list needs no key.
+    There are two, before and after the last write. The first use writes an empty list and then the
+    key that authenticates it. An interruption between the two does no harm, because an empty list
+    needs no key.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""A fedveil message in Flower's records, and back.
+"""Encodes a fedveil message in Flower's records, and decodes it.
 
-A message is sent as the bytes of its one encoding, in a ConfigRecord of its own. Nothing else may
-be in the records. So nothing leaves a client unnoticed, and the length of those bytes is the upload
-size in every table.
+A message is sent as its bytes, in one ConfigRecord. The records contain nothing else. So nothing
+leaves a client unnoticed, and the length of the bytes is the upload size in all tables.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ _FIELD = "encoded"
 
 
 def to_records(message: Message) -> RecordDict:
-    """Encode `message` as records."""
     return encoded_records(encode(message))
 
 
@@ -33,14 +31,17 @@ def encoded_records(message: bytes) -> RecordDict:
 
 
 def common_record(common: Message) -> ConfigRecord:
-    """Return the record with the engine's fields for all clients, as one shared object."""
+    """Encode the fields for all clients as a record, which all messages share."""
     return ConfigRecord({_FIELD: encode(common)})
 
 
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return a message to `client` with the common fields and its `own`."""
+    """Return the records of a message to `client`.
+
+    They also contain the fields `common` to all clients, and the client's `own` fields.
+    """
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -53,7 +54,7 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
-    """Return the client's number, the message, and the engine's common and own fields."""
+    """Decode the records of `addressed_records`: client number, message and other fields."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     own = {name: value for name, value in address.items() if name != "client"}
@@ -63,12 +64,12 @@ def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], 
 
 
 def encoded_message(records: RecordDict) -> bytes:
-    """Return the encoding in records with only one message. Raises `MessageInvalid`."""
+    """Return the encoded message in `records`. Raises `MessageInvalid` for any other content."""
     return _encoded(records, MESSAGE)[0]
 
 
 def check_report(protection: Protection) -> None:
-    """Raise an error for reports too long for Flower, which splits only arrays."""
+    """Raise an error if the protection's reports are too long for Flower to carry."""
     what = f"a report under protection.name = {protection.name} of {protection.dimension:,} numbers"
     check_carried(what, protection.longest_report())
 

@@ -1,10 +1,10 @@
-"""A client's encrypted state between the messages of a round. It is given out once, then erased.
+"""A client's encrypted state between the messages of a round. It can be loaded only once.
 
-Flower starts a new process for every message and hands it the client's context. The state lies in
-that context as an encrypted record. Its key lies in a file that only the client's user can read, in
-a folder of the client's own. Each state has its own key, and a process that loads the state removes
-the key first. So two processes cannot both resume from one state, an older record cannot replace a
-newer one, and a record that outlives its round cannot be decrypted.
+Flower starts a new process for every message and passes it the client's context. The state is in
+that context, as an encrypted record. Its key is a file in the client's own folder, which only the
+client's user can read. Each state has a key of its own, and a process that loads the state removes
+the key first. So two processes cannot resume from one state, an older record cannot replace a newer
+one, and a record cannot be decrypted after its round.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STATE_FOLDER = "state-folder"
 _RECORD = "fedveil.state"
 _FIELD = "sealed"
 _KEY_BYTES = 32
-# A key seals one state and is never used again, so the nonce never meets it twice.
+# A key encrypts one state only, so the nonce may be constant.
 _NONCE = bytes(12)
 
 
 class StateFolder:
-    """A client's own folder. It is created if missing, and refused if other users can read it."""
+    """A client's own folder. Created if missing, and refused if other users can read it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,9 +58,10 @@ class StateFolder:
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the node configuration's folder `named`, by default one in memory if possible.
+        """Return the folder for keys: `named`, or by default a folder in memory if there is one.
 
-        A restarted node needs no key of an earlier round.
+        Keys in memory are lost when the machine restarts, but a restarted node needs no earlier
+        key.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if not named and runtime and Path(runtime).is_dir():
@@ -69,7 +70,7 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the node configuration's folder `named`, by default one on disk."""
+        """Return the folder for accounts: `named`, or by default a folder on disk."""
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -77,7 +78,7 @@ class StateFolder:
 
 
 class SealedState:
-    """One client's state in one job. `records` are those of the client's context."""
+    """A client's state in one job. `records` are those of the client's context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")
@@ -85,7 +86,7 @@ class SealedState:
         self._records = records
 
     def take(self, round: int) -> Message | None:
-        """Return and delete the state saved for this round, or None if there is none."""
+        """Return the state saved for this round and delete it. Returns None if there is none."""
         sealed = self._records.pop(_RECORD, None)
         key = self._take_key()
         if key is None or not isinstance(sealed, ConfigRecord):
@@ -96,7 +97,7 @@ class SealedState:
             return None  # a different round or run, or a forgery without the key
 
     def put(self, round: int, state: Message) -> None:
-        """Save `state` for the next message of the round, in place of any earlier one."""
+        """Save `state` for the next message of the round. Replaces any earlier state."""
         self.erase()
         key = AESGCM.generate_key(8 * _KEY_BYTES)
         try:
@@ -107,7 +108,7 @@ class SealedState:
         self._records[_RECORD] = ConfigRecord({_FIELD: sealed})
 
     def erase(self) -> None:
-        """Erase the saved state, and any remains of a killed process."""
+        """Erase the saved state and its key, including files that a killed process left."""
         self._records.pop(_RECORD, None)
         self._take_key()
         for left in self._key_file.parent.glob(f"{self._key_file.name}.*"):

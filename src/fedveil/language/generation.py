@@ -6,8 +6,8 @@
 
 The leader sends a token's vector when the token is new; the follower caches its layers' keys and
 values. When the context is full, the leader sends the later half of the tokens once more, at their
-new positions, and the follower clears its cache: a token is sent at most twice. The follower
-returns only the vector of the last position.
+new positions, and the follower clears its cache. So a token is sent at most twice. The follower
+returns only the vector of the last position. The messages are:
 
     {"kind": "extend", "step": n, "start": s, "length": k}    leader -> follower
     the tensor of step n: k vectors, for the positions from s; s = 0 clears the cache
@@ -17,6 +17,7 @@ returns only the vector of the last position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from torch import nn
 from fedveil.base.message import Message, only_fields, take
 from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
+from fedveil.errors import ExchangeError, InvalidValue, LimitReached, MessageInvalid
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Send, drive_together, received
@@ -63,7 +64,7 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model can continue a text: its `assists` has an entry for GENERATE."""
+    """A task whose model continues texts. `assists[GENERATE]` is the follower's side."""
 
     tokenizer: Tokenizer
 
@@ -72,9 +73,9 @@ class TextTask(Task, Protocol):
 class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
-    Token t is drawn with probability proportional to exp(score(t) / temperature); temperature 0
-    takes the token with the highest score. The end of a document ends the continuation. Each choice
-    is drawn from a stream of its own, so that a restarted session draws the same tokens.
+    The next token is drawn with probability proportional to exp(score / temperature); temperature 0
+    takes the token with the highest score. Generation stops at the end of a document. Each choice
+    has its own random stream, so that a restarted session draws the same tokens.
     """
 
     prompt: bytes
@@ -90,7 +91,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request. Its choices are reproducible with a `seed`, and random without one."""
+        """Create a request, with reproducible choices if there is a `seed`, else random ones."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 
@@ -100,11 +101,13 @@ class Continuation:
     """The bytes that follow a prompt.
 
     `vectors` is the number of token vectors sent. A token's vector is sent at most `times` times.
+    `stopped` says why the text ends before its end, if `privacy.max_epsilon` is the reason.
     """
 
     text: bytes
     vectors: int
     times: int
+    stopped: str = ""
 
 
 def generate(
@@ -113,7 +116,8 @@ def generate(
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
     `tell` is called with the bytes of every new token. The result is reproducible if both the
-    request and the run are seeded. `encoded` is as in `train`.
+    request and the run are seeded. With `encoded`, messages are encoded as between machines.
+    Returns the continuation and the split model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -123,7 +127,9 @@ def generate(
         number = request.entropy.stream("reports").integer(1 << 63)
         noise = report_entropy(job).stream("generate", number)
         exchanges: dict[str, Exchange[Continuation | None]] = {
-            leader.name: write(leader, noise, task.tokenizer, request, tell),
+            leader.name: write(
+                leader, noise, task.tokenizer, request, job.privacy.max_epsilon, tell
+            ),
             **{party.name: assist(party, noise) for party in followers},
         }
         found = drive_together(exchanges, encoded=encoded)[leader.name]
@@ -132,15 +138,16 @@ def generate(
 
 
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
-    """Return the leader's side of a session between machines: `write` with the run's objects.
+    """Return a function that runs the leader's side of text generation between machines.
 
-    The continuation is reported only at the end: a restarted session draws its EmbeddingDP reports
+    The text is only returned at the end, because a restarted session draws its EmbeddingDP reports
     again.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
-        tokenizer = _text_task(run.setting.task).tokenizer
-        return write(run.party, run.setting.entropy, tokenizer, request, lambda piece: None)
+        setting, most = run.setting, run.setting.job.privacy.max_epsilon
+        tokenizer = _text_task(setting.task).tokenizer
+        return write(run.party, setting.entropy, tokenizer, request, most, lambda piece: None)
 
     return side
 
@@ -166,19 +173,28 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
 
 
 def write(
-    party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
+    party: Party,
+    noise: Entropy,
+    tokenizer: Tokenizer,
+    request: Request,
+    most: float | None,
+    tell: Tell,
 ) -> Exchange[Continuation | None]:
-    """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`."""
-    return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
+    """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
+
+    The text ends before a vector that would bring its epsilon above `most`. Raises `LimitReached`
+    if the prompt alone would.
+    """
+    return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: evaluate its layers until the leader needs no more."""
+    """Run the follower's side: compute its layers' outputs until the leader sends `enough`."""
     return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a prompt with its continuation, none without EmbeddingDP."""
+    """Return the epsilons of a generated text. The list is empty without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -186,7 +202,7 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
     part, width = crossing.part, crossing.output[-1]
     sent = "once" if found.times == 1 else f"{found.times} times"
     token = loss.per_vector(width * found.times).epsilon
-    text = loss.per_vector(width * found.vectors).epsilon
+    text = _epsilon(split, found.vectors)
     return [
         Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
         Line(token, 0.0, f"a token's {width} bits of {part}, sent {sent}"),
@@ -194,19 +210,37 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
     ]
 
 
+def _epsilon(split: SplitModel, vectors: int) -> float:
+    """Return the epsilon of a text of which `vectors` token vectors were sent."""
+    crossing = _crossings(split)[0]
+    if crossing.privacy is None:
+        return math.inf
+    loss = EmbeddingDP(crossing.privacy.eps).loss
+    return loss.per_vector(crossing.output[-1] * vectors).epsilon
+
+
 def _write(
-    party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
+    party: Party,
+    noise: Entropy,
+    tokenizer: Tokenizer,
+    request: Request,
+    most: float | None,
+    tell: Tell,
 ) -> Exchange[Continuation]:
     there, _ = _crossings(party.split)
     context, follower = there.output[0], there.receiver
     pieces, end = tokenizer.pieces(), tokenizer.vocabulary - 1
     text = tokenizer.encode([request.prompt])[:-1].tolist() or [end]
     pending, start = text[-context:], 0
-    vectors, times, step = 0, 1, 1
+    vectors, times, step, stopped = 0, 1, 1, ""
     continued: list[int] = []
     while len(continued) < request.tokens:
         if start == context:
             pending, start, times = text[-max(1, context // 2) :], 0, 2
+        if most is not None and (spent := _epsilon(party.split, vectors + len(pending))) > most:
+            figure = Line(spent, 0.0, "the whole text")
+            stopped = f"another token would bring {figure}, above privacy.max_epsilon = {most:g}"
+            break
         scores = yield from _scores(party, pending, start, step, noise)
         start, vectors, step = start + len(pending), vectors + len(pending), step + 1
         choice = request.entropy.stream("choice", len(continued))
@@ -218,7 +252,9 @@ def _write(
         continued.append(token)
         tell(pieces[token] or b"")
     yield Send(follower, {"kind": "enough", "step": step})
-    return Continuation(join(continued, pieces), vectors, times)
+    if stopped and not vectors:
+        raise LimitReached(f"the text is not continued: {stopped}")
+    return Continuation(join(continued, pieces), vectors, times, stopped)
 
 
 def _scores(
@@ -262,7 +298,7 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Return the start and number of positions that the leader requests next, or None."""
+    """Return the start and number of positions that the leader requests, or None at the end."""
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
         return None
@@ -289,7 +325,7 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Draw a next token from `scores`: one that stands for bytes, or the document's end."""
+    """Draw the next token: one that represents bytes, or the end of the document."""
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)

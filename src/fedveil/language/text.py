@@ -21,7 +21,7 @@ from fedveil.errors import DataInvalid, DataUnavailable, MissingExtra
 Tokens: TypeAlias = npt.NDArray[np.int64]
 Documents: TypeAlias = Sequence[bytes]
 
-#: Every byte value, and the end of a document.
+#: Number of tokens: every byte value, and the end of a document.
 BYTE_TOKENS = 257
 
 #: The tokeniser reads text as Latin-1, one character for each byte. A token never spans two chunks.
@@ -37,10 +37,10 @@ _PIECE_BYTES = 1 << 16
 
 
 def read(source: str | Path | None) -> list[bytes]:
-    """Read a .txt file, or all .txt files in and below a folder in the order of their paths.
+    """Read a .txt file, or all .txt files in a folder and its subfolders, sorted by path.
 
-    Without a `source`, read the topics that Python's own `help()` shows, so that there is text on
-    every machine.
+    Without a `source`, it reads the topics of Python's own `help()`, so that there is text on every
+    machine.
     """
     if source is None:
         # Imported late: half a megabyte that few programs need.
@@ -62,7 +62,7 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents before their last `fraction`. A split document is cut at a line."""
+    """Split documents: the last `fraction` of the text, from a line's start, is held out."""
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
     for number, document in enumerate(documents):
@@ -78,7 +78,7 @@ def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[b
 
 
 class ByteTokenizer:
-    """A tokenizer in which every byte is its own token."""
+    """A tokenizer whose tokens are single bytes."""
 
     #: Tokens are 0..vocabulary - 1; the last one is the end of a document.
     vocabulary = BYTE_TOKENS
@@ -94,7 +94,7 @@ class ByteTokenizer:
 
 
 class PairTokenizer:
-    """Byte-level byte-pair encoding with the most frequent pairs of its training text."""
+    """Byte-level byte-pair encoding, with the most frequent pairs of its training text."""
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         self._model = model
@@ -134,7 +134,7 @@ class PairTokenizer:
         return cls(model, vocabulary)
 
     def to_bytes(self) -> bytes:
-        """Encode the whole tokenizer in the JSON format of the `tokenizers` package."""
+        """Encode the tokenizer in the JSON format of the `tokenizers` package."""
         return str(self._model.to_str(pretty=True)).encode()
 
     def encode(self, documents: Documents) -> Tokens:
@@ -146,7 +146,7 @@ class PairTokenizer:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def pieces(self) -> Sequence[bytes | None]:
-        """Return each token's bytes: None for the end token and for tokens that never occur."""
+        """Return each token's bytes. They are None for the end token and for unused tokens."""
         found: list[bytes | None] = [None] * self.vocabulary
         for text, token in self._model.get_vocab().items():
             found[token] = text.encode("latin-1")
@@ -165,7 +165,7 @@ def _library() -> Any:
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
-    """Yield the documents as Latin-1 texts, cut at the beginnings of lines that are not empty."""
+    """Yield the documents as Latin-1 texts, cut before each line that is not empty."""
     for document in documents:
         start = 0
         while start < len(document):
@@ -182,7 +182,7 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """Return the bytes of `tokens` in order. The end of a document adds none."""
+    """Return the bytes of `tokens` in order. The end token adds none."""
     return b"".join(pieces[token] or b"" for token in tokens)
 
 
@@ -190,7 +190,7 @@ def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
     """Cut `tokens` into inputs and labels, both (examples, context). A label is the next token.
 
     The windows are consecutive and disjoint. So every token is in at most one window, which is the
-    unit of privacy. The last tokens are omitted if they do not fill a window. Both arrays are views
+    unit of privacy. Tokens at the end that do not fill a window are omitted. Both arrays are views
     of `tokens`.
     """
     context = integer("context", context, 1)

@@ -4,11 +4,11 @@
     Backbone           vectors -> vectors: transformer layers, and the query layer on top of them
     TiedHead           vectors -> logits: inner products with the rows of the same word table
 
-The query layer is a transformer layer whose attention query is a learned vector of the position
-(the top query), instead of the token's own vector: its output predicts the next token. Every layer
-is pre-LayerNorm with GELU. Attention sees no later position. There is no dropout. The word table is
-used at both ends, so both ends belong to the party with the text; the backbone knows neither the
-size of the vocabulary nor a token.
+The query layer is a transformer layer with a learned query vector for each position (the top
+query), which replaces the token's own query. Its output predicts the next token. Every layer is
+pre-LayerNorm with GELU. Attention is causal. There is no dropout. The word table is used at both
+ends, so both ends belong to the party with the text. The backbone knows neither the size of the
+vocabulary nor a token.
 
 Two differences from PanGu-alpha are for EmbeddingDP, and cost nothing without it:
 
@@ -87,7 +87,7 @@ class Memory:
         return 0 if self._held is None else self._held[0].shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of further positions. Returns those of all so far."""
+        """Append the keys and values of new positions. Returns all keys and values so far."""
         if self._held is not None:
             seen_keys, seen_values = self._held
             keys = torch.cat([seen_keys, keys], dim=2)
@@ -114,7 +114,7 @@ class WordAndPosition(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Transformer layers after an input LayerNorm, then the query layer and a final LayerNorm.
+    """Transformer layers: an input LayerNorm, the layers, the query layer and a final LayerNorm.
 
     Guarantee: the output at a position does not depend on the input at any later one.
     """
@@ -130,14 +130,14 @@ class Backbone(nn.Module):
         nn.init.constant_(self.entry.weight, _word_std(shape))
 
     def new_memory(self) -> list[Memory]:
-        """Return an empty cache for each layer, with which `forward` takes a sequence in pieces."""
+        """Return an empty cache for each layer, for a sequence that comes in pieces."""
         return [Memory() for _ in range(len(self.layers) + 1)]
 
     def forward(self, vectors: Tensor, memory: Sequence[Memory] | None = None) -> Tensor:
         """Map vectors (examples, length, width) to outputs of the same shape.
 
-        With `memory`, the vectors continue those of earlier calls with the same memory. A sequence
-        given in pieces gives the same output as the whole sequence.
+        With `memory`, the vectors continue the sequence of earlier calls with the same memory. A
+        sequence given in pieces gives the same output as the whole sequence.
         """
         memories = [None] * (len(self.layers) + 1) if memory is None else memory
         start = memory[0].length if memory else 0
@@ -175,7 +175,7 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Map vectors (examples, length, width) to outputs of the same shape.
 
-        Attention queries are computed from `query`, (1, length, width), equal for every example.
+        Attention queries are computed from `query`, (1, length, width), which all examples share.
         Without `query` they are computed from the layer's own input.
         """
         normed = self.attention_norm(hidden)
@@ -194,7 +194,7 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention. The last query is at the position of the last key."""
+    """Apply causal attention. The last query belongs to the position of the last key."""
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:
         return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)

@@ -10,11 +10,11 @@ clipped. An example contributes nothing if it is not usable, or if its gradient 
 cannot be computed. An empty batch gives an update of zeros. So an example affects only its own
 contribution.
 
-With a finite clip, no example moves the update by more than the clip, including rounding
+With a finite clip, no example changes the update by more than the clip, including rounding
 (`privacy.sum_grid`), given the contributions as computed. In a linear model an example's
-contribution does not depend on the other examples of its batch. In other models torch computes the
-gradients of a fixed number of examples at once, and the batch decides the position and the random
-draws of each example. If an example's gradient cannot be computed, another example of the batch
+contribution does not depend on the other examples of its batch. For other models torch computes the
+gradients of a fixed number of examples at once, and an example's position in the batch and random
+draws depend on the batch. If an example's gradient cannot be computed, another example of the batch
 takes its place in that computation.
 """
 
@@ -47,7 +47,7 @@ class ClippedExamplesTrainer(OneThread):
     """Trains clients one after another. Each makes one step on a secretly sampled batch.
 
     `rate` is the probability with which an example is drawn. `clip` bounds the norm of an example's
-    contribution to the update; infinity means no bound. `loss` returns a batch's loss, if the plan
+    contribution to the update; infinity means no bound. `loss` computes a batch's loss, if the plan
     does not name one.
     """
 
@@ -111,10 +111,11 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """A model of one dense layer. A gradient is the outer product of features and error.
+    """Clipped gradients of a model with one dense layer.
 
-    The gradient's norm is therefore the product of both norms, and the gradient is never
-    materialised. Everything is computed in float64, one example at a time.
+    An example's gradient is the outer product of features and error, so its norm is the product of
+    both norms, and the gradient itself is never stored. Everything is computed in float64, one
+    example at a time.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -122,7 +123,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for a model of one dense layer after any flattening, or None."""
+        """Return an object for `model`, or None unless it is flattening and one dense layer."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -187,11 +188,11 @@ def _add_linear(
     x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
     share: float, clip: float, moved: Float64s, moved_bias: Float64s
 ) -> None:  # fmt: skip
-    """Add each example's clipped contribution to `moved`, the weights, and `moved_bias`.
+    """Add each example's clipped contribution to `moved` (weights) and `moved_bias`.
 
-    It is -`share` times the gradient, the outer product of (softmax - label) and (features, one),
-    scaled down to the norm `clip` if it is longer. `columns` and `moved` are transposed weights, so
-    that the inner loops run over the outputs.
+    The contribution is -`share` times the gradient, the outer product of (softmax - label) and
+    (features, one), scaled down to the norm `clip` if it is longer. `columns` and `moved` are
+    transposed weights, so that the inner loops run over the outputs.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -230,10 +231,10 @@ def _add_linear(
 
 
 class _AnyModel:
-    """Computes the gradients of several examples at once with vmap.
+    """Clipped gradients of any other model, computed for several examples at once with vmap.
 
-    A fixed number of examples is reached by repeating some. If the computation raises an exception,
-    each example is tried alone, and those that fail are omitted.
+    If a batch has too few examples for one computation, some are repeated. If the computation
+    raises an exception, each example is tried alone, and those that fail are omitted.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
@@ -265,7 +266,7 @@ class _AnyModel:
         """Add the contributions of the client's examples at `batch` to `total`.
 
         `share` is lr / batch_size, and `clip` bounds the norm of a contribution. Raises an error
-        only if all examples fail, an example of zeros included.
+        only if all examples fail and an example of zeros fails too.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -294,10 +295,10 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Return one gradient row for each of `some`, and a mask of the examples that count.
+        """Return one row of gradients for each example at `some`, and a mask of those that count.
 
         The first result is None if no example counts. An invalid example leaves the rows of the
-        others unchanged to the byte: they are computed at the same places of a batch of the same
+        others unchanged to the byte: they are computed at the same positions of a batch of the same
         size, with the same random draws.
         """
         alone: list[torch.Tensor | None] = []
@@ -306,7 +307,7 @@ class _AnyModel:
             try:
                 return self._flat(parameters, client, beside, self._at_once, draws), counts
             except Exception:  # find out which examples fail
-                if alone:  # none fails alone, only all together
+                if alone:  # no example fails alone, only the batch does
                     nothing = torch.zeros_like(next(row for row in alone if row is not None))
                     return torch.cat([nothing if row is None else row for row in alone]), counts
             alone = [self._alone(parameters, client, i, draws) for i in some]
@@ -329,7 +330,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a gradient row for each of `some`, computed in `rows` rows with repeats."""
+        """Return a row of gradients per example at `some`, computed in a batch of `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -340,7 +341,7 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add the parameters' changes at their positions in `total`. Buffers stay as is."""
+        """Add parameter changes to `total` at the parameters' positions. Buffers do not change."""
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start
@@ -349,7 +350,7 @@ class _AnyModel:
 
 
 def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an example of zeros and its target, with the shapes of the client's."""
+    """Return an artificial example of zeros and its target, shaped like the client's data."""
     return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
 
 

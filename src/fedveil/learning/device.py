@@ -8,7 +8,7 @@ from fedveil.errors import JobError
 
 
 def check_device(key: str, name: str) -> None:
-    """Raise `JobError` if torch lacks the device `name`, the value of the job's `key`."""
+    """Raise `JobError` if torch cannot use the device `name`. `key` is the job's key for it."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -17,7 +17,7 @@ def check_device(key: str, name: str) -> None:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's generators of the CPU and `device`, and of no other device, for dropout."""
+    """Seed torch's random generators of the CPU and of `device`, for dropout."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

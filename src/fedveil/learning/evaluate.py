@@ -19,7 +19,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Scores:
-    """The data from which a task's metrics are computed, one row per example, and the mean loss."""
+    """The mean loss, and the data for a task's metrics: arrays with one row per example."""
 
     task: Task
     kept: tuple[Array, ...]
@@ -30,13 +30,13 @@ class Scores:
         return {"loss": self.loss, **self.task.metrics(*self.kept)}
 
     def of(self, rows: Int64s) -> dict[str, Any]:
-        """Return the task's metrics over only the examples at `rows`."""
+        """Return the task's metrics over the examples at indices `rows`."""
         return self.task.metrics(*(part[rows] for part in self.kept))
 
 
 @torch.no_grad()
 def score(model: nn.Module, task: Task, x: Array, y: Array, device: str = "cpu") -> Scores:
-    """Evaluate the model on the examples."""
+    """Evaluate the model on the examples. Returns the data from which metrics are computed."""
     was_training = model.training
     model.eval()
     parts, loss = [], 0.0

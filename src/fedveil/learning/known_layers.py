@@ -1,4 +1,4 @@
-"""Reads a model as a sequence of known layers."""
+"""Recognises models that are a sequence of known layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedveil.learning.residual import chain_of
 
 
 def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
-    """Return the layers of a plain chain in order, or None for any other model.
+    """Return the layers of a sequential model in order, or None for any other model.
 
-    Each layer must have a class in `known`, no hooks, and weights that no other layer shares and
-    that are trainable, float32 and on the CPU.
+    Each layer must have a class in `known` and no hooks. Its weights must be trainable, float32, on
+    the CPU and not shared with another layer.
     """
     layers = _unrolled(model, known)
     if layers is None:
@@ -29,7 +29,7 @@ def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[n
 
 
 def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
-    """Return the layers in order, including those of nested chains, or None if one is unknown."""
+    """Return the layers with nested sequences flattened, or None if one is not `known`."""
     if type(model) is nn.Sequential and _is_untouched(model):
         parts = [_unrolled(child, known) for child in model]
         return None if None in parts else [layer for part in parts if part for layer in part]
@@ -39,7 +39,7 @@ def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.M
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Return True if calling the module runs its class's own code and nothing else."""
+    """Return True if the module has no hooks and no replaced `forward`."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,

@@ -1,4 +1,4 @@
-"""Tasks: how to make a batch, the loss, and the metrics.
+"""Tasks: how to create a batch, the loss, and the metrics.
 
 A user's own task is a subclass of `Task`, which must define only `loss`:
 
@@ -34,26 +34,26 @@ Tensors: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch
 
 
 class Task(ABC):
-    """Defines what a model learns. Subclass it for a task of your own."""
+    """Defines what a model learns. Subclass it to define your own task."""
 
     #: The validation of the data's y: "class", "numbers", "bits", "tokens" or "own" (none).
     targets: ClassVar[Targets] = "own"
     #: The padding values for examples of different lengths, and for their targets.
     padding: ClassVar[int] = 0
     target_padding: ClassVar[int] = 0
-    #: The metrics that are single figures, and which way each is better. The first one decides.
+    #: The metrics that are single numbers, with their better direction. The first is the main one.
     measures: Mapping[str, Better] = {}
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss of a batch. `targets` is what `collate` returned for y."""
+        """Return the mean loss of a batch. `targets` is the second result of `collate`."""
 
     def collate(self, x: Opened, y: Opened) -> tuple[Tensors, Tensors]:
-        """Turn examples into a batch: the model's input and the targets.
+        """Convert examples to a batch: the model's input and the targets.
 
-        The model is called with the input if it is a tensor, or with its items by name. `x` and `y`
-        are arrays, or lists of arrays if lengths differ, or a dict of these if there are several
-        inputs.
+        The model is called with an input tensor directly, with a dict as keyword arguments, and
+        with a list as positional ones. `x` and `y` are arrays, or lists of arrays if lengths
+        differ, or a dict of these if there are several inputs.
         """
         return as_tensors(x, self.padding), as_tensors(y, self.target_padding)
 
@@ -64,20 +64,20 @@ class Task(ABC):
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return a batch's data for the metrics: arrays with one row per example."""
+        """Return what the metrics need of a batch: arrays with one row per example."""
         return outputs.detach().cpu().numpy(), targets.cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
-        """Return the metrics.
+        """Return the metrics by name.
 
-        `scored` are the arrays of `scored`, concatenated over all batches.
+        Each argument is one of the arrays that the method `scored` returned, over all batches.
         """
         return {}
 
     def optimizer(
         self, parameters: Sequence[torch.Tensor], plan: TrainingPlan
     ) -> torch.optim.Optimizer:
-        """Return the optimiser with which a client starts a round."""
+        """Return a new optimiser for a client's training in one round."""
         return make_optimizer(parameters, plan)
 
     def train(
@@ -100,12 +100,12 @@ _STEPS = ("collate", "forward", "optimizer", "train")
 
 
 def own_steps(task: Task) -> list[str]:
-    """Return the methods beside the loss with which the task itself decides how it trains."""
+    """Return the names of methods, apart from `loss`, with which a task changes how it trains."""
     return [name for name in _STEPS if getattr(type(task), name) is not getattr(Task, name)]
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Return examples as tensors. Shorter ones are padded to the longest with `padding`."""
+    """Convert examples to tensors. Shorter ones are padded with `padding` to the longest one."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)
@@ -122,7 +122,7 @@ def _tensor(column: Array | list[Array], padding: int) -> torch.Tensor:
 
 
 class _Bundled(Task):
-    """A built-in task. `loss_name` is the name of its loss in a training plan."""
+    """Base of the built-in tasks. `loss_name` is the name of the loss in a training plan."""
 
     loss_name: ClassVar[str]
     table: ClassVar[Mapping[str, Metric]]
@@ -210,7 +210,7 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return each example's sum of losses, number of tokens, and number of correct ones."""
+        """Return for each example its sum of losses, number of tokens, and number of right ones."""
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED
@@ -234,7 +234,7 @@ class SequenceClassification(Classification):
 
 
 class Instruction(NextToken):
-    """Prediction of an answer's tokens. The prompt's own tokens are not learnt."""
+    """Prediction of an answer's tokens. The tokens of the prompt have no loss."""
 
 
 BUNDLED: dict[str, type[_Bundled]] = {
@@ -248,7 +248,7 @@ BUNDLED: dict[str, type[_Bundled]] = {
 
 
 def find(name: str, metrics: Sequence[str] | None = None) -> Task:
-    """Return the task called `name`. A built-in task has only the `metrics`, if they are given.
+    """Return the task called `name`. If `metrics` are given, a built-in task computes only those.
 
     Raises `TaskInvalid` if there is no such task or metric, or if `metrics` are given for a user's
     own task.
@@ -269,5 +269,5 @@ def find(name: str, metrics: Sequence[str] | None = None) -> Task:
 
 
 def plan_loss(task: Task) -> str:
-    """Return the task's loss as a training plan names it, or `OWN` for a user's own task."""
+    """Return the name of the task's loss in a training plan, or `OWN` for a user's own task."""
     return task.loss_name if type(task) in BUNDLED.values() else OWN  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The losses of training plans, as a mean over a batch or as one value per example."""
+"""Loss functions by name, as a mean over a batch or as one value per example."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def mean_square(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's squared error, averaged over its numbers."""
+    """Return each example's squared error, averaged over its outputs."""
     return (outputs.reshape(y.shape) - y).square().flatten(1).mean(1)
 
 
@@ -33,7 +33,7 @@ def binary_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def next_token(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's mean loss over tokens. `scores`: [examples, tokens, vocabulary]."""
+    """Return each example's mean loss over tokens, from scores [examples, tokens, vocabulary]."""
     losses = functional.cross_entropy(
         scores.transpose(1, 2), y, reduction="none", ignore_index=IGNORED
     )
@@ -50,10 +50,10 @@ LOSSES: dict[str, Loss] = {
 
 
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return the loss `name` as a function that gives one value per example.
+    """Return the loss function `name`, which computes one value per example.
 
     The loss `WEIGHTED` is cross-entropy times the weight of the label's class in `class_weights`.
-    Its mean over a batch is divided by the sum of these weights (`mean_loss`).
+    `mean_loss` divides its sum over a batch by the sum of these weights.
     """
     if name != WEIGHTED:
         return LOSSES[name]
@@ -62,7 +62,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return the loss `name` as a function that gives the mean over a batch.
+    """Return the loss function `name`, which computes the mean over a batch.
 
     For `WEIGHTED` it is the weighted mean, as in torch: the sum of the weighted losses, divided by
     the sum of the weights.
@@ -76,10 +76,10 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return, as a function of a batch, the sum of the examples' losses over their number.
+    """Return a loss function: the sum of the examples' losses divided by their number.
 
-    It differs from `mean_loss` for `WEIGHTED` only: no example changes the weight of another, as a
-    guarantee for single examples requires.
+    It differs from `mean_loss` only for `WEIGHTED`: here the other examples' classes do not change
+    an example's weight, as a privacy guarantee for single examples requires.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

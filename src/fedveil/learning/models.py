@@ -1,4 +1,4 @@
-"""The built-in models, and the loading of a user's own."""
+"""The built-in models, and the loading of a user's own model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Set initial weights for ReLU (He et al., 2015): with torch's, LeNet learns too slowly."""
+    """Draw initial weights for ReLU (He et al., 2015): LeNet learns too slowly with torch's."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -96,7 +96,7 @@ def mlp(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def purchase_dnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the tanh network of membership inference: 1024, 512 and 256 hidden units."""
+    """Return the usual tanh network of membership inference: 1024, 512 and 256 hidden units."""
     return _dense(shape, (1024, 512, 256), classes, nn.Tanh)
 
 
@@ -105,12 +105,12 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear head on fixed oriented filters: 7,850 parameters for MNIST."""
+    """Return a linear classifier on fixed oriented filters, with 7,850 parameters for MNIST."""
     return _head_on(OrientedFilters(shape), classes)
 
 
 def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear head on oriented filters of first and second order.
+    """Return a linear classifier on oriented filters of first and second order.
 
     It has 39,210 parameters for ten classes of 28x28 images. It learns more than `filters_linear`,
     but noise affects more weights. Use it if noise costs little accuracy.
@@ -134,7 +134,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear head on fixed filters. Its loss is convex, so its weights start at zero."""
+    """Return a linear layer on fixed filters. Its loss is convex, so its weights start at 0."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -1,10 +1,10 @@
-"""Fixed oriented filters that extract the features for a linear head.
+"""Fixed oriented filters that compute features for a linear classifier.
 
-Noise is added to every weight that a client sends, so a few informative weights are worth more than
-many. The filters depend on no data. They are pairs of an even and an odd Gabor filter. The modulus
-of a pair measures strokes of one direction and width, wherever exactly they are, averaged over
-small squares of the image. The mean over all directions is subtracted. Every image's features have
-the same norm, so no gradient is much longer than another, and little is clipped.
+Noise is added to every weight that a client sends, so a few informative weights are better than
+many. The filters do not depend on any data. They are pairs of an even and an odd Gabor filter. The
+modulus of a pair measures strokes of one direction and width, wherever exactly they are. It is
+averaged over small squares of the image, and the mean over all directions is subtracted. Every
+image's features have the same norm, so all gradients have similar lengths and little is clipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil.errors import ModelInvalid
 _GRID = 2.0**-24
 #: A filter ends where its window falls to a twentieth of its peak.
 _REACH = 2.5
-#: Added to the norm of a scale's strengths, so that rounding errors and dust are not amplified.
+#: Added to the norm of a scale's strengths, so that an almost empty image is not amplified.
 _FAINT = 1e-2
 #: Added to the squared modulus, so that its root has a gradient when there is no stroke.
 _DUST = 1e-12
@@ -38,8 +38,8 @@ class FilterBank:
     is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the number
     of pixels between two positions of a filter. `pool` is the side of the averaged squares in
     pixels, a multiple of the stride. `norm` is the L2 norm of every image's features. With `twice`,
-    the strengths at the first scale are filtered once more before averaging, which shows how
-    strokes bend, end and cross: scattering of second order, with another set of features for each
+    the moduli at the first scale are filtered once more before averaging, which shows how strokes
+    bend, end and cross: scattering of second order, with another set of features for each
     orientation.
     """
 
@@ -57,7 +57,7 @@ class FilterBank:
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """Yield each scale's filters, [filters, side, side]: two per orientation, even and odd.
+        """Yield each scale's filters, [filters, side, side]: one even and one odd per orientation.
 
         Each filter has norm 1 and mean 0, so uniform brightness has no effect.
         """
@@ -79,7 +79,7 @@ class FilterBank:
 
 
 class OrientedFilters(nn.Module):
-    """Turns images [examples, channels, height, width] into rows of `outputs` features.
+    """Maps images [examples, channels, height, width] to rows of `outputs` features.
 
     A strength is the mean of sqrt(even^2 + odd^2) of one filter pair over one square of one
     channel. In each square the mean over a scale's directions is subtracted. Each scale is divided
@@ -118,7 +118,7 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return each plane's strengths as a row of norm 1."""
+        """Return the strengths of each plane (one channel of an image) as a row of norm 1."""
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
         strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)

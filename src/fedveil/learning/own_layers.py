@@ -1,4 +1,4 @@
-"""Tensors of a model that stay with each client and are never sent."""
+"""Tensors of a model that each client keeps for itself and never sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARK = "_fedveil_own_layers"
 
 
 def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """Mark the tensors whose names match a pattern as the client's own. Returns the model."""
+    """Mark the tensors whose names match a pattern as each client's own. Returns the model."""
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     own = []
     for pattern in patterns:
@@ -35,7 +35,7 @@ def own_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def whole(model: nn.Module) -> nn.Module:
-    """Remove the marks, so that the whole model is trained, as at a client. Returns the model."""
+    """Remove the marks of `keep_own`, so that the whole model is trained. Returns the model."""
     if own_names(model):
         delattr(model, _MARK)
     return model

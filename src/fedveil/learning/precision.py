@@ -11,11 +11,11 @@ import torch
 def computing(
     forward: Callable[..., Any], precision: str, device: torch.device
 ) -> Callable[..., Any]:
-    """Return `forward` changed so that it computes in `precision` and returns float32.
+    """Wrap `forward` so that it computes in `precision` and returns float32.
 
     bfloat16 is mixed precision. Products, convolutions and their gradients have 16 bits. Sensitive
     operations (norms, softmax), the weights, their gradients and the optimiser's state are float32.
-    The range of bfloat16 is that of float32, so the loss needs no scaling.
+    bfloat16 has the range of float32, so the loss needs no scaling.
     """
     if precision == "float32":
         return forward

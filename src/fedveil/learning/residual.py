@@ -19,15 +19,15 @@ _Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Branch(nn.Module):
-    """The start of a residual connection: later layers work on a copy."""
+    """The start of a residual connection. Later layers work on a copy of the value."""
 
 
 class Join(nn.Module):
-    """The end of a residual connection: adds the value that the last open `Branch` copied."""
+    """The end of a residual connection. It adds the value that the last open `Branch` copied."""
 
 
 class Heads(nn.Module):
-    """Attention over queries, keys and values in one tensor, side by side."""
+    """Multi-head attention. Its input holds queries, keys and values side by side."""
 
     def __init__(self, heads: int, causal: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Heads(nn.Module):
 
 
 def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
-    """Return the layers of a transformer layer, or None if it is not torch's standard one."""
+    """Return the layers of a standard transformer layer, or None for any other one."""
     attention, curve = layer.self_attn, _curve(layer.activation)
     drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
     plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))
@@ -52,7 +52,7 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """Return the layer that computes queries, keys and values. None for non-standard attention."""
+    """Return the layer that computes queries, keys and values. None for unusual attention."""
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

@@ -1,4 +1,4 @@
-"""Metrics of a model's outputs on held-out examples, by name."""
+"""Metrics of a model's outputs for held-out examples, by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from fedveil.base.array_types import Array, Bools, Float64s, Int64s
 
-#: The better direction of a figure.
+#: The direction in which a metric improves.
 Better = Literal["higher", "lower"]
-#: Returns a figure, or a list with one for each class.
+#: Returns a number, or a list with one for each class.
 Metric = Callable[[Array, Array], Any]
 
 
@@ -21,7 +21,7 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the mean, over the occurring classes, of the share of correct examples."""
+    """Return the accuracy of each class, averaged over the classes that occur."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -48,7 +48,7 @@ def f1(scores: Float64s, y: Int64s) -> float:
 
 
 def macro_auc(scores: Float64s, y: Int64s) -> float:
-    """Return the mean over classes of Pr[an example of the class outscores one of another class].
+    """Return the area under the ROC curve of each class against the rest, averaged over classes.
 
     A tie counts as 1/2. Classes that have no example or all examples are ignored. Returns NaN if no
     class remains or a score is NaN.
@@ -59,7 +59,7 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return Pr[an example that is `inside` outscores one that is not], or None without a pair."""
+    """Return the AUC of `scores` for the examples that are `inside`, or None if all or none are."""
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None
@@ -68,7 +68,7 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 
 
 def ks(scores: Float64s, y: Int64s) -> float:
-    """Return the mean over classes of the Kolmogorov-Smirnov distance.
+    """Return the Kolmogorov-Smirnov distance, averaged over classes.
 
     For one class, it is the largest difference between the distribution functions of the class's
     score over its own examples and over all others. Classes that have no example or all examples
@@ -90,7 +90,7 @@ def _distance(scores: Float64s, inside: Bools) -> float | None:
 
 
 def _ranks(values: Float64s) -> Float64s:
-    """Return the ranks of the values, from 1. Equal values share the mean of their ranks."""
+    """Return the ranks of the values, from 1. Ties share the mean of their ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
@@ -109,7 +109,7 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return the explained share of the targets' variance, averaged, or NaN if none varies."""
+    """Return the explained share of variance (R²), averaged over targets. NaN if none varies."""
     about = np.square(y - y.mean(0)).sum(0)
     left = np.square(outputs - y).sum(0)
     return _mean(1 - left[i] / about[i] if about[i] else None for i in range(len(about)))
@@ -154,10 +154,10 @@ BITS: Mapping[str, Metric] = {
     "f1": bit_f1,
     "auc": bit_auc,
 }
-#: Figures for which lower is better.
+#: Metrics for which lower is better.
 LOWER = ("loss", "rmse", "mae", "perplexity")
 
 
 def better(name: str) -> Better:
-    """Return "higher" or "lower", the better direction of the bundled metric `name`."""
+    """Return "higher" or "lower": the direction in which the built-in metric `name` improves."""
     return "lower" if name in LOWER else "higher"

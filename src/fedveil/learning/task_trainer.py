@@ -1,4 +1,4 @@
-"""Trains with the batches, loss, optimiser and steps of a user's own task."""
+"""Trains with a user's own task, which defines batches, loss, optimiser and steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TaskTrainer(OneByOne):
                 hook.remove()
 
     def _correcting(self, correction: torch.Tensor | None) -> Iterator[RemovableHandle]:
-        """Add `correction` to the parameters' gradients, from now on. Yields handles to stop it."""
+        """Add `correction` to gradients by hooks. Yields handles that remove the hooks."""
         if correction is None:
             return
         terms = self._layout.views(correction.to(self._device))

@@ -1,4 +1,4 @@
-"""Layers over token vectors, [examples, tokens, width]."""
+"""Layers for token vectors, [examples, tokens, width]."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Positions(nn.Module):
 
 
 class CausalLayer(nn.TransformerEncoderLayer):
-    """Self-attention, then two dense layers, each after a norm and with a residual connection.
+    """A pre-norm transformer layer with causal self-attention and two dense layers.
 
     Guarantee: the output for a token does not depend on any later token.
     """
@@ -47,9 +47,10 @@ class CausalLayer(nn.TransformerEncoderLayer):
 
 @contextmanager
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
-    """Let the model's embeddings return NaN for indices out of range, instead of raising an error.
+    """Make the model's embeddings return NaN for indices out of range, instead of raising an error.
 
-    On a GPU, such an error would end all work of the process, and so every other client's training.
+    On a GPU, such an error would break all later work of the process, and so every other client's
+    training.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

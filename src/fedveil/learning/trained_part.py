@@ -1,7 +1,7 @@
 """The part of a model that is trained and sent: all of it, or only its head.
 
-A head is a last linear layer. If only the head is trained, everything before it is fixed. The
-output of the fixed layers, an example's features, is then computed once instead of in every round.
+A head is a last linear layer. If only the head is trained, the layers before it are fixed. Their
+output, an example's features, is then computed once instead of in every round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARK = "_fedveil_only_head"
 
 
 def only_head(model: nn.Module) -> nn.Module:
-    """Fix all layers but the head. Returns the model."""
+    """Freeze all layers but the head. Returns the model."""
     features, head = _split(model)
     shared = {id(p) for p in head.parameters()} & {id(p) for p in features.parameters()}
     if shared:
@@ -44,7 +44,7 @@ def only_head(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The trained part of a model, `module`. `features` are the fixed layers before it, or None."""
+    """The part of a model that is trained (`module`), and the fixed layers before (`features`)."""
 
     whole: nn.Module
     module: nn.Module
@@ -52,7 +52,7 @@ class TrainedPart:
 
     @classmethod
     def of(cls, model: nn.Module) -> TrainedPart:
-        """Return the head if `only_head` marked the model, otherwise the whole model."""
+        """Return the head if `only_head` was applied to the model, otherwise the whole model."""
         if not getattr(model, _MARK, False):
             return cls(model, model)
         features, head = _split(model)
@@ -60,11 +60,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen(self, x: Array, device: str = "cpu") -> Array:
-        """Return the trained part's inputs for the examples `x`.
+        """Return what the trained part receives as input for the examples `x`.
 
-        They are float32, or integers if the model looks them up in an embedding. Each example
+        The result is float32, or integers if the model looks them up in an embedding. Each example
         passes through the fixed layers alone and on one thread. So its features have the same bytes
-        in every process and beside any other examples. Several examples share a pass only if all
+        in every process, whatever the other examples are. Several examples share a pass only if all
         fixed layers declare that this changes nothing (`examples_at_once`).
         """
         x = taken(self.whole, x)
@@ -79,11 +79,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs as `seen` does, and a mask of the examples that remain usable.
+        """Return the trained part's inputs as `seen` does, and a mask of the examples still usable.
 
         No example affects another. An example becomes unusable and is replaced by zeros if the
-        model cannot take its numbers, if its features are not finite, or if the fixed layers raise
-        an error for it. The dtype that the model takes is determined without any example.
+        model cannot process its numbers, if its features are not finite, or if the fixed layers
+        raise an error for it. The dtype that the model expects is determined without any example.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -110,15 +110,15 @@ class TrainedPart:
         return blank(out, usable), usable
 
     def held(self, x: Array, device: str = "cpu") -> Array:
-        """Return the trained part's inputs in the form in which they are stored.
+        """Return the trained part's inputs for the examples `x`, in a compact form for storage.
 
-        They are those of `seen`, except that small integers stay as they are, which takes at most
-        50% of the memory of float32. `as_floats` converts them for training.
+        Small integers keep their type, which takes at most half of the memory of float32.
+        `as_floats` converts them for training. Everything else is as in `seen`.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs in the form of `held`, and the mask of `seen_apart`."""
+        """Return the inputs in the compact form of `held`, and the mask that `seen_apart` gives."""
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
@@ -126,7 +126,7 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head. Raises if the model does anything else there."""
+        """Return the layers before the head. Raises `ModelInvalid` if the model does more."""
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -142,7 +142,7 @@ class TrainedPart:
         return copy.deepcopy(self.whole).to(device).eval()
 
     def _takes_floats(self, shape: tuple[int, ...], device: str) -> bool:
-        """Return True if the model accepts floats, tried on an example of no client."""
+        """Return True if the model accepts floats. Tested with an artificial example."""
         whole = self._copy(device)
         try:
             whole(_nobodys(shape, np.dtype(np.float32)).to(device))
@@ -151,7 +151,7 @@ class TrainedPart:
         return True
 
     def explain(self) -> list[str]:
-        """Return lines about the trained part for the event log."""
+        """Return lines for the event log that describe the trained part."""
         if self.features is None:
             return []
         return ["only the last layer is trained: the output of the others is computed once"]
@@ -159,7 +159,7 @@ class TrainedPart:
 
 @dataclass(frozen=True)
 class _FixedLayers:
-    """The layers before a head with `width` inputs. They take `at_once` examples in one pass."""
+    """The layers before a head with `width` inputs. They process `at_once` examples per pass."""
 
     layers: nn.Module
     width: int
@@ -167,14 +167,13 @@ class _FixedLayers:
     device: str
 
     def of(self, x: Array) -> Array:
-        """Return the features of some examples."""
         with beyond_is_nan(self.layers):
             features: Array = self.layers(torch.tensor(x, device=self.device)).cpu().numpy()
         return features
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an example that depends on the shape only: numbers in [0, 1), or integer zeros."""
+    """Return an artificial example that depends on the shape only: numbers in [0, 1), or zeros."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
@@ -186,12 +185,12 @@ def is_small(dtype: np.dtype[Any]) -> bool:
 
 
 def as_floats(x: Array) -> Array:
-    """Return examples in their form for training: integers of at most 16 bits become float32."""
+    """Convert integers of at most 16 bits to float32 for training. Other arrays are unchanged."""
     return x.astype(np.float32) if is_plain(x) and is_small(x.dtype) else x
 
 
 def taken(model: nn.Module, x: Array) -> Array:
-    """Return `x` as int64 if the model has an embedding, otherwise as float32."""
+    """Convert examples for the model: to int64 if it has an embedding, otherwise to float32."""
     if not is_plain(x) or x.dtype == np.float32:
         return x
     if _looks_up(model):
@@ -210,7 +209,7 @@ def _looks_up(model: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """Return the layers before the head, and the head. Raises `ModelInvalid` without one."""
+    """Return the layers before the head, and the head, or raise `ModelInvalid` without one."""
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):

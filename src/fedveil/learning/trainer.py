@@ -1,9 +1,9 @@
 """Trains the clients of a cohort. Each starts from the global weights and uses its own data.
 
 `Trainer` is the interface: it takes a list of clients and yields a float32 update for each.
-`LoopTrainer` takes any model and uses autograd. `compiled.compiled_trainer.CompiledTrainer` trains
-chains of known layers in native code. `vmap_trainer.VmapTrainer` trains a chunk of clients at once,
-on a GPU. All give the same updates for the same clients, up to rounding.
+`LoopTrainer` accepts any model and uses autograd. `compiled.compiled_trainer.CompiledTrainer`
+trains sequences of known layers in native code. `vmap_trainer.VmapTrainer` trains a group of
+clients at once, on a GPU. All give the same updates for the same clients, up to rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TrainingPlan:
     class_weights: tuple[float, ...] | None = None
     #: The L2 norm to which each step's gradient is clipped. None: no clipping.
     gradient_norm: float | None = None
-    #: True if gradients get a term of the client's own (`ClientData.correction`).
+    #: True if the client's `ClientData.correction` is added to its gradients.
     corrected: bool = False
     #: FedProx's mu: adds mu * (w - w at the round's start) to the gradient, before it is clipped.
     proximal: float = 0.0
@@ -58,7 +58,7 @@ class TrainingPlan:
 
     @property
     def changes_gradients(self) -> bool:
-        """True if steps use the gradient of the loss in a changed form, such as clipped."""
+        """True if the plan changes the gradient of the loss before a step, for example clips it."""
         return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property
@@ -69,7 +69,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's examples, and the randomness of its training."""
+    """One client's examples, and the source of randomness for its training."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -78,7 +78,7 @@ class ClientData:
     structured: tuple[Array, Array] | None = None
     #: Added to each gradient of the client if the plan is `corrected`.
     correction: torch.Tensor | None = None
-    #: A mask of the examples that count, for a trainer that takes each alone. None: all count.
+    #: A mask of the examples that count, for `ClippedExamplesTrainer`. None: all count.
     usable: Bools | None = None
 
     @classmethod
@@ -90,7 +90,7 @@ class ClientData:
 
     @property
     def rows(self) -> tuple[Array, Array]:
-        """The examples and their targets, as arrays."""
+        """The examples and their targets as NumPy arrays."""
         return self.structured or (self.x.numpy(), self.y.numpy())
 
     def __len__(self) -> int:
@@ -101,8 +101,9 @@ class ClientData:
         return self.entropy.stream("torch").integer(1 << 63)
 
     def batches(self, plan: TrainingPlan) -> Iterator[Int64s]:
-        """Yield the positions of each batch's examples, in a new order in every epoch."""
-        if len(self) == 1:  # has one order; a generator would take longer than the training
+        """Yield the indices of each batch's examples. Every epoch has a new order."""
+        # a single example needs no order, and a generator would take longer than the training
+        if len(self) == 1:
             yield from [np.zeros(1, np.int64)] * plan.epochs
             return
         order = self.entropy.stream("order").generator()
@@ -117,31 +118,32 @@ Trained = tuple[Float32s, Sequence[Exception | None]]
 
 
 class Trainer(Protocol):
-    """Trains clients from the same global weights."""
+    """Trains clients, all from the same global weights."""
 
     #: The best number of clients to pass to `train`.
     chunk: int
     #: The least number of clients to pass to `train`, if there are enough. It is 1 unless an update
     #: depends on which clients train together.
     least: int
-    #: True if it trains in native code: it reads examples in place, and threads may train at once.
+    #: True if it trains in native code, without copying examples and with several threads.
     native: bool
-    #: True if a task defines the step, which need not be one vectorised call.
+    #: True if a user's task defines the training step, which may not be vectorisable.
     own_step: bool
 
     def start(self, weights: Float32s, round: int = 1) -> None:
-        """Begin `round` at these weights, which must not change before the next start."""
+        """Begin `round` with these weights. The array must stay unchanged until the next call."""
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the code for this shape. Returns False if this trainer has no such code."""
+        """Compile native code for examples of this shape. Returns False if the trainer has none."""
 
     def beside(self) -> Trainer:
-        """Return a trainer for another thread, which starts from the same weights."""
+        """Return a trainer for another thread, with the same weights."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield the clients' updates in order, several at a time, valid until the next yield.
+        """Yield the clients' updates in order, several at a time.
 
-        If a client's training raised an exception, its row has no meaning.
+        Each is valid until the next yield. If a client's training raised an exception, its row has
+        no meaning.
         """
 
 
@@ -152,16 +154,16 @@ class OneThread:
     native = own_step = False
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Return False: torch compiles nothing before it trains."""
+        """Return False, because torch compiles nothing before it trains."""
         return False
 
     def beside(self) -> Trainer:
-        """Raise an error: torch trains one client at a time in a process."""
+        """Raise an error, because torch trains one client at a time in a process."""
         raise NotImplementedError(f"{type(self).__name__} serves one thread")
 
 
 class OneByOne(OneThread, ABC):
-    """Trains clients one after another with one model object, whose layout is `layout`."""
+    """Trains clients one after another with the same model object, whose layout is `layout`."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
@@ -188,10 +190,10 @@ class OneByOne(OneThread, ABC):
 
 
 class LoopTrainer(OneByOne):
-    """Trains clients one after another with one model object, on one thread.
+    """Trains clients one after another with the same model object, on one thread.
 
-    For speed it never accumulates gradients into buffers, updates all parameters in one call, and
-    stores images channels-last.
+    For speed, gradients are not accumulated in buffers, all parameters are updated in one call, and
+    images are stored channels-last.
     """
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
@@ -257,7 +259,7 @@ class LoopTrainer(OneByOne):
 
 
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return the inputs of a `norm` layer, contiguous and channels first if they need no gradient.
+    """Make inputs of a `norm` layer contiguous, unless they need gradients.
 
     torch crashes in the backward pass of a GroupNorm whose input has any other layout.
     """
@@ -271,9 +273,9 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change the gradients of a step as the plan says, for example by clipping them.
+    """Change the gradients before a step as the plan says, for example by clipping them.
 
-    `start` are the round's weights. `terms`, if given, are added to the gradients.
+    `start` are the round's initial weights. `terms`, if given, are added to the gradients.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
@@ -286,7 +288,7 @@ def change_gradients(
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Return a fresh optimiser. Every client starts every round with one."""
+    """Return a new optimiser. Every client gets one in every round."""
     if plan.optimizer != "sgd":
         kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

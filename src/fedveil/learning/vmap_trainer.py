@@ -1,4 +1,4 @@
-"""Trains a chunk of clients at once, as one batched computation: the engine for a GPU."""
+"""Trains a group of clients at once, in one batched computation. Made for GPUs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CHUNK = 32
 
 
 class VmapTrainer(OneThread):
-    """Computes one step of all clients in a chunk with one vectorised call.
+    """Trains a group of clients at once: one vectorised call computes one step of each client.
 
     A short batch is padded with examples whose losses do not count. When a client has no batch
-    left, its row is saved before the others continue. The updates are those of `LoopTrainer` up to
-    rounding. Models whose forward pass changes buffers (BatchNorm) cannot be vectorised over
+    left, its result is saved before the others continue. The updates are those of `LoopTrainer` up
+    to rounding. Models whose forward pass changes buffers (BatchNorm) cannot be vectorised over
     clients and are refused.
     """
 
@@ -70,7 +70,7 @@ class VmapTrainer(OneThread):
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield all clients' updates at once, trained one by one if one fails."""
+        """Yield all clients' updates at once. If one client fails, they are trained one by one."""
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
@@ -108,7 +108,7 @@ class VmapTrainer(OneThread):
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return the direction of each client's step: its gradient, changed as the plan says."""
+        """Return each client's gradient, changed as the plan says, for example clipped."""
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)

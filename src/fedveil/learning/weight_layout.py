@@ -1,14 +1,14 @@
 """The layout of a model's tensors in one flat float32 vector.
 
-Every tensor of a model is averaged, kept or refused, by name. None is silently lost:
+Every tensor of a model is averaged, kept (neither averaged nor sent) or refused. None is ignored:
 
 - Trainable parameters and persistent floating-point buffers (BatchNorm statistics) are averaged.
 - Tied parameters are in the vector once.
 - If only a model's head is trained, everything before it is kept.
-- Tensors that stay with each client (`own_layers.keep_own`) are kept and never sent.
+- Tensors that stay with each client (`own_layers.keep_own`) are kept.
 - Frozen parameters, integer and boolean buffers, and non-persistent buffers are kept. Each client
   starts from the server's value, and its changes are discarded.
-- Base weights (`pretrained.base_weights`) are kept, and not copied, as nothing changes them.
+- Base weights (`pretrained.base_weights`) are kept. They are not copied, as nothing changes them.
 - Other floating types, and sparse, quantised, uninitialised and overlapping tensors are refused.
 """
 
@@ -43,7 +43,7 @@ class Entry:
 
 
 class Layout:
-    """The positions of a model's tensors in a vector. Reads the model into vectors and back."""
+    """The positions of a model's tensors in a vector. Converts the model to a vector and back."""
 
     def __init__(self, model: nn.Module) -> None:
         _refuse(model)
@@ -84,14 +84,14 @@ class Layout:
 
     @property
     def trainable(self) -> Bools:
-        """A mask of the vector's entries: True for parameters, False for buffers."""
+        """A mask over the vector: True for parameters, False for buffers."""
         mask = np.zeros(self.dimension, np.bool_)
         for entry in self.entries:
             mask[entry.start : entry.stop] = entry.fate == "parameter"
         return mask
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of `vector` as views, each in the shape of its averaged tensor."""
+        """Return slices of `vector` as views, each with the shape of its tensor."""
         return [vector[e.start : e.stop].view(e.tensor.shape) for e in self.entries]
 
     @torch.no_grad()
@@ -120,7 +120,7 @@ class Layout:
         return torch.cat([tensor.reshape(-1) for tensor in self._tensors]).cpu().numpy()
 
     def explain(self) -> list[str]:
-        """Return lines about the tensors that are not plain trainable parameters."""
+        """Return lines for the event log about tensors that are not plain trainable parameters."""
         averaged = [entry.name for entry in self.entries if entry.fate == "buffer"]
         lines = []
         if averaged:
@@ -140,7 +140,7 @@ class Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the further names of tied parameters and buffers, each with its name in the layout."""
+    """Return the other names of shared parameters and buffers, each with its name in the layout."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     pairs = [

@@ -1,7 +1,7 @@
-"""Certificate chains: the names in a certificate, the authorities above it, and its strength.
+"""Certificate chains: the names in a certificate, its issuers, and its strength.
 
-The TLS library validates paths. These functions find every authority through which a path can lead,
-so a check of all of them covers the path that the library took.
+The TLS library validates only one path from a certificate to a root. These functions find every
+possible issuer, so checks of them all cover the path that the library chose.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedveil.errors import CertificateError
 LEAST_RSA_BITS = 2048
 _LEAST_CURVE_BITS = 256
 _WEAK_HASHES = (hashes.MD5, hashes.SHA1)
-#: No chain is as long; a peer may send as many certificates as it likes.
+#: More certificates than any real chain has. A peer may send any number of them.
 _MOST_CERTIFICATES = 16
 _MOST_SHOWN_NAMES = 3
 
-#: A certificate, and those of its possible issuers that are at hand.
+#: Maps each certificate to its possible issuers among the known certificates.
 Ascent = dict[x509.Certificate, list[x509.Certificate]]
 
 
@@ -37,7 +37,7 @@ def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def normal_name(name: str) -> str:
-    """Return a DNS name or an IP address in its one normal spelling."""
+    """Return the normal form of a DNS name or an IP address, for comparisons."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -45,7 +45,7 @@ def normal_name(name: str) -> str:
 
 
 def names_in(certificate: x509.Certificate) -> list[str]:
-    """List the DNS names and IP addresses in a certificate, but not its common name."""
+    """Return the DNS names and IP addresses in a certificate. The common name is not included."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
@@ -84,7 +84,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Find all certificates among `others` from which `leaf` may descend, with their issuers.
+    """Return `leaf` and all certificates above it in `others`, each with its possible issuers.
 
     Raises CertificateError if there are too many to check.
     """

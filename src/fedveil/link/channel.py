@@ -1,12 +1,12 @@
-"""The exchanges between parties, and two ways to run them: in one process, or over links.
+"""The exchange of messages between parties. It runs in one process or over network links.
 
-A party is a generator. It never sends or waits itself, but requests one action at a time,
+A party is a generator. It never sends or waits itself. It yields one request at a time,
 
     Send(peer, message)     give `peer` the message; continues at once
     Receive(peer)           continue with the next message of `peer`, in the order it sent them
 
-and returns its result. `drive_together` runs all parties in this process. `drive` runs one party
-over a channel to each of its peers.
+and finally returns its result. `drive_together` runs all parties in this process. `drive` runs one
+party, over a channel to each of its peers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to send `message` to `peer`. Its arrays must not change afterwards."""
+    """A request to send `message` to `peer`. Its arrays must not be changed afterwards."""
 
     peer: str
     message: Message
@@ -40,7 +40,7 @@ class Receive:
     peer: str
 
 
-#: A party's side of a conversation: requests out, received messages in, a result at the end.
+#: A party as a generator: it yields requests, is sent received messages, and returns a result.
 Exchange: TypeAlias = Generator[Send | Receive, Message | None, T]
 
 
@@ -52,14 +52,14 @@ def received(peer: str) -> Exchange[Message]:
 
 
 class Channel(Protocol):
-    """One party's end of a link. Every message arrives once, whole and in order, or never."""
+    """One party's end of a connection. It delivers messages complete and in order, or raises."""
 
     peer: str
 
     def send(self, message: Message) -> None:
         """Send `message` to the peer. May return before it arrives. Raises LinkLost or PeerRefused.
 
-        The arrays of `message` must not change until the peer has them.
+        The caller must not change the message's arrays until the peer has received them.
         """
 
     def receive(self) -> dict[str, Value]:
@@ -67,10 +67,10 @@ class Channel(Protocol):
 
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
-    """Run one party over its channels and return its result.
+    """Run one party over its channels, and return the party's result.
 
-    An exception of a channel is raised inside the party, at its request. An exception of the party
-    is raised here, after its last messages were sent.
+    An error of a channel is raised inside the party, at the request that caused it. An error of the
+    party is raised here, after the messages that it had already sent have left.
     """
     try:
         request = next(exchange)
@@ -93,11 +93,11 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 
 
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
-    """Run all parties in this process and return their results.
+    """Run all parties in this process, and return their results.
 
-    Arrays are passed without a copy. With `encoded`, every message is encoded and decoded as
-    between machines. A party's first error is raised here, after the others have received its
-    messages.
+    Arrays are passed without a copy. With `encoded`, every message is encoded and decoded as it
+    would be between machines. If a party fails, the others first receive its messages. Then its
+    error is raised here.
     """
     table = _Table(exchanges, encoded)
     try:
@@ -109,7 +109,7 @@ def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = Fals
 
 @dataclass
 class _Seat(Generic[T]):
-    """A party's state: its exchange, the peer for which it waits, and whether it is done."""
+    """One party's state: its generator, the peer whose message it awaits, and if it is done."""
 
     exchange: Exchange[T]
     waits_for: str | None = None
@@ -125,9 +125,9 @@ class _Table(Generic[T]):
         self._error: Exception | None = None
 
     def play(self) -> dict[str, T]:
-        """Run all parties until they are done, or until one has failed and the others know it."""
+        """Run all parties until all are done, or until one has failed and no other can continue."""
         while not all(seat.done for seat in self._seats.values()):
-            # Parties with room run first. If all wait for others to read, any may run.
+            # Parties whose messages have been read run first. If there are none, any party may run.
             moved = [party for party in self._seats if self._turn(party, _AHEAD)]
             if not moved and not any(self._turn(party, None) for party in self._seats):
                 break
@@ -139,7 +139,10 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it must wait. Returns True if it made any progress."""
+        """Run `party` until it must wait for a message. Returns True if it made any progress.
+
+        With `ahead`, the party also stops once it has that many messages that a peer has not read.
+        """
         seat, moved = self._seats[party], False
         while not seat.done:
             answer = None

@@ -1,8 +1,8 @@
-"""A follower's end of the stream: it connects to the leader, and reconnects if the stream breaks.
+"""The follower's end of a link. It connects to the leader, and connects again after a break.
 
-gRPC checks a certificate's path and name, and nothing else. So the follower first reads the
-leader's certificate through Python's own TLS, which checks the revocation lists too. Then it lets
-gRPC trust only that one certificate, so nobody can replace it in between.
+gRPC checks only a certificate's path and name. So the follower first fetches the leader's
+certificate with Python's own TLS, and checks the revocation lists too. Then it lets gRPC trust this
+one certificate only, so nobody can replace the certificate in between.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from fedveil.link.tls import Credentials
 import grpc  # isort: skip  (after streams, which quiets it)
 
 FIRST_WAIT_S = 0.1
-#: A leader that comes after a while, as each does that a serving follower waits for, waits for so
-#: long itself.
+#: The longest pause between two attempts to connect. A leader that starts after its followers, as
+#: every leader of a serving follower does, may have to wait for that long.
 LONGEST_WAIT_S = 1.0
 _PROBE_S = 5.0
-#: A leader that dies at the wrong moment looks once as one that refuses.
+#: This many equal refusals in a row are final. A single one may also come from a leader that is
+#: killed during the handshake.
 _TIMES_SURE = 3
-#: OpenSSL's X509_V_ERR_*: what it found of a certificate.
+#: OpenSSL's codes for errors in certificates, X509_V_ERR_*.
 _REVOKED, _NO_LIST = 23, (3, 8)
 _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Keeps a stream to the leader at `address` open while `link` needs one."""
+    """Keeps a stream to the leader at `address` open as long as `link` needs one."""
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -85,7 +86,8 @@ class Dialer:
                     return True
             if self._credentials is None:
                 check_no_tls(self._address)
-        # A file of this side's that is being replaced is whole again at the next attempt.
+        # One of this party's files may be incomplete while it is being replaced. The next attempt
+        # reads it again.
         except (PeerRefused, CertificateError) as error:
             wrong = error
         except OSError as error:
@@ -94,7 +96,10 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Save why the leader refused the stream. Fails the link if the reason is certain."""
+        """Process a failed attempt. `wrong` is a reason that may be final, or None.
+
+        The link fails for good once the same reason has occurred several times in a row.
+        """
         if self._stopped.is_set() or self._link.is_over:
             return
         verdict = None if wrong is None else str(wrong)
@@ -148,7 +153,7 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return why a stream ended. Fails the link if the leader says that the end is final."""
+        """Return why a stream ended. Makes the link fail if the leader has refused it for good."""
         code, details = error.code(), error.details() or "no reason given"
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:
@@ -161,9 +166,9 @@ class Dialer:
 def look(address: Address, leader: str, own: Credentials) -> bytes:
     """Return the certificate, in PEM, of the leader that listens at `address`.
 
-    Raises PeerRefused if the certificate is invalid, revoked or not that of `leader`, or if the
-    leader does not accept this party's. Raises OSError if nobody listens, so that the caller may
-    try again.
+    Raises PeerRefused if the certificate is invalid, revoked or not that of `leader`. Also raises
+    PeerRefused if the leader does not accept this party's certificate. Raises OSError if nobody
+    listens. The caller may then try again.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])
@@ -181,7 +186,7 @@ def look(address: Address, leader: str, own: Credentials) -> bytes:
 
 
 def check_no_tls(address: Address) -> None:
-    """Raise PeerRefused if a server at `address` uses TLS, because this side does not."""
+    """Raise PeerRefused if the server at `address` uses TLS although this party does not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -215,7 +220,7 @@ def _judge(secure: ssl.SSLSocket, address: Address, leader: str, own: Credential
         )
     if (weak := weakness(certificate)) is not None:
         raise PeerRefused(f"the certificate at {address} is weak: {weak}")
-    # A server that likes this side's certificate speaks first; one that does not hangs up.
+    # A server that accepts this side's certificate sends first. Any other closes the connection.
     if secure.recv(1) == b"":
         raise PeerRefused(f"{leader} at {address} does not accept this party's certificate")
     return pem_of([certificate])

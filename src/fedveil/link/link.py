@@ -1,8 +1,8 @@
-"""A channel that survives its streams: every message arrives once, whole and in order.
+"""A channel over streams that may break. Every message arrives once, complete and in order.
 
-A stream (see `streams`) may break at any byte and be opened again any number of times. Messages are
+A stream (see `streams`) may break at any byte and be replaced any number of times. Messages are
 numbered from 1. Each frame also says how many messages have arrived in the other direction.
-Messages that are not acknowledged when a stream breaks are sent again on the next.
+Messages that were not acknowledged are sent again on the next stream.
 
     frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
     kind  := 0  only an acknowledgement, number 0
@@ -10,9 +10,10 @@ Messages that are not acknowledged when a stream breaks are sent again on the ne
            | 2  the last frame of this side, body a sentence: empty if all is well
            | 3  a refusal, body the reason; the last frame of this side
 
-Each process of a party names itself by a random session. A peer that returns with a different
-session is a different process, which does not know the earlier numbers. Both directions then start
-again at 1, and `send` and `receive` raise PeerRestarted until `begin` is called.
+Each process of a party has a random session number. If the peer's session number changes, a
+different process has replaced the peer's, and does not know the earlier messages. Numbers then
+start again at 1 in both directions. `send` and `receive` raise PeerRestarted until `begin` is
+called.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PROTOCOL = 1
 SESSION_BYTES = 16
 #: Bytes that may have arrived and be unread before a link stops reading its stream.
 INBOX_BYTES = 256 << 20
-#: A separate acknowledgement is sent once this many bytes arrived since the last one in a message.
+#: An acknowledgement of its own is sent once this many bytes have arrived without one.
 ACK_BYTES = 4 << 20
 #: Seconds that `close` waits for the peer to receive everything.
 CLOSE_S = 10.0
@@ -45,18 +46,18 @@ _LOOK_AGAIN_S = 60.0
 
 
 class Link:
-    """One party's end of the link to `peer`: a `Channel` to which streams attach.
+    """One party's end of the link to `peer`: a `Channel` that uses one stream after another.
 
-    A stream is one connection, which may be lost and replaced. `send` only queues a message.
-    `receive` raises LinkLost after `patience_s` seconds without a stream. If there is a stream but
-    the peer sends nothing, it waits twice as long, since the peer may itself wait for an absent
-    party. Only one thread may send and receive. Streams may use any threads.
+    A stream is one connection, which may break and be replaced. `send` only queues a message.
+    `receive` raises LinkLost after `patience_s` seconds without a stream. While there is a stream
+    but the peer sends nothing, it waits twice as long, since the peer may be waiting for another
+    party. Only one thread may send and receive. Streams may be handled by any threads.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
         self.peer = peer
         self.session = Secure().token(SESSION_BYTES)
-        #: Number of streams attached after the first, and seconds without one.
+        #: The number of streams after the first, and the seconds without a stream.
         self.reconnections = 0
         self.away_s = 0.0
         self._patience_s = patience_s
@@ -122,7 +123,7 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Send the peer the reason why it is refused, and end all contact with its process."""
+        """Tell the peer why it is refused, and end the connection to its process."""
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
@@ -134,7 +135,10 @@ class Link:
             self._restarted = False
 
     def close(self, reason: str = "") -> None:
-        """Announce the end and its `reason`, if any, and wait briefly for the peer to get all."""
+        """End this side of the link, and wait briefly until the peer has received everything.
+
+        The peer is sent the `reason`, which is empty if nothing went wrong.
+        """
         self._finish(_END, reason)
         with self._lock:
             self._closed, self._stream = True, 0
@@ -146,18 +150,19 @@ class Link:
         with self._lock:
             return self._closed or self._failure is not None or self._ended is not None
 
-    # --- what streams do
+    # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return this side's session, the peer's if known, and the number of received messages."""
+        """Return this side's session, the peer's or b"", and the number of messages received."""
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Start a stream to the peer's process `session`. Returns the stream's number.
+        """Start a new stream to the peer's process `session`. Returns the stream's number.
 
-        In its greeting, that process said that it last knew this side's session as `known`, and
-        that it has received `arrived` messages.
+        The other arguments are from that process's greeting. `known` is the session of this side
+        with which it last communicated, and `arrived` the number of messages received from that
+        session.
         """
         with self._lock:
             if session != self._peer_session:
@@ -181,7 +186,7 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End a stream, for the reason `why`. Does nothing if a newer stream has replaced it."""
+        """End stream number `stream`, unless a newer one replaced it. Later errors say `why`."""
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -189,7 +194,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Save why no stream is available, for the final error."""
+        """Store why no stream could be opened. The final error will say it."""
         with self._lock:
             self._down_why = why
 
@@ -200,7 +205,7 @@ class Link:
             self._wake_all()
 
     def frames(self, stream: int) -> Iterator[bytes]:
-        """Yield the frames to write into a stream, until the stream ends."""
+        """Yield the frames to send on a stream, until the stream ends."""
         while True:
             with self._lock:
                 while (frame := self._next_frame(stream)) is None:
@@ -210,7 +215,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame from a stream, after waiting while too much data is unread."""
+        """Process a frame from a stream. Waits while too many received bytes are unread."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -230,11 +235,11 @@ class Link:
                 self._room.wait()
 
     def belongs_to(self, session: bytes) -> bool:
-        """Return True if this side communicates with that process of the peer."""
+        """Return True if `session` is the peer's process with which this side communicates."""
         with self._lock:
             return session == self._peer_session
 
-    # --- under the lock
+    # --- called under the lock
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -245,7 +250,11 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float | None:
-        """Return the seconds left to wait for a peer absent or silent since `silent_since`."""
+        """Return the seconds left to wait for a peer. Raises `LinkLost` if none are left.
+
+        `silent_since` is the time of the peer's last message. It counts only while there is a
+        stream.
+        """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
             if left > 0:
@@ -306,7 +315,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame and wait until the peer has it, or until waiting is pointless."""
+        """Send the last frame, and wait until the peer has received it or no longer can."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:

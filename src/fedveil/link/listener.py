@@ -1,4 +1,4 @@
-"""The leader's end of every stream: it listens, authenticates, and attaches streams to links."""
+"""The leader's end of all links: listens, authenticates followers, passes streams to links."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
-#: gRPC aborts a handshake after this time. Without a stream by then, it counts as failed.
+#: Seconds after which gRPC aborts a handshake, and after which one without a stream is a failure.
 _GIVEN_UP_S, _HANDSHAKE_S = 10.0, 20.0
 _STOP_S = 1.0
 
 
 class Listener:
-    """A gRPC server with one method, for the followers that `links` names and no others.
+    """A gRPC server with one method, for the followers that are named in `links`.
 
-    With credentials, a follower is identified by its certificate, otherwise by its own word. The
-    TLS library checks the certificate's path. The name in it, its strength and its revocation are
-    checked here, before anything that the follower sends is read. If a follower is refused, the
-    reason is sent to it and, as one sentence, passed to `report`.
+    With credentials, a follower is identified by its certificate, otherwise by the name it states.
+    The TLS library checks the certificate's path. The certificate's name, strength and revocation
+    are checked here, before anything that the follower sends is read. If a follower is refused, the
+    reason is sent to it and also passed to `report`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Listener:
 
     def _credentials(self, own: Credentials) -> Any:
         pair = [(own.key, own.certificate)]
-        # gRPC does not report a handshake that fails, but asks for certificates before each.
+        # gRPC does not report failed handshakes, but it calls this function before each handshake.
         return grpc.dynamic_ssl_server_credentials(
             grpc.ssl_server_certificate_configuration(pair, own.authority),
             self._handshakes.begun,
@@ -89,7 +89,7 @@ class Listener:
         )
 
     def _stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        # A follower looks at the leader's certificate first, in a handshake of its own.
+        # A follower has made two handshakes: the first only fetched the leader's certificate.
         self._handshakes.succeeded(2)
         try:
             link, hello = self._greeted(frames, context)
@@ -146,7 +146,7 @@ class Listener:
         return named
 
     def _shown(self, follower: str) -> str:
-        """Format a follower's name, with the name in its certificate if that differs."""
+        """Return a follower's name, and the name in its certificate if that is different."""
         name = follower if self._own is None else self._own.name_of(follower)
         return follower if name == follower.lower() else f"{follower} ({name})"
 
@@ -163,7 +163,7 @@ class Listener:
 
 
 class _Handshakes:
-    """Reports failed TLS handshakes, because gRPC does not report them."""
+    """Reports TLS handshakes that fail, because gRPC does not report them."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -172,7 +172,7 @@ class _Handshakes:
         self._timer: threading.Timer | None = None
 
     def begun(self) -> None:
-        """Count a new handshake, as failed after a while unless `succeeded` is called."""
+        """Count a new handshake. It is reported as failed unless `succeeded` is called in time."""
         with self._lock:
             self._open.append(time.monotonic())
             if self._timer is None:

@@ -1,4 +1,4 @@
-"""A party's private key: decrypted in memory, and of a kind that the link's TLS can use."""
+"""Reads a party's private key: decrypts it in memory, and checks that the link's TLS can use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from fedveil.errors import CertificateError
 from fedveil.link.tls_settings import FILE, TlsSettings
 
-#: gRPC brings BoringSSL, which signs with no other keys unless its caller says so.
+#: The curves with which BoringSSL, the library in gRPC, signs by default.
 _CURVES = ("secp256r1", "secp384r1")
 Key: TypeAlias = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
@@ -19,7 +19,7 @@ Key: TypeAlias = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 def load_key(pem: bytes, settings: TlsSettings) -> Key:
     """Return the private key in `pem`, decrypted if the settings name a password.
 
-    Raises CertificateError for a key that is damaged, or of a kind that gRPC's TLS cannot use.
+    Raises CertificateError if the key is damaged, or if gRPC's TLS does not support its kind.
     """
     path, password = settings.path(settings.key), settings.password()
     try:

@@ -1,4 +1,4 @@
-"""A TCP connection on the route that gRPC takes: direct, or through the environment's proxy."""
+"""Opens a TCP connection as gRPC would: directly, or through the proxy in the environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 def _excepts(entry: str, host: str) -> bool:
-    """Return True if an `entry` of `no_proxy`, the end of a name or a network, covers `host`."""
+    """Return True if `entry`, one of the entries of `no_proxy`, covers `host`.
+
+    An entry is the end of a host name, or a network.
+    """
     if host.lower().endswith(entry.lower()):
         return True
     try:

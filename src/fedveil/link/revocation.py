@@ -1,7 +1,7 @@
-"""Revocation lists (CRLs): the certificates that their authorities have revoked.
+"""Revocation lists (CRLs): the certificates that their issuers have revoked.
 
-Every certificate of a chain must be covered by a current list of its issuer, as OpenSSL requires
-under VERIFY_CRL_CHECK_CHAIN. A missing or expired list is an error.
+Each certificate of a chain needs a current list of its issuer, as under OpenSSL's
+VERIFY_CRL_CHECK_CHAIN. A missing or expired list is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedveil.base.untrusted import MOST_LISTS_BYTES, read_bytes
 from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import Ascent, common_name, described, is_authority
 
-# No hyphen within a block: a file of many beginnings is then read once, and not once for each.
+# A block contains no hyphen. Otherwise a file with many beginnings would be searched once for each.
 _BLOCK = re.compile(rb"-----BEGIN X509 CRL-----[^-]*-----END X509 CRL-----")
 _Scope = x509.IssuingDistributionPoint
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
@@ -28,7 +28,7 @@ _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 @dataclass(frozen=True)
 class RevocationLists:
-    """The current lists in a PEM file: for each authority and scope, the newest one."""
+    """The revocation lists in a PEM file. Only the newest of each authority and scope is kept."""
 
     path: Path
     lists: tuple[x509.CertificateRevocationList, ...]
@@ -56,7 +56,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Name the certificate of a chain that is revoked or not covered, if any."""
+        """Return a sentence on a certificate that is revoked or has no list, or None."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -136,7 +136,7 @@ def _newest(
         mark = (
             one.issuer,
             authority and authority.key_identifier,
-            scope and scope.public_bytes(),  # which, unlike the scope, every version can hash
+            scope and scope.public_bytes(),  # every version can hash bytes, but not a scope
         )
         before = found.get(mark)
         if before is None or before.last_update_utc < one.last_update_utc:
@@ -145,7 +145,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if this list of its issuer would contain a certificate that was revoked."""
+    """Return True if this certificate, once revoked, would be in this list."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

@@ -1,4 +1,4 @@
-"""The rights that a party's credentials give to others (`roles` says what they are)."""
+"""Checks the rights that a party's `tls.yaml` gives to others (see `roles`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fedveil.link.tls_settings import FILE
 
 
 def may(own: Credentials, names: Iterable[str], right: str) -> bool:
-    """Return True if the holder of a certificate with these `names` has a right here.
+    """Return True if the holder of a certificate with these `names` has the right.
 
-    Without `roles` in the settings, the parties of the job have all rights, and nobody else.
+    If the settings have no `roles`, the parties of the job have all rights, and nobody else has
+    any.
     """
     roles = own.settings.roles
     if roles is None:
@@ -22,7 +23,7 @@ def may(own: Credentials, names: Iterable[str], right: str) -> bool:
 
 
 def check_right(own: Credentials | None, party: str, right: str) -> None:
-    """Raise PeerRefused if `own` settings do not give a right to `party`, one of the job's."""
+    """Raise PeerRefused if `own` does not give the right to `party`, a party of the job."""
     if own is None or own.settings.roles is None:
         return
     if not may(own, [own.name_of(party)], right):

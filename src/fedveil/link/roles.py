@@ -1,15 +1,15 @@
-"""Rights of certificates: `roles` in a party's own `tls.yaml`.
+"""Rights of certificates, which a party lists as `roles` in its own `tls.yaml`.
 
     roles:
-      lead: [train, evaluate, predict]         a party, by its name in the job
+      lead: [train, predict]                   a party, by its name in the job
       scoring.bank.example: [predict]          any other certificate of the party's authority
       ops.bank.example: [metrics]
 
-Each party decides for itself. A peer needs the right of a session's purpose: a leader to begin it,
-a follower to take part. A client of `fedveil vertical serve-predictions` needs `predict` to ask for
-predictions, `probabilities` to see probabilities beside them, and `metrics` to see the service's
-figures. With `roles`, a certificate that is not listed has no right. Without, the parties of the
-job have all rights, and others none.
+Each party decides about its own machine. Before a session, both sides check that the other has the
+right of the session's purpose: the leader to start it, the follower to take part. A client of
+`fedveil vertical serve-predictions` needs `predict` for predictions, `probabilities` for their
+probabilities, and `metrics` for the service's metrics. With `roles`, a certificate that is not
+listed has no right. Without `roles`, the parties of the job have all rights, and others have none.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRIC
 
 
 def right_of(purpose: str) -> str:
-    """Return the right that a session of a purpose needs. Scoring new rows needs `predict`."""
+    """Return the right that a session needs for its purpose. Scoring new rows needs `predict`."""
     return PREDICT if purpose == "score" else purpose
 
 
 def check_roles(path: Path, roles: object) -> None:
-    """Raise CertificateError unless `roles` in the file `path` is a block of lists of rights."""
+    """Raise CertificateError unless `roles`, read from `path`, maps names to lists of rights."""
     if not isinstance(roles, dict):
         raise CertificateError(f"roles in {path} is not a block of `name: [right, ...]` lines")
     for who, rights in roles.items():

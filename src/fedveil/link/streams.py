@@ -1,12 +1,13 @@
-"""Definitions for both ends of a stream: addresses, gRPC's settings, and the two greetings.
+"""The parts of a stream that both ends use: addresses, gRPC's settings, and the greetings.
 
 A follower opens one bidirectional gRPC stream to the leader and sends
 
     {"kind": "hello", "protocol", "party", "session", "known", "arrived"}
 
-and the leader answers `welcome` with the same fields, or ends the stream with a reason. After that
-come only frames of a `Link`. `session` names the sender's process, `known` the receiver's process
-with which it last communicated, and `arrived` the number of messages received from that process.
+The leader answers with the same fields and the kind "welcome", or ends the stream with a reason.
+After that, only frames of a `Link` are sent. `session` identifies the sender's process. `known` is
+the receiver's session with which the sender last communicated, and `arrived` the number of messages
+received from that session.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True)
 class Address:
-    """A leader's address."""
+    """The leader's host and port."""
 
     host: str
     port: int
@@ -62,7 +63,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if data that is sent to this address never leaves this machine."""
+        """True if data that is sent to this address stays on this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -76,7 +77,7 @@ class Address:
 
 
 def check_plaintext(option: str, address: Address) -> None:
-    """Raise an error if a link to `address` without TLS could leave this machine."""
+    """Raise an error if data sent to `address` without TLS could leave this machine."""
     if not address.is_loopback:
         raise InvalidValue(
             f"{option} = {address} is not a loopback address: --insecure is for those alone, "
@@ -86,7 +87,7 @@ def check_plaintext(option: str, address: Address) -> None:
 
 @dataclass(frozen=True)
 class Greeting:
-    """A party's first message on a stream. The module explains its fields."""
+    """A party's first message on a stream. The module's docstring explains the fields."""
 
     party: str
     session: bytes
@@ -99,7 +100,7 @@ class Greeting:
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: str, peer: str, party: str) -> Greeting:
-        """Decode `peer`'s greeting to `party`. Raises PeerRefused for a different protocol."""
+        """Decode `peer`'s greeting to `party`. Raises PeerRefused for another protocol."""
         try:
             message = decode(data)
             spoken = take(message, "protocol", int)

@@ -1,14 +1,14 @@
-"""Certificates that authenticate the parties: a private authority, and one for each party.
+"""Certificates that authenticate the parties: a private authority, and a certificate per party.
 
     DIR/authority.key        stays with the user who ran `certificates`; it can impersonate anybody
-    DIR/PARTY/authority.pem  PARTY's trusted authority
+    DIR/PARTY/authority.pem  the authority that PARTY trusts
     DIR/PARTY/certificate.pem
-    DIR/PARTY/key.pem        PARTY's alone
+    DIR/PARTY/key.pem        known to PARTY only
     DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own: `tls_settings`
 
 Each party gets only its own folder. A certificate names its party by a DNS name or an IP address
-among the subject's alternative names; it may have other names, but none of another party. Both ends
-of a link show their certificate, and each checks the other's.
+among the subject's alternative names. It may contain other names, but no other party's. Both ends
+of a link present their certificates, and each end checks the other's.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _MADE_BY = "; `fedveil vertical certificates` makes it"
 
 @dataclass(frozen=True)
 class Credentials:
-    """A party's certificate, key and trusted authorities in PEM, checked when they were read.
+    """A party's certificate, key and trusted authorities in PEM, validated when they were read.
 
-    `certificate` starts with the party's own, followed by intermediate ones. `key` is never
-    encrypted. `parties` are those of the job, this one among them.
+    `certificate` begins with the party's own certificate, followed by intermediate ones. `key` is
+    not encrypted. `parties` are all parties of the job, including this one.
     """
 
     party: str
@@ -82,13 +82,13 @@ class Credentials:
         return found
 
     def name_of(self, party: str) -> str:
-        """Return the DNS name or IP address that a certificate of `party` must have."""
+        """Return the DNS name or IP address that the certificate of `party` must contain."""
         return self.settings.name_of(party)
 
     def party_of(self, certificate: x509.Certificate, among: Iterable[str] = ()) -> str | None:
-        """Return the one party that a certificate names, or None if it names none or several.
+        """Return the party that a certificate names. None if it names no party or several.
 
-        The parties of the job, those in the settings' `names` and those in `among` are considered.
+        The candidates are the job's parties, those in the settings' `names` and those in `among`.
         """
         names = names_in(certificate)
         known = dict.fromkeys([*self.parties, *self.settings.names, *among])
@@ -96,10 +96,10 @@ class Credentials:
         return found[0] if len(found) == 1 else None
 
     def check_peer(self, certificate: x509.Certificate, others: Iterable[x509.Certificate]) -> None:
-        """Raise an error if the peer's certificate is weak, or revoked by the current lists.
+        """Raise an error if the peer's certificate, or one of its issuers', is weak or revoked.
 
-        `others` are the certificates that the peer sent with it. The TLS library has already found
-        that they lead to the authority.
+        `others` are the further certificates that the peer sent. The TLS library has already
+        checked that they lead to a trusted authority.
         """
         roots = load_chain(self.authority, self.settings.path(self.settings.authority))
         chain = ascent(certificate, [*others, *roots])
@@ -110,7 +110,7 @@ class Credentials:
             raise PeerRefused(fault)
 
     def check_usage(self, *, listens: bool) -> None:
-        """Raise an error if this party's certificate does not allow its end of the link.
+        """Raise an error if this party's certificate may not be used at its end of the link.
 
         `listens` is True at the leader's end.
         """
@@ -145,7 +145,7 @@ class Credentials:
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         settings = self.settings
-        self.revocations()  # which refuses an expired list with a better sentence than TLS does
+        self.revocations()  # reports an expired list more clearly than TLS does
         context.load_verify_locations(cadata=self.authority.decode())
         try:
             context.load_cert_chain(
@@ -165,7 +165,10 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Create each party's folder, never an existing one, and the authority. Returns paths."""
+    """Write an authority and a folder for each party, and return their paths.
+
+    An existing folder is never overwritten.
+    """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
     make_folder(folder)
@@ -181,7 +184,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the one party that the certificate in `folder` names, otherwise None."""
+    """Return the party that the certificate in `folder` names, or None if it names no one party."""
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():
@@ -226,7 +229,7 @@ def _write_authority(folder: Path) -> None:
         .sign(key, hashes.SHA256())
     )
     _write_certificate(folder / "authority.pem", certificate)
-    # The key comes last, so an authority whose creation was interrupted is made again.
+    # The key is written last. If it is missing, the creation was interrupted and starts again.
     _write_key(folder / "authority.key", key)
 
 
@@ -354,7 +357,7 @@ def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _no_password() -> str:
-    """Return an empty password, so that OpenSSL does not ask for one on the terminal."""
+    """Return an empty password, which keeps OpenSSL from asking for one on the terminal."""
     return ""
 
 

@@ -8,8 +8,9 @@
     names: {left: fl.left.example}  a party's DNS name or IP address in its certificate
     roles: {left: [train, predict]} what each certificate's holder may do here (`roles`)
 
-All keys are optional. Paths are relative to the folder. Messages show no value of this
-file but the parties' names, so a password that is written here by mistake reaches no log.
+All keys are optional; defaults are in brackets. Paths are relative to the folder. Messages show no
+value of this file except the parties' names, so a password that is written here by mistake is never
+logged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """The places of a party's certificate, key and trusted authorities, and its peers' names."""
+    """The settings in `tls.yaml`: the paths of a party's TLS files, and the parties' names."""
 
     folder: Path
     certificate: str = "certificate.pem"
@@ -67,11 +68,11 @@ class TlsSettings:
         return None if self.crl is None else self.path(self.crl)
 
     def name_of(self, party: str) -> str:
-        """Return the name that a party's certificate must have, in its normal spelling."""
+        """Return the normal form of the name that the party's certificate must contain."""
         return normal_name(self.names.get(party, party))
 
     def check_names(self, parties: Iterable[str]) -> None:
-        """Raise an error for a name of a party that the job lacks, or one name for two parties."""
+        """Raise an error if `names` lists an unknown party, or gives two parties the same name."""
         known = list(dict.fromkeys(parties))
         where = self.path(FILE)
         for party in self.names:
@@ -103,7 +104,7 @@ class TlsSettings:
             return None
         file = f"the file that password_file in {where} names"
         password = read_secret(self.path(self.password_file), file, "the password")
-        # An editor ends the line, and `echo` does.
+        # Editors and `echo` end the line.
         password = password.removesuffix(b"\n").removesuffix(b"\r")
         if not password:
             raise CertificateError(f"{file} is empty: put the key's password into it")
@@ -111,7 +112,7 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Read a file that only its owner may read. Errors name it `file` and its content `what`."""
+    """Read a file that only its owner may read. Errors call it `file` and its content `what`."""
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The adaptive budget: the next round's epsilon follows from how far the model has turned."""
+"""The adaptive budget: each round's epsilon depends on how far the last round turned the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _ZERO_SIMILARITY = 1e-12
 
 
 class AdaptiveBudget:
-    """Sets each round's epsilon from how far the model has turned: eps / A_s in round t + 1.
+    """Sets the next round's epsilon from the angle between the last two global models.
 
-    A_s = 1 - arccos(S_c) / π, in (0, 1], where S_c is the cosine similarity of the flattened global
-    models of rounds t and t + 1. eps is always the job's own; the quotients are never compounded.
+    The next epsilon is eps / A, where A = 1 - angle / π, in (0, 1], and the angle is that between
+    the flattened models of rounds t and t + 1. eps is always the job's own, so the quotients are
+    not compounded.
 
-    Source: 002, algorithm 2. It says that the total budget is unchanged, which is wrong: eps / A_s
-    is never below eps, so the loss of the whole run grows. Since epsilon depends on earlier
-    outputs, only the plain sum of pure losses is a valid bound.
+    Privacy: an epsilon depends on earlier outputs, so only the plain sum of pure losses is a valid
+    bound.
+
+    Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
+    2. It states that the total budget does not change. That is wrong: eps / A is never below eps,
+    so the loss of the whole run grows.
 
         >>> from fedveil.mechanisms import AdaptiveBudget
         >>> budget = AdaptiveBudget(eps=1.5)
@@ -37,9 +41,9 @@ class AdaptiveBudget:
         self.eps = positive("eps", eps)
 
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
-        """Return the next round's epsilon, eps divided by the two models' angular similarity.
+        """Return the next round's epsilon.
 
-        Raises `InvalidValue` if the similarity is 0 or undefined.
+        Raises `InvalidValue` if the models are opposite, or if one of them is zero.
         """
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)
@@ -67,5 +71,5 @@ def _unit(name: str, vector: Float64s) -> Float64s:
 
 
 def _angle(a: Float64s, b: Float64s) -> float:
-    """Return arccos(a · b) of unit vectors, accurate even where a rounded cosine would not be."""
+    """Return the angle between two unit vectors, accurate even for tiny angles."""
     return 2 * math.atan2(float(np.linalg.norm(a - b)), float(np.linalg.norm(a + b)))

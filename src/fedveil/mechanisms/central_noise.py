@@ -1,4 +1,4 @@
-"""Central noise: each client clips its vector, and the holder of the sum adds the noise."""
+"""Central noise: clients clip their vectors, and the holder of the sum adds noise to it once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import (
+    FINER,
     STEPS_PER_COORDINATE,
     GaussianMechanism,
     clip_to_grid,
+    distance_of,
     noise_in_steps,
     step_below,
 )
 from fedveil.privacy.gaussian_curve import epsilon_for
+from fedveil.privacy.grid_sensitivity import grid_step, to_grid
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 #: Noise exceeds this many sigma with a probability below 2^-280.
@@ -32,21 +35,32 @@ _PART = 1 << 16
 
 
 class CentralNoise:
-    """Clip vectors to the L2 norm `clip` on a grid, and add Gaussian noise to a sum of them.
+    """Clips vectors to the L2 norm `clip`, and adds Gaussian noise to a sum of clipped vectors.
 
-    `clipped` returns whole numbers z in units of `step` with step · |z| <= clip in exact
-    arithmetic. `add_to` adds independent discrete Gaussians to a sum of such vectors, in steps: the
-    noise of `GaussianMechanism` with the same eps, delta and clip, for this step.
+    Output: `clipped` returns a vector of whole numbers z with step · |z| <= clip, in exact
+    arithmetic. `add_to` adds an independent discrete Gaussian to each entry of a sum of such
+    vectors. The noise is that of `GaussianMechanism` with equal eps, delta and clip, for this
+    `step`.
 
-    Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against anyone who
-    reads only the noisy sum. Replacing one vector moves the sum by at most 2 · clip, and steps 1 to
-    3 of the proof at `GaussianMechanism` need nothing else. The number of vectors in the sum is
-    public. Nothing is guaranteed if a vector in the sum is longer than `clip`, or against the
-    holder of the sum.
+    Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against everyone
+    who reads only the noisy sum. The number of vectors in the sum is public. Nothing is guaranteed
+    against the holder of the sum, or if a vector in the sum is longer than `clip`.
     """
 
-    def __init__(self, eps: float, delta: float, clip: float, step: float, dimension: int) -> None:
-        mechanism = GaussianMechanism(eps, delta, clip)
+    # Why: replacing one vector moves the sum by at most 2 · clip, or by a smaller distance `apart`
+    # that the maker of the vectors promises, rounding included. The proof of `GaussianMechanism`
+    # needs nothing else.
+
+    def __init__(
+        self,
+        eps: float,
+        delta: float,
+        clip: float,
+        step: float,
+        dimension: int,
+        apart: float | None = None,
+    ) -> None:
+        mechanism = GaussianMechanism(eps, delta, clip, apart=apart)
         coordinate, noise = clip / math.sqrt(dimension) / step, mechanism.sigma / step
         if coordinate < STEPS_PER_COORDINATE:
             raise InvalidValue(
@@ -63,19 +77,23 @@ class CentralNoise:
         self._set(mechanism.loss, mechanism.sigma, clip, step)
 
     @classmethod
-    def of_ratio(cls, ratio: float, delta: float, clip: float, dimension: int) -> CentralNoise:
-        """Return noise whose standard deviation is `ratio` times the sensitivity 2 · clip.
+    def of_ratio(
+        cls, ratio: float, delta: float, clip: float, dimension: int, apart: float | None = None
+    ) -> CentralNoise:
+        """Return noise whose standard deviation is `ratio` times the sensitivity.
 
-        `dimension` is the number of entries of a vector, and the loss is stated at `delta`. The
-        step is that of `GaussianMechanism.grid`, or finer if the noise is large: the noise is added
-        to a sum, in which the rounding of many vectors adds up.
+        `dimension` is the number of entries of a vector. The loss is stated at `delta`. The step is
+        that of `GaussianMechanism.grid`, or smaller if the noise is large, because the rounding
+        errors of many vectors add up in a sum. With `apart` it is smaller still, so that the maker
+        of the vectors can round them at little cost.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
-        sigma = 2 * within("clip", clip, *_CLIPS) * ratio
+        sigma = distance_of(within("clip", clip, *_CLIPS), apart) * ratio
         made = cls.__new__(cls)
         loss = PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
-        made._set(loss, sigma, clip, step_below(sigma, clip, dimension, 2 * sigma / _MOST_STEPS))
+        entries = dimension if apart is None else dimension * FINER**2
+        made._set(loss, sigma, clip, step_below(sigma, clip, entries, 2 * sigma / _MOST_STEPS))
         return made
 
     def _set(self, loss: PrivacyLoss, sigma: float, clip: float, step: float) -> None:
@@ -87,18 +105,12 @@ class CentralNoise:
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """Return the vector, scaled to the norm `clip` if it is longer, as whole numbers of steps.
-
-        Entries are rounded towards zero.
-        """
+        """Return the vector in whole steps, clipped to norm `clip` and rounded towards zero."""
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        """Return True if the norm of `multiples`, a vector in steps, is at most `clip`.
-
-        It is for every result of `clipped`.
-        """
+        """Return True if `multiples`, a vector in whole steps, has a norm of at most `clip`."""
         square = 0
         for start in range(0, len(multiples), _PART):
             part = multiples[start : start + _PART].astype(np.int64)
@@ -110,15 +122,41 @@ class CentralNoise:
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """Return the clipped vector plus the noise of a whole sum, in steps.
 
-        This is what an attacker sees who knows all other vectors in the sum.
+        An attacker who knows all other vectors of a sum can compute this from the noisy sum.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
         return total
 
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
-        """Add noise, in place, to a sum of clipped vectors in steps.
-
-        Call it before the sum is read.
-        """
+        """Add noise in place to `total`, a sum of clipped vectors in whole steps."""
         self._noise.add_to(total, entropy)
+
+
+class CentralSum(CentralNoise):
+    """Central noise for clients' sums of clipped contributions. The sums are not clipped.
+
+    Every contribution moves a client's sum by whole multiples of `step` and an L2 norm of at most
+    `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps, which moves
+    no two sums further apart.
+
+    Privacy: that of `CentralNoise` for one contribution, if it is replaced: the noise's standard
+    deviation is `ratio` times 2 · clip.
+    """
+
+    def __init__(self, ratio: float, delta: float, clip: float, dimension: int) -> None:
+        ratio, clip = within("ratio", ratio, *_RATIOS), within("clip", clip, *_CLIPS)
+        sigma, step = 2 * clip * ratio, grid_step(clip, dimension)
+        if sigma > _MOST_STEPS * step:
+            raise InvalidValue(
+                f"a ratio of {ratio:g} and {dimension:,} entries need noise of {sigma / step:.3g} "
+                f"steps: at most {_MOST_STEPS:.3g} are drawn (a larger epsilon, or fewer entries)"
+            )
+        loss = PrivacyLoss(epsilon_for(ratio, delta), delta, per="example", release=Gaussian(ratio))
+        self._set(loss, sigma, clip, step)
+
+    def clipped(self, vector: Array) -> Int64s:
+        return to_grid(finite_vector("update", vector), self.step)
+
+    def within(self, multiples: Int32s | Int64s) -> bool:
+        return True  # a report's form limits its entries, and a sum has no norm

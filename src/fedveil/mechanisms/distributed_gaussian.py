@@ -1,4 +1,4 @@
-"""Gaussian noise in shares: every vector carries a little, and their sum carries all of it."""
+"""Gaussian noise in shares: each vector gets a small share, and their sum has all the noise."""
 
 from __future__ import annotations
 
@@ -41,22 +41,27 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in whole steps, that clients add to their vectors before a sum.
+    """Shares of Gaussian noise, in whole steps. Each client adds one share to its vector.
 
-    In a sum, `shares` of them add up to noise of `ratio` times the sensitivity 2 √limit. `shares`
-    is the least number of noisy vectors in a sum, and `clients` the largest number of vectors.
-    Subclasses state how large a sum can become.
+    The shares in a sum add up to noise of standard deviation `ratio` · √square, where `square` is
+    the squared sensitivity. By default it is 4 `limit`, where `limit` bounds the squared norm of a
+    vector. `shares` is the smallest number of shares in a sum, and
+    `clients` the largest number of vectors. Subclasses state how large a sum can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
     reach: int
 
-    def __init__(self, ratio: float, limit: int, *, shares: int, clients: int) -> None:
+    def __init__(
+        self, ratio: float, limit: int, *, shares: int, clients: int, square: int | None = None
+    ) -> None:
         ratio = positive("ratio", ratio)
         self.clients = integer("clients", clients, 1)
         self.least_shares = integer("shares", shares, 1, clients)
         self.limit = limit
-        least = Fraction(2 * ratio) ** 2 * limit * (1 + SLACK) + SMOOTHING
+        #: The squared sensitivity of a sum, in steps².
+        self.square = 4 * limit if square is None else square
+        least = Fraction(ratio) ** 2 * self.square * (1 + SLACK) + SMOOTHING
         share = max(least / self.least_shares, Fraction(SMOOTHING))
         if share > _MOST_SHARE_VARIANCE or limit > _MOST_LIMIT:
             raise InvalidValue(
@@ -67,76 +72,89 @@ class NoiseShares:
 
     @property
     def share_variance(self) -> int:
-        """Return the parameter s² of one share's discrete Gaussian noise, in steps²."""
+        """Return the parameter s² of a share's discrete Gaussian distribution, in steps²."""
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the standard deviation of the noise in a sum, divided by the sum's sensitivity.
+        """Return the noise ratio of a sum: the noise's standard deviation over the sensitivity.
 
         `shares` is the number of noise shares in the sum.
         """
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
-        return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
+        return math.sqrt(variance / self.square) * (1 - 2.0**-50)
 
     def add_share(self, numbers: Signed, entropy: Entropy) -> None:
-        """Add one client's share of the noise to its vector `numbers`, in place."""
+        """Add one share of the noise to a client's vector `numbers`, in place."""
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True for a sum that is too large to be honest, except with chance 2^-40."""
+        """Return True if `total` is larger than an honest sum can be.
+
+        An honest sum is larger with probability at most 2^-40.
+        """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
 
 class DistributedGaussian(NoiseShares):
-    """Clips, rotates and rounds vectors, and adds a share of noise to each: their sum is private.
+    """Clips, rotates and rounds vectors, and adds a share of noise to each. Their sum is private.
 
     A vector x of `dimension` entries becomes `share(x) = z + N`, whole numbers in units of `step`:
 
-    1. x is scaled to the L2 norm `clip` if it is longer. With `rotation` it is filled up with zeros
-       to `length` entries and rotated (`hadamard.rotate`, with signs that everybody knows).
-    2. z is x / step with every entry rounded at random to one of the two whole numbers around it,
-       so that its mean is x / step to 2^-32. If Σ z² is above `limit`, which has probability at
-       most 2^-20, all entries are rounded again, and after eight times they are rounded towards
-       zero.
-    3. The entries of N are independent discrete Gaussians of parameter `share_variance`, drawn
-       exactly, whatever x is.
+    1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
+       to `length` entries and rotated (`hadamard.rotate`). The rotation's signs are public.
+    2. Each entry of x / step is rounded at random to one of the two nearest whole numbers, such
+       that its mean is kept to 2^-32. This gives z. If Σ z² is above `limit`, all entries are
+       rounded again. That has probability at most 2^-20. After eight attempts all entries are
+       rounded towards zero.
+    3. The entries of N are independent discrete Gaussians with parameter `share_variance`. They are
+       drawn exactly and do not depend on x.
 
     `mean(total, shares, signs)` turns a sum of `shares` such vectors into their mean.
 
-    Sensitivity: Σ z² <= limit holds in whole numbers, with nothing neglected, so that two z lie at
-    most 2 √limit apart. With n = length and ρ = clip / step, rounding adds independent errors of
-    variance at most 1/4 to a vector of norm ρ: Kairouz, Liu and Steinke (2021), proposition 22,
-    give
+    Privacy: if one whole vector is replaced, the sum of m shares satisfies `Gaussian(ratio(m))`,
+    whatever the other vectors are. The same holds for the sum modulo 2^bits. Shares do not count in
+    m if their makers know or subtract their noise.
 
-        limit = ⌊ρ² + n/4 + √(2 ln 2^20) · (ρ + √n / 2)⌋    (and at most (ρ + √n)²).
+    Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
+    probability 2^-40. This does not cover vectors that were chosen with knowledge of the round's
+    signs. Privacy does not depend on wrapping. `wrapped` recognises sums that are too large.
 
-    Privacy: if one whole vector is replaced, whatever the others are, the sum of m shares satisfies
-    `Gaussian(ratio(m))`. With nothing neglected, it is a post-processing of Gaussian noise of
-    ratio(m) = √((m · share_variance - 16) / (1 + 2^-30)) / (2 √limit) times the sensitivity:
+    `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
+    / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
+    cover the range from -clip to clip.
 
-    1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with v = ab /
-       (a + b), and Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a factor of 1 ± 3
-       exp(-2π² v), by Poisson summation. Adding one share after another, v >= 8 as share_variance
-       >= 16: the sum of the noise of m <= 2^20 shares has the distribution of a discrete Gaussian
-       of parameter m · share_variance to within a factor e^(±η), η = 1e-61 an entry.
-    2. That distribution on whole numbers is a post-processing of continuous noise of a variance
-       less by 16, as steps 2 and 3 at `GaussianMechanism` prove; the share 2^-30 of the variance
-       outweighs η there, and here.
-
-    The sum modulo 2^bits, and whatever is computed from it, is post-processing. Shares in the sum
-    whose makers know or subtract their noise do not count in m.
-
-    Wrapping: `bits` is the least number whose ring holds, with a quarter to spare, the sum of
-    `clients` shares except with probability 2^-40. An entry of the rotated sum is a sum with random
-    signs, of a vector no longer than clients · ρ, plus rounding and noise: it is sub-Gaussian with
-    variance (clients · ρ)² / n + clients · (1/4 + share_variance). Without rotation clients · ρ
-    bounds it. This does not cover vectors that were chosen in view of the round's signs. Privacy
-    does not depend on wrapping. `wrapped` says whether a sum is larger than this.
-
-    `entry_bits` sets the step: that many bits, one of them the sign, hold 8 times the root mean
-    square clip / √n of a rotated entry or, without rotation, hold clip.
+    `apart` is a distance below 2 · clip that the maker of the vectors promises for any two vectors
+    of a client, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
     """
+
+    # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance
+    # at most 1/4 to the entries of a vector of norm ρ. By proposition 22 of Kairouz, Liu and
+    # Steinke (2021), Σ z² exceeds
+    #
+    #     limit = ⌊ρ² + n/4 + √(2 ln 2^20) · (ρ + √n / 2)⌋    (and at most (ρ + √n)²)
+    #
+    # with probability at most 2^-20. As every returned z has Σ z² <= limit in whole numbers, two z
+    # are at most 2 √limit apart. With `apart`, they are at most apart / step + 2 √n + 2^-18 ρ
+    # apart: each entry is rounded by less than a step, and the 32-bit sums in `rotate` err by less
+    # than 2^-19 of a norm (2^-24 in each of at most 21 levels and a few products).
+    #
+    # Privacy. The sum is post-processing of Gaussian noise of ratio(m) = √((m · share_variance -
+    # 16) / (1 + 2^-30)) / √square times the sensitivity √square, for two reasons:
+    #
+    # 1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with v = ab
+    #    / (a + b). By Poisson summation, Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a
+    #    factor of 1 ± 3 exp(-2π² v). Add one share after another: v >= 8, as share_variance >= 16.
+    #    So the noise of m <= 2^20 shares has the distribution of one discrete Gaussian of parameter
+    #    m · share_variance to within a factor e^(±η) with η = 1e-61 for each entry.
+    # 2. That distribution is post-processing of continuous noise whose variance is smaller by 16
+    #    (see steps 2 and 3 of the proof of `GaussianMechanism`). The share 2^-30 of the variance
+    #    outweighs η.
+    #
+    # Wrapping. `bits` is the smallest number whose ring holds the sum with a quarter to spare. An
+    # entry of the rotated sum is a sum with random signs of the entries of a vector no longer than
+    # clients · ρ, plus rounding errors and noise. It is sub-Gaussian with variance (clients · ρ)² /
+    # n + clients · (1/4 + share_variance). Without rotation, clients · ρ bounds its first part.
 
     def __init__(
         self,
@@ -148,6 +166,7 @@ class DistributedGaussian(NoiseShares):
         dimension: int,
         entry_bits: int = 8,
         rotation: bool = True,
+        apart: float | None = None,
     ) -> None:
         self.clip = within("clip", clip, 2.0**-100, 2.0**100)
         self.dimension = integer("dimension", dimension, 1)
@@ -157,30 +176,35 @@ class DistributedGaussian(NoiseShares):
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
         self.radius = (1 << (entry_bits - 1)) * peak
         self.step = self.clip / self.radius
-        super().__init__(ratio, _limit(self.radius, self.length), shares=shares, clients=clients)
+        limit, square = _limit(self.radius, self.length), None
+        if apart is not None:
+            within("apart", apart, 0, 2 * self.clip, open_low=True)
+            rounding = 2 * math.sqrt(self.length) + 2.0**-18 * self.radius
+            square = min(4 * limit, math.ceil((apart / self.step + rounding) ** 2))
+        super().__init__(ratio, limit, shares=shares, clients=clients, square=square)
         self.reach = self._reach()
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the vector's share of a sum: clipped, rotated, rounded and noisy, in steps.
+        """Return the vector clipped, rotated, rounded and with a share of noise, in whole steps.
 
-        `signs` are those of the rotation, or None without rotation.
+        `signs` are the rotation's signs, or None without rotation.
         """
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
 
     def clipped(self, vector: Array) -> Float64s:
-        """Return the vector, scaled to the norm `clip` if it is longer. It is not rounded."""
+        """Return the vector, shortened to the norm `clip` if it is longer, without rounding."""
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1.0, self.step * stretch(vector, self.radius))
         return vector * np.float64(factor)
 
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the clipped and rotated vector in whole steps, before the noise.
+        """Return the clipped and rotated vector in whole steps, without noise.
 
-        Its sum of squares is at most `limit`. Its integers have 32 bits if the ring has at most 32,
-        since larger values wrap around in both.
+        The sum of its squares is at most `limit`. The result is int32 if the ring has at most 32
+        bits, otherwise int64.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         scaled = np.empty_like(vector)
@@ -204,7 +228,7 @@ class DistributedGaussian(NoiseShares):
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Turn `total`, the sum of `shares` shares, into their mean vector. Overwrites `total`."""
+        """Return the mean vector, given `total`, the sum of `shares` shares. Overwrites `total`."""
         values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
@@ -223,18 +247,20 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Noise shares for clients' sums of clipped contributions, one per example.
+    """Shares of noise for clients' vectors that are sums of clipped contributions, one per example.
 
-    The sums themselves are not clipped. Every contribution moves a client's vector x by whole
-    multiples of `step` and an L2 norm of at most `clip` (see `privacy.grid_sensitivity`). x becomes
-    `share(x) = z + N`. z is x / step, with entries limited to 2^24 in absolute value, which moves
-    no two vectors further apart. N is the noise of `DistributedGaussian`.
+    A client's vector x is not clipped. Each contribution moves it by whole multiples of `step` and
+    by an L2 norm of at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z + N`,
+    where z is x / step with entries limited to 2^24 in absolute value, and N is the noise of
+    `DistributedGaussian`.
 
-    Privacy: if one contribution to one of the vectors is replaced, the sum of m shares satisfies
-    `Gaussian(ratio(m))`, by the proof in `DistributedGaussian` with limit = ⌈(clip / step)²⌉. The
-    entries of a sum of `clients` vectors are at most clients · 2^24 plus noise, so the sum never
-    wraps.
+    Privacy: if one contribution to one vector is replaced, the sum of m shares satisfies
+    `Gaussian(ratio(m))`. The ring holds every possible sum of `clients` vectors, so the sum wraps
+    only if the noise is extreme.
     """
+
+    # Why: limiting entries moves no two vectors further apart. The proof of `DistributedGaussian`
+    # then applies with limit = ⌈(clip / step)²⌉.
 
     def __init__(
         self, clip: float, ratio: float, *, shares: int, clients: int, dimension: int
@@ -249,22 +275,21 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector's share of a sum, rounded and noisy, in steps. There is no rotation."""
+        """Return the vector, rounded, plus a share of noise, in steps. `signs` is not used."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Turn `total`, the sum of `shares` shares, into their mean vector. Overwrites `total`."""
         values = into_floats(total)
         values *= self.step / shares
         return values
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits of the smallest ring that holds sums from -reach to reach.
+    """Return the bits of the smallest ring that holds sums from -reach to reach.
 
-    A quarter of `reach` is left to spare on either side.
+    The ring leaves a quarter of `reach` free at each end.
     """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
@@ -284,9 +309,10 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 
 @compiled(_round_at_random_numpy)
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Write every entry to `out`, rounded up with its fraction as probability, to 2^-32.
+    """Write each entry to `out`, rounded up with probability equal to its fraction, otherwise down.
 
-    Returns the sum of the rounded entries' squares. `uniform` holds a random word per entry.
+    The probability is exact to 2^-32. `uniform` has a random 32-bit word for each entry. Returns
+    the sum of the rounded entries' squares.
     """
     total = 0
     for i in range(len(scaled)):

@@ -1,4 +1,4 @@
-"""EmbeddingDP: one bit per value of an embedding, sent through randomised response."""
+"""EmbeddingDP: each value of an embedding becomes one bit, flipped by randomised response."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ _BLOCK = 1 << 16
 class EmbeddingDP:
     """Quantises every value to one bit, and flips the bit by randomised response.
 
-    Output: a value x becomes the bit B = 1 if x > 0, else B = 0. Every bit is then, independently,
+    Output: a value x becomes the bit B = 1 if x > 0, else B = 0. Then each bit is independently
     sent as 1 with probability
 
         p = e^(eps/2) / (e^(eps/2) + 1)   if B = 1
         q = 1 / (e^(eps/2) + 1)           if B = 0
 
-    q is rounded up to a double and p = 1 - q; for these two numbers the distribution is exact. eps
-    = 0 gives p = q = 1/2: pure noise. eps = None sends B itself, without any guarantee.
+    q is rounded up to a double, and p = 1 - q. The bits have exactly these two probabilities. eps =
+    0 gives p = q = 1/2, pure noise. eps = None sends B itself, without any guarantee.
 
-    Privacy at delta = 0, for one release, if the named part of the input is replaced:
+    Privacy, at delta = 0, for one release:
 
-        eps/2        per bit: one value changes arbitrarily
-        eps          per one-hot row: two one-hot rows differ in two bits
-        m · eps/2    per vector of m values
+        eps/2        if one value is replaced (per bit)
+        eps          if a one-hot row is replaced by another, which changes two bits
+        m · eps/2    if a vector of m values is replaced
 
-    The source's eps is therefore that of a one-hot row. Further releases of an example add up,
-    unless the first draw is reused (`bits_of`).
+    Further releases of an example add up, unless the first release is repeated (`bits_of`).
 
-    Source: 003, "scheme", steps 1 and 2. Its text allows only one-dimensional inputs of 0 and 1 and
-    two-dimensional one-hot rows, but its example passes neither. Here any real values are allowed.
+    Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. Its eps is that
+    of a one-hot row. Its text allows only one-dimensional inputs of 0 and 1, and two-dimensional
+    one-hot rows, but its own example is neither. Here all real values are allowed.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -85,9 +85,9 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """Return the perturbed bits of `values` in C order, eight per byte, lowest bit first.
+        """Return the perturbed bits of `values` in C order, packed with the lowest bit first.
 
-        This is what leaves a party: 1/32 of the bytes of float32. The last byte is padded with
+        A party sends this. It has 1/32 of the bytes of float32 values. The last byte is padded with
         zeros.
         """
         flat = values_of("values", values).reshape(-1)
@@ -106,11 +106,12 @@ class EmbeddingDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Packed:
-        """Return the perturbed bits of examples, one per row of `values`, drawn once per key.
+        """Return the packed, perturbed bits of examples. Each key's bits are drawn once.
 
-        A key seen before returns its first draw from `memory`. Its example then pays once, even if
-        its values have changed since: they are not read again. The memory's width must be
-        `packed_size` of one example's bits.
+        `values` has one example per row, and `keys` identifies the examples. For a key that has
+        been used before, the result repeats the bits stored in `memory`. That costs no privacy,
+        even if the example's values have changed, because they are not read. The memory's width
+        must be `packed_size` of one example's bits.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
@@ -132,9 +133,9 @@ class EmbeddingDP:
 
     @staticmethod
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
-        """Return packed bits as 0.0 and 1.0.
+        """Return packed bits as an array of 0.0 and 1.0 of this shape.
 
-        Raises InvalidValue if there are not enough for `shape`.
+        Raises InvalidValue if the number of bits does not fit.
         """
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
@@ -161,15 +162,15 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """Privacy loss of one release of EmbeddingDP, by the part of the input that changes."""
+    """The privacy loss of one release of EmbeddingDP, for several units of privacy."""
 
     eps: float | None
 
     @property
     def per_bit(self) -> PrivacyLoss:
-        """Return the loss for one value, eps/2.
+        """Return the loss if one value is replaced: eps/2.
 
-        It composes by the distribution of the bit itself.
+        Its release is a `BitRelease`, so the losses of many bits compose tightly.
         """
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
@@ -177,23 +178,24 @@ class EmbeddingLoss:
 
     @property
     def per_row(self) -> PrivacyLoss:
-        """Return the loss for a one-hot row, eps: two of its bits change."""
+        """Return the loss if a one-hot row is replaced by another: eps."""
         whole = math.inf if self.eps is None else self.eps
         return PrivacyLoss(whole, per="row", part=self.per_bit)
 
     def per_vector(self, values: int) -> PrivacyLoss:
-        """Return the loss for a whole vector of `values` values: values · eps/2.
+        """Return the loss if a whole vector of `values` values is replaced: values · eps/2.
 
-        For a ledger use `charges`, which composes better.
+        For a ledger use `charges`, which gives smaller totals.
         """
         values = integer("values", values, 1)
         whole = math.inf if self.eps is None else plain_sum([(_half(self.eps), values)])
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the ledger entries for one release of an example of `values` values.
+        """Return what a ledger charges for one release of an example with `values` values.
 
-        Each bit has its own loss: at a positive delta they compose to far less than values · eps/2.
+        Each bit is charged separately. At a positive delta, the bits then compose to far less than
+        values · eps/2.
         """
         return [(self.per_bit, integer("values", values, 1))]
 
@@ -209,7 +211,7 @@ class EmbeddingLoss:
 
 @dataclass(frozen=True)
 class BitRelease:
-    """The release of one bit of EmbeddingDP, for the ledger to compose."""
+    """One bit of EmbeddingDP, in the form that a ledger composes."""
 
     eps: float
 

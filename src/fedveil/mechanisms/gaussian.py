@@ -27,11 +27,13 @@ _LEAST_STEPS_PER_SIGMA = 1 << 10
 _MOST_STEPS_PER_SIGMA = 1 << 18
 #: Least number of steps in the root mean square coordinate of a vector of full norm.
 STEPS_PER_COORDINATE = 16
+#: Factor by which a grid is finer if the vectors' distance is promised.
+FINER = 16
 _MAX_CLIP_PER_SIGMA = 2.0**18
 #: Range of eps, clip and sigma: far from the limits of floating-point numbers.
 _LEAST, _MOST = 2.0**-100, 2.0**100
 
-#: Variance (in steps²) beyond sigma², and a relative excess: used up by the proof of privacy.
+#: Variance beyond sigma², in steps² and relative to sigma². The proof of privacy needs both.
 SMOOTHING = 16
 SLACK = Fraction(1, 1 << 30)
 _LANES = 32
@@ -40,35 +42,25 @@ _LANES = 32
 class GaussianMechanism:
     """Clip a vector to the L2 norm `clip` and add Gaussian noise.
 
-    Two vectors of norm at most `clip` lie at most 2 · clip apart. `sigma` is the least standard
-    deviation of Gaussian noise in every coordinate that makes them (eps, delta)-indistinguishable
-    (the analytic Gaussian mechanism of Balle and Wang).
+    Two clipped vectors are at most 2 · clip apart. Their maker may promise a smaller distance
+    `apart`, rounding included, which nothing checks. `sigma` is the smallest standard deviation of
+    Gaussian noise per coordinate that makes them (eps, delta)-indistinguishable (the analytic
+    Gaussian mechanism of Balle and Wang).
 
-    noise = "discrete" outputs z + step · N. The vector z is the clipped one, rounded towards zero
-    to whole multiples of `step`, a power of two (see `grid`). The coordinates of N are independent
-    discrete Gaussians, drawn exactly. Their parameter s² is the least that the sampler offers at or
-    above (sigma / step)² · (1 + 2^-30) + 16. It exceeds (sigma / step)² by at most 2e-5 of it.
+    Output for noise = "discrete": z + step · N. z is the clipped vector, rounded towards zero to
+    whole multiples of `step`, a power of two (see `grid`). The coordinates of N are independent
+    discrete Gaussians, drawn exactly. Their parameter s² is the smallest available one that is at
+    least (sigma / step)² · (1 + 2^-30) + 16.
 
-    Privacy: (eps, delta) for a whole vector, replace-one, with nothing neglected:
-    1. |z| <= clip holds in exact arithmetic (`clip_to_grid`), so that |z - z'| <= 2 · clip.
-    2. Let X ~ N(0, s² - 16) and let Y, given X, be the discrete Gaussian around X of parameter
-       16, in steps. z / step is whole, so that z / step + Y is drawn from z / step + X alone:
-       it is post-processing of the continuous mechanism, whose noise is at least
-       sigma · (1 + 2^-32).
-    3. By Poisson summation Σ_n exp(-(n - x)² / 32) is the same for all x to within a factor of
-       1 ± 2e-137. So the laws of Y and N, of all of up to 10^19 coordinates together, differ by
-       a factor of at most e^(±η), η = 1e-116; what holds for Y with (eps, delta') holds for N
-       with (eps + 2η, e^η · delta'). The 2^-32 in sigma outweighs this, and the rounding of
-       `sigma` itself, by orders of magnitude: delta falls by mu · phi(x) for a unit of
-       ln sigma, in the terms of `analytic_sigma`, and rises by less than phi(x) · 1.26 for a
-       unit of eps.
+    Privacy: (eps, delta) for a whole vector, replace-one, without any approximation.
 
-    noise = "continuous" adds floating-point normals, for comparison with systems that do. In real
-    arithmetic it would have the same guarantee. Its floating-point outputs tell inputs apart by
-    their low bits, as Mironov showed, so that no epsilon is stated: `loss` is infinite.
+    noise = "continuous" adds floating-point normal numbers, for comparison with other systems. The
+    low bits of such outputs distinguish inputs (Mironov, 2012), so no epsilon is stated and `loss`
+    is infinite.
 
-    Source: 001, W_p = W + G, of the update instead of the weights. The source gives no sensitivity;
-    it is 2 · clip here, as one client's whole update is replaced.
+    Source: MindSpore Federated's document on DP_ENCRYPT, W_p = W + G, applied to the update instead
+    of the weights. The document states no sensitivity. Here it is 2 · clip, because one client's
+    whole update is replaced.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure
@@ -79,18 +71,34 @@ class GaussianMechanism:
         ((700,), 3.0)
     """
 
+    # Proof of the privacy of discrete noise:
+    #
+    # 1. |z| <= clip in exact arithmetic (`clip_to_grid`), so |z - z'| <= 2 · clip, or `apart`.
+    # 2. Let X ~ N(0, s² - 16), in steps. Given X, let Y be the discrete Gaussian around X of
+    #    parameter 16. z / step is whole, so z / step + Y is drawn from z / step + X alone. It is
+    #    post-processing of the continuous mechanism, whose noise is at least sigma · (1 + 2^-32).
+    # 3. By Poisson summation, Σ_n exp(-(n - x)² / 32) is the same for all x to within a factor of 1
+    #    ± 2e-137. So the distributions of Y and N, of all of up to 10^19 coordinates together,
+    #    differ by a factor of at most e^(±η), η = 1e-116. If Y satisfies (eps, delta'), then N
+    #    satisfies (eps + 2η, e^η · delta'). The 2^-32 in sigma outweighs this, and the rounding of
+    #    `sigma` itself, by orders of magnitude: delta falls by mu · phi(x) for a unit of ln sigma,
+    #    in the terms of `analytic_sigma`, and rises by less than phi(x) · 1.26 for a unit of eps.
+
     def __init__(
         self,
         eps: float,
         delta: float,
         clip: float,
         noise: Literal["discrete", "continuous"] = "discrete",
+        apart: float | None = None,
     ) -> None:
         self.eps = within("eps", eps, _LEAST, _MOST)
         self.delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         self.clip = within("clip", clip, _LEAST, _MOST)
         self.noise = choice("noise", noise, ("discrete", "continuous"))
-        self.sigma = analytic_sigma(self.eps, self.delta, 2 * self.clip)
+        distance = distance_of(self.clip, apart)
+        self._finer = 1 if apart is None else FINER
+        self.sigma = analytic_sigma(self.eps, self.delta, distance)
         least = self.clip / _MAX_CLIP_PER_SIGMA if self.noise == "discrete" else _LEAST
         if not max(least, _LEAST) <= self.sigma <= _MOST:
             raise InvalidValue(
@@ -98,16 +106,16 @@ class GaussianMechanism:
                 f"sigma = {self.sigma:g}, which is outside [{max(least, _LEAST):g}, {_MOST:g}]"
             )
         if self.noise == "discrete":
-            release = Gaussian(self.sigma / (2 * self.clip))
+            release = Gaussian(self.sigma / distance)
             self.loss = PrivacyLoss(self.eps, self.delta, per="update", release=release)
         else:
             self.loss = PrivacyLoss(math.inf, per="update")
 
     def privatize(self, update: Vector, entropy: Entropy) -> Vector:
-        """Return the noisy update: float64 for float64 and integers, else float32.
+        """Return the noisy update: float64 for float64 and integer updates, otherwise float32.
 
-        A discrete result is rounded to that type. This changes no value below 2^24 steps, and is
-        post-processing otherwise. Raises `InvalidValue` on NaN and infinity.
+        Rounding a discrete result to this type changes only values above 2^24 steps, and costs no
+        privacy. Raises `InvalidValue` on NaN and infinity.
         """
         vector = _real_vector(update)
         result = np.empty_like(vector)
@@ -119,10 +127,7 @@ class GaussianMechanism:
         return result
 
     def clipped(self, update: Vector) -> Float64s:
-        """Return the clipped update to which noise is added.
-
-        Discrete noise is added on its grid.
-        """
+        """Return the update without noise: clipped and, for discrete noise, rounded to the grid."""
         vector = _real_vector(update)
         if self.noise == "discrete":
             step = self.grid(len(vector)).step
@@ -131,11 +136,10 @@ class GaussianMechanism:
         return shrunk
 
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
-        """Return the log probability (or log density) of `output` given `update`, up to a constant.
+        """Return ln of the probability (or density) of `output` given `update`, up to a constant.
 
-        This is -|output - clipped|² / (2 variance). It is exact for outputs on the grid. For
-        continuous noise it is the density in real arithmetic, which floating-point outputs only
-        approximate.
+        The result is -|output - clipped|² / (2 variance). It is exact for discrete noise.
+        Continuous noise in floating point has this density only approximately.
         """
         variance = self.sigma**2
         if self.noise == "discrete":
@@ -144,7 +148,7 @@ class GaussianMechanism:
         return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
-        """Return the noisy update of the discrete mechanism, as whole numbers of grid steps."""
+        """Return the noisy update of the discrete mechanism, in whole grid steps."""
         return self._multiples(_real_vector(update), entropy)
 
     def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
@@ -157,16 +161,22 @@ class GaussianMechanism:
         """Return the discrete mechanism's grid for vectors of `dimension` coordinates.
 
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
-        √dimension). With a coarser step, rounding towards zero would shorten an update of full norm
-        by more than a few percent, and erase that of a large model. The step stays above sigma /
-        2^19, where the rounding is far below the noise of any cohort's mean.
+        √dimension). A coarser step would lose too much by rounding towards zero. The step is never
+        below sigma / 2^19: there, rounding is already far below the noise in the mean of any
+        cohort. With `apart` it is smaller still, so that the maker of the vectors can round them at
+        little cost.
         """
-        return _grid(self.sigma, self.clip, dimension)
+        return _grid(self.sigma, self.clip, dimension * self._finer**2)
+
+
+def distance_of(clip: float, apart: float | None) -> float:
+    """Return the largest distance of two vectors of norm `clip`, or `apart` if it is given."""
+    return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of whole multiples of `step`, and the noise in these units."""
+    """A grid of whole multiples of `step`, with discrete noise in units of a step."""
 
     step: float
     noise: DiscreteGaussian
@@ -181,8 +191,8 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
     """Return the largest power of two that is fine enough as a grid step.
 
-    It is at most the smaller of a fixed share of `sigma` and a fixed share of `clip` / √dimension,
-    or at most `least` if that is larger. It is always above half of `least`.
+    It is at most a fixed share of `sigma`, and at most a fixed share of `clip` / √dimension. If
+    these limits are below `least`, the step is the largest power of two up to `least` instead.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -190,7 +200,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return discrete noise, in steps, that is as private as Gaussian noise of `sigma`."""
+    """Return discrete noise, in whole steps, that is as private as Gaussian noise of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
@@ -198,13 +208,13 @@ def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     """Return `vector` in whole steps, clipped to the norm `clip` and rounded towards zero.
 
-    The result m satisfies step · |m| <= clip in exact arithmetic, for every finite vector: m is
-    returned only if the integer Σ m² is at most ⌊(clip / step)²⌋, both computed without rounding.
-    Floating-point arithmetic only proposes a factor. If its rounding made the factor slightly too
-    large, the factor shrinks by 2^-30 and all entries are rounded again. A vector that is not
-    longer than `clip`, by that test, loses less than one step per entry if `step` is a power of
-    two, and one rounding more otherwise. `clip` is at most 2^30 steps.
+    The result m satisfies step · |m| <= clip in exact arithmetic. If `vector` is not longer than
+    `clip` and `step` is a power of two, each entry loses less than one step. `clip` is at most 2^30
+    steps.
     """
+    # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
+    # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all
+    # entries are rounded again.
     multiples = np.empty(len(vector), np.int64)
     radius = clip / step
     limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
@@ -215,9 +225,9 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """Return norm / |vector|, up to rounding: the factor that gives the vector this norm.
+    """Return norm / |vector|, the factor that gives the vector this norm, up to rounding.
 
-    It is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
+    The factor is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
     """
     highest, lowest = float(vector.max(initial=0.0)), float(vector.min(initial=0.0))
     if not math.isfinite(highest - lowest):
@@ -232,7 +242,7 @@ def stretch(vector: Vector, norm: float) -> float:
 
 
 def _real_vector(update: Vector) -> Vector:
-    """Return `update` as a contiguous float32 or float64 vector. `stretch` checks its entries."""
+    """Return `update` as a contiguous float32 or float64 vector. Its entries are not checked."""
     vector = real_vector("update", update)
     if vector.dtype.itemsize > 8:
         raise InvalidValue(f"update has dtype {vector.dtype}, float64 is the widest allowed")
@@ -260,9 +270,10 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)² of a non-empty vector, added up in a fixed order.
+    """Return Σ (scale · entry)² of a vector, added up in a fixed order.
 
-    `lanes` are `_LANES` zeros for the partial sums: an array made here compiles for half a second.
+    `lanes` is an array of `_LANES` zeros for partial sums. The caller makes it, because numba would
+    take half a second to compile its creation.
     """
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
@@ -285,7 +296,7 @@ def _round_to_grid_numpy(vector: Vector, factor: float, out: Int64s) -> int:
 
 @compiled(_round_to_grid_numpy)
 def _round_to_grid(vector: Vector, factor: float, out: Int64s) -> int:
-    """Write the vector times `factor`, rounded to zero, and return the exact sum of squares."""
+    """Write the vector times `factor`, rounded towards zero, to `out`. Returns the exact Σ out²."""
     total = 0
     for i in range(len(vector)):
         multiple = int(np.float64(vector[i]) * factor)

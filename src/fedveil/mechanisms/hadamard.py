@@ -1,10 +1,10 @@
-"""The rotation that spreads a vector evenly over its entries: random signs, then Walsh-Hadamard.
+"""A rotation that spreads a vector evenly over its entries: random signs, then Walsh-Hadamard.
 
     R x = H S x / √n,    H the n x n matrix of Walsh-Hadamard, n a power of two, S = diag(signs)
 
-R is orthogonal, so that it changes no norm, and R^T y = S H y / √n undoes it. With uniform signs
-every entry of R x is a sum of x's entries with independent signs, over √n: beyond t · |x| / √n
-with a probability of at most 2 exp(-t² / 2) (Hoeffding), whatever x is.
+R is orthogonal, so it changes no norm, and R^T y = S H y / √n undoes it. With uniform signs, every
+entry of R x is a sum of x's entries with independent signs, divided by √n. So it is beyond t · |x|
+/ √n with probability at most 2 exp(-t² / 2) (Hoeffding), for every x.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.floating]
 #: Entries of a block: few enough to stay in a core's own cache.
 _STRETCH = 1 << 12
 _MOST_COLUMNS = 1 << 9
-#: A sum of at most this many entries is turned back by NumPy, in less time than a round notices:
-#: the loop for float64 compiles for a second.
+#: Up to this many entries, NumPy undoes the rotation fast enough. Compiling the loop for float64
+#: takes a second.
 _FEW = 1 << 13
 
 
@@ -43,10 +43,10 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
 
 
 def rotate(vector: Array, signs: Int8s) -> Floats:
-    """Return the rotated vector H S x / √n in x's float type. `unrotate` undoes it.
+    """Return the rotated vector H S x / √n in the float type of `vector`. `unrotate` undoes it.
 
-    x is `vector`, padded with zeros to the number n of signs. S multiplies entries by the signs,
-    and H is the n x n matrix of Walsh-Hadamard.
+    x is `vector`, padded with zeros to n entries, where n is the number of signs. S multiplies the
+    entries by the signs, and H is the n x n matrix of Walsh-Hadamard.
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
@@ -56,7 +56,7 @@ def rotate(vector: Array, signs: Int8s) -> Floats:
 
 
 def unrotate(rotated: Floats, signs: Int8s) -> None:
-    """Undo `rotate` with these signs, in place. The padding stays."""
+    """Undo `rotate` for these signs, in place. The padding is not removed."""
     turn = _walsh_hadamard_numpy if len(rotated) <= _FEW else walsh_hadamard
     turn(rotated)
     rotated *= signs
@@ -64,10 +64,10 @@ def unrotate(rotated: Floats, signs: Int8s) -> None:
 
 
 def walsh_hadamard(vector: Floats) -> None:
-    """Multiply a vector by the Walsh-Hadamard matrix, in place.
+    """Multiply a vector by the Walsh-Hadamard matrix, in place. Its length is a power of two.
 
-    Its length must be a power of two. Every entry is computed by log2(length) additions and
-    subtractions in one fixed order, so the result is bit-identical on every machine.
+    The order of all additions and subtractions is fixed, so the result is bit-identical on every
+    machine.
     """
     _walsh_hadamard(vector)
 
@@ -83,7 +83,7 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats) -> None:
-    """Add as `walsh_hadamard` does, first within blocks of `_STRETCH`, then across."""
+    """Compute the transform, first within blocks of `_STRETCH` entries, then across blocks."""
     length = len(vector)
     stretch = min(length, _STRETCH)
     for start in range(0, length, stretch):
@@ -94,7 +94,7 @@ def _walsh_hadamard(vector: Floats) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute three levels, on eight neighbours at a time. Returns the next level."""
+    """Compute three levels of the transform, in groups of eight. Returns the next level."""
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):

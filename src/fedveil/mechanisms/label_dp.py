@@ -1,4 +1,4 @@
-"""LabelDP: a label is kept or replaced by another class, by randomised response."""
+"""LabelDP: randomised response on labels, which keeps a label or replaces it by another class."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ MAX_CLASSES = 1 << 32
 class LabelDP:
     """Replaces a label by randomised response over k classes.
 
-    Output: every label independently stays with probability e^eps / (e^eps + k - 1), and becomes
-    each of the k - 1 others with probability 1 / (e^eps + k - 1). These are real numbers, not their
-    nearest floats: a draw that 64 random bits do not decide uses more bits.
+    Output: each label independently stays with probability e^eps / (e^eps + k - 1), and becomes
+    each of the k - 1 others with probability 1 / (e^eps + k - 1). Draws are exact for these real
+    numbers. eps = 0 gives pure noise, uniform over the classes.
 
-    Privacy: eps per example at delta = 0, if its label is replaced: the likelihoods of an output
-    under two labels differ by at most the factor e^eps. Nothing is guaranteed for the features.
-    Draw the label of an example once and reuse it (`remembered`); then further epochs cost nothing.
-    eps = 0 is pure noise: uniform over the classes.
+    Privacy: eps per example at delta = 0, if its label is replaced. Nothing is guaranteed for the
+    features. If the label of an example is drawn once and reused (`remembered`), further epochs
+    cost nothing.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -52,15 +51,15 @@ class LabelDP:
         self.loss = PrivacyLoss(self.eps, per="example")
 
     def keep_probability(self, classes: int) -> float:
-        """Return the probability, rounded to a float, that a label of `classes` classes stays."""
+        """Return the probability that a label of `classes` classes stays, rounded to a float."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         return float(1 / (1 + (k - 1) * np.exp(-self.eps)))
 
     def __call__(self, labels: Tensor, entropy: Entropy | None = None) -> Tensor:
         """Return randomised labels with the type, shape and dtype of `labels`, without gradients.
 
-        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor. With two dimensions and at
-        least two columns it holds one-hot rows; with shape [n] or [n, 1], binary labels 0 and 1.
+        `labels` is a NumPy array, a torch tensor or a MindSpore Tensor. It contains one-hot rows if
+        it has at least two columns. With shape [n] or [n, 1] it contains binary labels 0 and 1.
         Uses secure randomness if no `entropy` is given.
         """
         values = values_of("labels", labels)
@@ -86,10 +85,7 @@ class LabelDP:
     def perturb_classes(
         self, labels: Array, classes: int, entropy: Entropy | None = None
     ) -> Classes:
-        """Return `labels` after randomised response.
-
-        Both are numbers from 0 to classes - 1, in any shape.
-        """
+        """Return `labels` after randomised response. Labels are numbers from 0 to classes - 1."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         truth = _class_numbers(labels, k)
         source = Secure() if entropy is None else entropy
@@ -108,10 +104,10 @@ class LabelDP:
         entropy: Entropy | None,
         memory: ReportMemory,
     ) -> Classes:
-        """Return labels after randomised response, which is drawn once per key.
+        """Return `labels` after randomised response, drawn once for each key.
 
-        There is one label per key. A key seen before returns its first draw from `memory`, whose
-        width must be `LABEL_BYTES`.
+        `keys` has one key for each label. For a key that has been used before, the result repeats
+        the label stored in `memory`, whose width must be `LABEL_BYTES`.
         """
         truth = _class_numbers(labels, integer("classes", classes, 2, MAX_CLASSES))
         if truth.shape != (len(keys),):
@@ -131,7 +127,11 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler of 0, for a replaced label, with chance (k - 1) / (e^eps + k - 1)."""
+    """Return a sampler of one bit.
+
+    It is 0, for a replaced label, with probability (k - 1) / (e^eps + k - 1). k is the number of
+    classes.
+    """
 
     def floors(e: Fraction, bits: int) -> list[int]:
         others = (classes - 1) * e.denominator
@@ -153,7 +153,7 @@ def _class_numbers(labels: Array, classes: int) -> Classes:
 
 
 def _hot_places(rows: Array) -> Classes:
-    """Return the column of the 1 in every one-hot row. Raises InvalidValue for any other row."""
+    """Return the column of each row's 1. Raises InvalidValue if a row is not one-hot."""
     wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
     if wrong.any():
         raise InvalidValue(f"row {int(wrong.argmax())} of labels is not one-hot: a 1 and zeros")

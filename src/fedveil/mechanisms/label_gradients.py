@@ -1,15 +1,15 @@
-"""Gradients perturbed before they are returned, so that they reveal less about the labels.
+"""Noise on the gradients that a leader sends to a follower, so that they reveal less about labels.
 
 The gradient of the loss in a follower's output has a different direction and length for each class,
-so the follower can read the label from it. Both defences add noise of mean 0, so that a follower
-learns from gradients that are right on average.
+so the follower could read the label from it. Both defences add noise of mean 0, so the follower's
+gradients stay right on average.
 
-Neither states an epsilon. The amount of noise follows from the gradients and the labels themselves,
-and the proofs hold for one gradient, if gradients of a class are Gaussian. The caller supplies the
-normal numbers. If they are drawn anew in each of n epochs, an attacker can add up an example's
-gradients. The sum is protected only as if the noise had 1/n of its power. If they are drawn once
-for each example, the same noise is in every gradient and does not average out, but the changes from
-epoch to epoch still reveal something. Only LabelDP bounds every attacker.
+Neither defence states an epsilon. The amount of noise depends on the gradients and labels
+themselves. The proofs are for one gradient, and assume that the gradients of a class are Gaussian.
+If the noise is drawn anew in each of n epochs, an attacker can add up an example's gradients, which
+removes most of the noise: the sum is protected as if the noise had 1/n of its power. If the noise
+is drawn once for each example, adding up does not help, but the changes between epochs reveal
+something. Only LabelDP gives a bound that holds for every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -29,7 +29,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 
-#: Noise is drawn in steps of so much below its standard deviation.
+#: Noise is drawn in steps of 2^-_STEPS standard deviations.
 _STEPS = 16
 #: Number of candidate widths tried for the narrower class.
 _TRIED = 2001
@@ -40,9 +40,9 @@ Own: TypeAlias = Callable[[int], Float64s]
 
 
 class GradientDefence(Protocol):
-    """Perturbs the gradients of one batch, [examples, values].
+    """Perturbs the gradients of one batch, an array [examples, values].
 
-    `rare` says which examples are of class 1. `own(k)` returns k standard normal numbers for each
+    `rare` is a mask of the examples of class 1. `own(k)` returns k standard normal numbers for each
     example, [examples, k].
     """
 
@@ -54,13 +54,13 @@ class MaxNorm:
 
     The gradient g_j of example j is returned as
 
-        (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j,
+        (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j.
 
-    whose mean is g_j and whose mean squared length is that of the batch's longest gradient. This
-    hides the length. Of the direction it hides only the sign, which is turned with probability
-    Phi(-1 / s_j), Phi being the normal distribution function. That is below 1/2, and 0 for the
-    longest gradient, which is returned unchanged, as is one of length 0. The defence needs no
-    labels, and takes any number of classes.
+    Its mean is g_j, and its mean squared length is that of the batch's longest gradient. This hides
+    a gradient's length but not its direction. Only the sign of the direction is flipped, with
+    probability Phi(-1 / s_j), which is below 1/2 (Phi is the normal distribution function). The
+    longest gradient and gradients of length 0 are returned unchanged. The defence needs no labels,
+    and works with any number of classes.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
@@ -72,25 +72,25 @@ class MaxNorm:
 
 
 class Marvell:
-    """The optimal perturbation for two classes of O. Li et al., for a given power of the noise.
+    """The Marvell defence of O. Li et al., for two classes and a given power of the noise.
 
-    With the classes' mean gradients m_0 and m_1, Δ = m_1 - m_0 and n = Δ / |Δ|, the gradient g of
+    Let m_0 and m_1 be the classes' mean gradients, Δ = m_1 - m_0 and n = Δ / |Δ|. The gradient g of
     an example of class c is returned as
 
-        g + N(0, along_c n nᵀ + across_c (I - n nᵀ)),
+        g + N(0, along_c n nᵀ + across_c (I - n nᵀ)).
 
-    where N is made of the example's own normal numbers. The four variances are those that make the
-    two classes hardest to tell apart if the mean squared length of the noise is `power` · |Δ|².
-    Under the model that a class's gradients are N(m_c, v_c I), with v_c as in the batch, they
-    minimise
+    The noise is made of the example's own normal numbers. Its four variances are chosen to make the
+    two classes as hard to distinguish as possible, under the condition that the mean squared length
+    of the noise is `power` · |Δ|². They minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
-    and no attacker's AUC on one such gradient is above `most_auc` of that sum. The model is not the
-    truth: gradients of a class are not Gaussian, and differ from one another in more than by noise.
+    if a class's gradients are N(m_c, v_c I), with v_c as in the batch. Then no attacker's AUC on
+    one such gradient is above `most_auc` of that sum. Real gradients of a class are not Gaussian,
+    so this is a model and no guarantee.
 
-    A batch that lacks a class is perturbed as if the mean of the missing class were the opposite of
-    the other class's. The classes' shares are those of the batch with one more example of each.
+    If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
+    classes' shares are those in the batch, after adding one example of each class.
     """
 
     def __init__(self, power: float) -> None:
@@ -125,9 +125,9 @@ class Marvell:
 class NoiseLaw:
     """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
 
-    |Δ| is the distance of the classes' mean gradients. `along` is the variance in the direction of
-    Δ, `across` that in every other direction. `divergence` is what remains of the sum of both
-    Kullback-Leibler divergences between the classes.
+    |Δ| is the distance of the classes' mean gradients. `along` are the variances in the direction
+    of Δ, and `across` those in every other direction. `divergence` is the sum of both
+    Kullback-Leibler divergences between the classes after the noise.
     """
 
     along: tuple[float, float]
@@ -138,23 +138,24 @@ class NoiseLaw:
     def optimal(
         cls, power: float, values: int, share: float, spread0: float, spread1: float
     ) -> NoiseLaw:
-        """Return the noise of this power that leaves the least divergence between the classes.
+        """Return the noise of this `power` that leaves the smallest divergence between the classes.
 
-        `values` is the length of a gradient and `share` the share of class 1. `spread0` and
-        `spread1` are the classes' own variances v_0 and v_1. All variances are in units of |Δ|².
-        Let
-
-            a = v_0 + along_0,   b = v_1 + along_1,   c = v_0 + across_0,   e = v_1 + across_1.
-
-        Twice the divergence is, up to a constant,
-
-            (values - 1) (c/e + e/c) + (a + 1)/b + (b + 1)/a.
-
-        Noise across Δ is worth its power only for the class with the smaller variance. A search
-        over its share of the power finds the best one. The rest goes along Δ, where at fixed power
-        the sum is K/b + L/a. It is convex, with its minimum at a/b = sqrt(L share / (K (1 -
-        share))) or at an end.
+        `values` is the length of a gradient, and `share` the share of class 1. `spread0` and
+        `spread1` are the classes' own variances before the noise. All variances are in units of
+        |Δ|².
         """
+        # Let v_0 and v_1 be the classes' own variances, and
+        #
+        #     a = v_0 + along_0,   b = v_1 + along_1,   c = v_0 + across_0,   e = v_1 + across_1.
+        #
+        # Twice the divergence is, up to a constant,
+        #
+        #     (values - 1) (c/e + e/c) + (a + 1)/b + (b + 1)/a.
+        #
+        # Noise across Δ is worth its power only for the class with the smaller variance. A search
+        # over its share of the power finds the best one. The rest goes along Δ, where at fixed
+        # power the sum is K/b + L/a. It is convex, with its minimum at a/b = sqrt(L share / (K (1 -
+        # share))) or at an end.
         shares, spreads = np.array([1 - share, share]), np.array([spread0, spread1])
         narrow = int(spread1 < spread0)
         others = values - 1
@@ -180,9 +181,10 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC of any attacker on a gradient, given the sum of both divergences.
+    """Return the largest AUC that an attacker can have on one gradient.
 
-    This is Theorem 1 of O. Li et al. (2022).
+    `divergence` is the sum of both divergences between the classes. Source: theorem 1 of O. Li et
+    al. (2022).
     """
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
@@ -200,6 +202,6 @@ def _rows(gradients: Array) -> Float64s:
 
 
 def normal(count: int, entropy: Entropy) -> Float64s:
-    """Return normal numbers in steps of 2^-16, drawn from the discrete Gaussian."""
+    """Return standard normal numbers in steps of 2^-16, drawn from a discrete Gaussian."""
     drawn: Float64s = DiscreteGaussian(1, _STEPS).draw(count, entropy) / float(1 << _STEPS)
     return drawn

@@ -1,4 +1,4 @@
-"""A clip that follows a quantile of the vectors' norms, estimated by one extra noisy entry."""
+"""A clip that follows a quantile of the vectors' norms, estimated from one extra noisy entry."""
 
 from __future__ import annotations
 
@@ -19,39 +19,36 @@ _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 
 
 class QuantileClip:
-    """Clips vectors to a norm that follows a quantile of their norms, by one extra bit per vector.
+    """Clips vectors to a norm C that follows a quantile of their norms.
 
-    Under the clip C a vector x of `dimension` entries becomes `joint(x, C)`, with one entry more:
+    Each vector reports one bit. Output: under the clip C, a vector x of `dimension` entries becomes
+    `joint(x, C)`, with one more entry, its clip bit:
 
         y = (first · x / max(|x|, C), ±half),     +half if |x| <= C, -half if |x| > C.
 
-    From a mean m of such vectors, with or without noise, `parted` computes two results. The mean of
-    the clipped vectors is C / first · (the first entries of m). The share of vectors with |x| <= C
-    is ½ + (the last entry of m) / (2 · half), which noise may take out of [0, 1]. `moved` gives the
-    next clip:
+    `first` is the clip of the first round. Let m be the mean of such vectors, with or without
+    noise. `parted` computes the mean of the clipped vectors, C / first · (all entries of m but the
+    last), and the share of vectors with |x| <= C, ½ + (last entry of m) / (2 · half). `moved` then
+    gives the next clip
 
         C' = C · exp(-rate · (share - quantile)),     with the share limited to [0, 1],
 
-    and with C' limited to first · 2^-20 .. first · 2^20.
+    limited to first · 2^-20 .. first · 2^20.
 
-    Sensitivity: |y|² <= first² + half² = norm² for every x and every C, so that replacing one
-    vector moves a sum of them by at most 2 · norm, in all entries together. Take a Gaussian
-    mechanism that adds noise of `ratio` times 2 · norm to every entry of the sum, and enforces the
-    norm `norm` itself, so that rounding here cannot break it (`CentralNoise`,
-    `DistributedGaussian`). It is one release `Gaussian(ratio)` of vectors and bits together. That
-    holds for any C, which need not be trusted: it may follow from earlier releases, differ between
-    clients, or be whatever a lying server says. The loss does not depend on C, and releases of
-    fixed ratios compose as such although C follows from earlier ones.
+    Privacy: |y|² <= first² + half² = norm², for every x and C. So replacing one vector moves a sum
+    of them by at most 2 · norm. A Gaussian mechanism with noise of `ratio` times 2 · norm, which
+    enforces `norm` itself, makes vectors and bits together one release `Gaussian(ratio)`. This
+    holds for every C, even for one that a lying server sends or that depends on earlier releases.
 
-    The price is more noise on the vectors. `bit_noise` is the standard deviation of the noise in
-    the number of +half bits, so half = first / √((bit_noise / ratio)² - 1). The vectors' noise is
-    that of the ratio (ratio^-2 - bit_noise^-2)^(-1/2), so bit_noise must be above ratio. By default
-    it is a twentieth of `clients`, as in the source, or √11 · ratio if that is larger. The vectors'
-    noise is then at most √1.1 of what it is without bits.
+    The clip bits cost some accuracy, because the vectors get more noise: that of the ratio
+    (ratio^-2 - bit_noise^-2)^(-1/2). `bit_noise` is the standard deviation of the noise in the
+    number of +half bits. It must be above `ratio`, and half = first / √((bit_noise / ratio)² - 1).
+    The default is a twentieth of `clients`, as in the source, or √11 · ratio if that is larger. The
+    vectors' noise is then at most √1.1 of what it is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
-    clipping, 2021, theorem 1 and algorithm 1, where adding or removing a vector moves the sum of
-    its bits, -½ or ½, by ½; here replacing one moves it by 1, as it moves the vectors by 2 C.
+    clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the
+    sum of the bits, -½ or ½, by ½. Here a vector is replaced, which moves it by 1.
     """
 
     def __init__(
@@ -85,17 +82,17 @@ class QuantileClip:
 
     @property
     def most(self) -> float:
-        """Return the largest clip that the rounds can reach."""
+        """Return the largest clip that can occur."""
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if the rounds cannot reach it."""
+        """Return `clip`. Raises `InvalidValue` if this clip cannot occur."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """Return the vector, clipped and scaled to norm `first` or less, with one more entry.
+        """Return the vector, clipped and scaled to the norm `first`, followed by its clip bit.
 
-        That entry, the clip bit, is +`half` if the vector's norm is at most `clip`, else -`half`.
+        The clip bit is +`half` if the vector's norm is at most `clip`, else -`half`.
         """
         vector, clip = finite_vector("update", vector), self.check(clip)
         fits = stretch(vector, clip) >= 1
@@ -106,9 +103,9 @@ class QuantileClip:
         return joint
 
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
-        """Return the mean of the clipped vectors, and the share of vectors within the clip.
+        """Return the mean of the clipped vectors, and the share of vectors no longer than `clip`.
 
-        `mean` is the mean of `joint` vectors for this clip.
+        `mean` is the mean of the vectors that `joint` returned for this clip.
         """
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 

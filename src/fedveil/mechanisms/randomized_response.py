@@ -20,14 +20,14 @@ from fedveil.privacy.loss import PrivacyLoss
 class BinaryRandomizedResponse:
     """Reports a bit truthfully with probability P = e^eps / (1 + e^eps), and flipped otherwise.
 
-    Output: each bit b independently becomes b' with Pr[b' = b] = P. P is the real number, not its
-    nearest float: a draw that 64 bits of randomness do not decide takes more.
+    Output: each bit b independently becomes b' with Pr[b' = b] = P. Draws are exact for the real
+    number P, which no float equals.
 
-    Privacy: eps per bit at delta = 0, if the bit is replaced: the two likelihoods of either output
-    differ by exactly the factor e^eps.
+    Privacy: eps per bit at delta = 0, if the bit is replaced. The likelihoods of an output under
+    the two bits differ by exactly the factor e^eps.
 
-    Source: MindSpore Federated's document on SignDS (000), "local differential privacy: random
-    response", P.
+    Source: MindSpore Federated's document on SignDS, "local differential privacy: random response",
+    P.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -59,22 +59,23 @@ class BinaryRandomizedResponse:
         return np.asarray(truth ^ lies.astype(truth.dtype))
 
     def log_probability(self, told: bool, truth: bool) -> float:
-        """Return ln Pr[`told` is reported | the bit is `truth`]."""
+        """Return ln of the probability that `told` is reported if the bit is `truth`."""
         lie = 0.0 if told == truth else self.eps
         return -lie - math.log1p(math.exp(-self.eps))
 
     def estimate_ones(self, count: float, n: int) -> float:
-        """Return an unbiased estimate of how many of n bits are 1, if `count` were reported as 1.
+        """Return an unbiased estimate of how many of n bits are 1, given `count` reports of 1.
 
-        It inverts the source's E[count] = ones * P + (n - ones) * (1 - P), where P is the
-        probability of the truth. The formula is centred at n/2, where count and estimate agree, so
-        rounding never moves an estimate across it.
+        It solves E[count] = ones * P + (n - ones) * (1 - P) for ones, as in the source. P is the
+        probability of a truthful report.
         """
+        # The formula is centred at n/2, where count and estimate are equal. So rounding never moves
+        # an estimate to the other side of n/2.
         count, n = number("count", count), integer("n", n, 0)
         # 2P - 1 = tanh(eps/2), which stays accurate when P rounds to 1/2.
         return n / 2 + (count - n / 2) / math.tanh(self.eps / 2)
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return floor(2^bits * Pr[a bit is flipped]) as the only entry, with e for e^eps."""
+    """Return a list with floor(2^bits * Pr[a bit is flipped]) as its only entry. `e` is e^eps."""
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

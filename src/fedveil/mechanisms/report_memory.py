@@ -1,4 +1,4 @@
-"""Reports that are drawn once per example and reused afterwards."""
+"""Stores the report of each example, so that it is drawn only once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FIRST_ROWS = 1 << 8
 class ReportMemory:
     """Stores one report of `width` bytes for each key. A key is an example's number or id.
 
-    Privacy: repeating a report is post-processing, so an example pays once, however often it is
-    asked. This holds for stored reports: a process that may be interrupted must save `to_state`
-    before a new report leaves, or pay for a second one.
+    Privacy: repeating a stored report reveals nothing new, so an example is charged once. A process
+    that may be interrupted must save `to_state` before a new report leaves. Otherwise a restarted
+    process would draw, and have to charge, a second report.
     """
 
     def __init__(self, width: int) -> None:
@@ -34,10 +34,10 @@ class ReportMemory:
         return len(self._places)
 
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
-        """Return the reports of `keys`, one row each. `draw` makes the missing ones.
+        """Return the reports of `keys`, one row each. Calls `draw` for reports that are not stored.
 
-        `draw` receives the positions in `keys` of the missing ones, the first for a repeated key.
-        It is not called if nothing is missing. If it raises, nothing is stored.
+        `draw` receives the positions in `keys` of the missing reports. A repeated key appears with
+        its first position only. If `draw` raises an error, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {
@@ -64,12 +64,12 @@ class ReportMemory:
         self._places.update(zip(keys, range(begin, end), strict=True))
 
     def to_state(self) -> Message:
-        """Return the memory as a flat mapping that `fedveil.base.message` can encode."""
+        """Return the memory as a `Message`, for a checkpoint."""
         return {"keys": json.dumps(list(self._places)), "rows": self._rows[: len(self)].copy()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ReportMemory:
-        """Restore a memory from the mapping that `to_state` returned."""
+        """Restore a memory from what `to_state` returned."""
         try:
             keys, rows = _plain_keys(json.loads(state["keys"])), state["rows"]
             memory = cls(rows.shape[1])

@@ -1,6 +1,6 @@
-"""Accepts NumPy arrays, torch tensors and MindSpore Tensors without importing either library.
+"""Reads NumPy arrays, torch tensors and MindSpore Tensors without importing either library.
 
-A tensor's library has already been imported by its owner, so it is among the loaded modules.
+The owner of a tensor has already imported the library, so it is among the loaded modules.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SHARED = {"float16", "float32", "float64"}
 
 
 def values_of(name: str, tensor: Any) -> Array:
-    """Return the real numbers in an array or tensor, in C order, without a copy if possible.
+    """Return the numbers in an array or tensor, in C order and without a copy if possible.
 
-    Types that NumPy lacks, such as bfloat16, become float32, which represents them exactly. Raises
-    InvalidValue, which names the argument `name`, for anything but real numbers in a known type.
+    Types that NumPy lacks, such as bfloat16, become float32, without rounding. Raises InvalidValue
+    for anything but real numbers of a known type. Its message calls the argument `name`.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):
@@ -44,7 +44,7 @@ def values_of(name: str, tensor: Any) -> Array:
 
 
 def same_kind(tensor: Any, values: Array) -> Any:
-    """Return `values` in the library, dtype and device of `tensor`. May share their memory."""
+    """Return `values` in the library, dtype and device of `tensor`. The memory may be shared."""
     library = _library_of(tensor)
     if library is None:
         return values.astype(tensor.dtype, copy=False)

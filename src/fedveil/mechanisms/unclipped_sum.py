@@ -1,4 +1,4 @@
-"""Noise for a client's sum of clipped contributions. The sum itself is not clipped."""
+"""Gaussian noise on a client's sum of clipped contributions. The sum itself is not clipped."""
 
 from __future__ import annotations
 
@@ -20,27 +20,21 @@ _LEAST_CLIP, _MOST_CLIP, _MOST_SIGMA_STEPS = 2.0**-60, 2.0**60, 2.0**26
 
 
 class GaussianSum:
-    """Gaussian noise on a sum of clipped contributions of a batch sampled at `rate`.
+    """Gaussian noise on a sum of clipped contributions, one for each example of a batch.
 
-    Input: a vector of `dimension` entries that every example in the batch moves by a norm of at
-    most `clip` from the vector without it. The vector's own norm is not limited. Output: z + step *
-    N, where z is the vector on the grid (`to_grid`). The coordinates of N are independent discrete
-    Gaussians, drawn exactly. Their parameter s² is at least (sigma / step)² · (1 + 2^-30) + 16.
-    `sigma` is the least standard deviation of continuous noise that makes two vectors at a distance
-    of 2 · moved(clip) (eps, delta)-indistinguishable. `moved(clip)` is the most by which adding one
-    example moves z: the clip and the rounding to the grid.
+    Each example is in the batch with probability `rate`, secretly and independently.
 
-    Privacy: (eps, delta) for one example that is surely in the batch, if it is replaced. If each
-    example is in the batch with probability `rate`, secretly and independently, the guarantee is
-    `loss`, which composes by its own distribution, with nothing neglected:
+    Input: a vector of `dimension` entries. Each example in the batch moves it by a norm of at most
+    `clip`. The vector's own norm is not limited.
 
-    1. Given the others in the batch, z is one of three vectors: z0 without the example, z1 and z2
-       with either. |z1 - z0|, |z2 - z0| <= moved(clip), in exact arithmetic.
-    2. X ~ N(0, s² - 16) on each, in steps, gives the mixtures of `privacy.sampled_gaussian` with a
-       noise of at least sigma · (1 + 2^-32). Its theorem bounds them.
-    3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a factor
-       e^(±1e-116) on the probability of each output, whatever z is, and so on mixtures. The 2^-32
-       in sigma outweighs it.
+    Output: z + step * N, where z is the vector on the grid (`to_grid`). The coordinates of N are
+    independent discrete Gaussians, drawn exactly. Their parameter s² is at least (sigma / step)² ·
+    (1 + 2^-30) + 16. `sigma` is the smallest standard deviation of continuous noise that makes
+    vectors at a distance of 2 · moved(clip) (eps, delta)-indistinguishable. `moved(clip)` is the
+    largest distance by which one example can move z, including the rounding to the grid.
+
+    Privacy: (eps, delta) if one example that is certainly in the batch is replaced. With the random
+    batch, the guarantee is `loss`, which composes by its own distribution.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure
@@ -51,6 +45,16 @@ class GaussianSum:
         >>> mechanism.loss.epsilon < 2.0  # the example is rarely in the batch
         True
     """
+
+    # Proof, with nothing neglected:
+    #
+    # 1. Given the others in the batch, z is one of three vectors: z0 without the example, z1 and z2
+    #    with either. |z1 - z0|, |z2 - z0| <= moved(clip), in exact arithmetic.
+    # 2. X ~ N(0, s² - 16) on each, in steps, gives the mixtures of `privacy.sampled_gaussian` with
+    #    a noise of at least sigma · (1 + 2^-32). Its theorem bounds them.
+    # 3. As in `GaussianMechanism`, the discrete output is post-processing of that, to within a
+    #    factor e^(±1e-116) on the probability of each output, whatever z is, and so on mixtures.
+    #    The 2^-32 in sigma outweighs it.
 
     def __init__(
         self, eps: float, delta: float, clip: float, *, dimension: int, rate: float = 1.0
@@ -71,10 +75,7 @@ class GaussianSum:
         self._noise = noise_in_steps(self.sigma, self.step)
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
-        """Return the noisy sum as whole numbers of steps.
-
-        Raises `InvalidValue` on NaN and infinity.
-        """
+        """Return the noisy sum in whole steps. Raises `InvalidValue` on NaN and infinity."""
         whole = to_grid(finite_vector("update", update), self.step)
         self._noise.add_to(whole, entropy)
         return whole

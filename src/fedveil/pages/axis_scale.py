@@ -1,4 +1,4 @@
-"""An axis's scale: the place of each value, and the values that have labels."""
+"""An axis of a plot: converts values to positions, and chooses the labelled values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 1e100
 
 @dataclass(frozen=True)
 class Scale:
-    """The ends of an axis, and its labelled values in order."""
+    """The range of an axis, and its labelled values in order."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float) -> float | None:
-        """Return the place of `value` from 0 to 1, or None if the axis cannot show it."""
+        """Return the position of `value` on the axis, from 0 to 1. None if it cannot be shown."""
         if not _is_shown(value, log=self.log):
             return None
         if self.log:
@@ -41,8 +41,8 @@ class Scale:
 def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
     """Return the scale of `axis` for a plot with these values.
 
-    The axis ends at labelled values, or at the outermost values if `tight`. An axis of accuracies
-    therefore ends at 1 at most.
+    The axis ends at labelled values. With `tight` it ends at the outermost values instead. An axis
+    of accuracies never goes beyond 1.
     """
     if axis.names:
         return Scale(-0.6, len(axis.names) - 0.4, False, list(enumerate(axis.names)))
@@ -52,7 +52,7 @@ def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Sca
 
 
 def _is_shown(value: float, *, log: bool) -> bool:
-    """Return True if an axis can show `value`. Beyond 1e100 it is a gap, as infinity is."""
+    """Return True if an axis can show `value`. A value beyond 1e100 is a gap in the curve."""
     return (1 / _MOST if log else -_MOST) <= value <= _MOST
 
 
@@ -93,7 +93,7 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 
 
 def _step(extent: float, *, divisor: float, least: float) -> float:
-    """Return the distance of labels: 1, 2 or 5 times a power of ten of the shown unit."""
+    """Return the distance between labels: 1, 2 or 5 times a power of ten of the displayed unit."""
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
     for digit in (1, 2, 5, 10):
@@ -104,14 +104,14 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the size of the unit in which an axis with values up to `most` has its labels."""
+    """Return the size of the displayed unit, such as 1e6 for MB, if values go up to `most`."""
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)
 
 
 def _label(value: float, axis: Axis, step: float, most: float) -> str:
-    """Format a labelled value with as many digits as the distance of labels needs."""
+    """Format a labelled value with as many digits as the distance between labels requires."""
     if axis.unit == "percent":
         return f"{100 * value:.{_digits(100 * step)}f}%"
     divisor = _divisor(axis, most)

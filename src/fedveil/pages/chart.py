@@ -1,6 +1,6 @@
-"""Draws a plot as SVG: a few KB of lines and text, without a script or a package.
+"""Draws a plot as SVG: a few KB of lines and text, without a script or a plotting package.
 
-A page's style sheet gives the parts their colours. `svg.py` adds a style of its own.
+A page's style sheet sets the colours. `svg.py` adds a style of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.pages.plot import Axis, Curve, Plot
 
 #: The size of a drawing on a page, in its own units.
 WIDTH, HEIGHT = 340, 225
-#: A curve with more points is thinned: from each piece of equal length, its ends and extremes.
+#: A curve with more points is thinned: each of its equal pieces keeps its ends and extremes.
 MOST_POINTS = 1000
 #: Widths of one character, of the space around text, and the height of a line of text.
 _LETTER, _SPACE, _LINE = 7.2, 7, 16
@@ -36,7 +36,7 @@ _DASHES = ("", "2 3", "7 3 2 3", "10 4")
 
 
 class Frame(NamedTuple):
-    """The inner edges of a drawing, in its own units."""
+    """The edges of the area in which curves are drawn."""
 
     left: float
     top: float
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A drawn plot: its elements, and what the page's script needs to read values off it."""
+    """A drawn plot: its SVG elements, and the data with which the page's script shows values."""
 
     elements: str
     data: dict[str, Any]
@@ -84,13 +84,13 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
 
 
 def sample(curve: Curve, look: Look) -> str:
-    """Return SVG elements, 26 by 12 units, that show a curve's look in a legend."""
+    """Return SVG elements, 26 by 12 units, that show the look of a curve in a legend."""
     mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
     return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
 
 
 def fitted(text: str, most: int) -> str:
-    """Return `text` on one line of at most `most` characters, without control characters."""
+    """Return `text` on one line, shortened to `most` characters, without control characters."""
     line = escaped(text.replace("\n", "\\n").replace("\t", " "))
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -108,7 +108,7 @@ def _extent(curves: Sequence[Curve]) -> Iterator[float]:
 
 
 def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
-    """Yield the lines at the y axis's labels, and the labels of both axes."""
+    """Yield the grid lines at the y axis's labels, and the labels of both axes."""
     lines, labels = "", ""
     for value, label in y.ticks:
         at = _place(y, value, frame.bottom, frame.top)
@@ -125,7 +125,7 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
 
 
 def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
-    """Yield equally spaced labels of the x axis, as many as fit side by side, shortened if long."""
+    """Yield every n-th label of the x axis, shortened if long, so that they fit side by side."""
     names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
     longest = max((len(label) for _, label in names), default=0)
     every = math.ceil(len(names) * (_LETTER * longest + _SPACE) / width) or 1
@@ -138,7 +138,7 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a curve: its spread, its line with gaps, and its marks, also between two gaps."""
+    """Draw a curve: its spread, its line with gaps, its marks, and a mark between two gaps."""
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
@@ -156,7 +156,7 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
 
 
 def _bars(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a bar from 0 to each value, and an error bar from its `low` to its `high`."""
+    """Draw a bar from 0 to each value, with an error bar from `low` to `high`."""
     bars, errors, base = "", "", _place(y, 0.0, frame.bottom, frame.top)
     half = 0.4 / (x.high - x.low) * (frame.right - frame.left)
     ends = zip(curve.low or curve.y, curve.high or curve.y, strict=True)
@@ -189,7 +189,7 @@ def _attributes(curve: Curve, look: Look) -> str:
 def _pieces(
     xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield the coordinates of consecutive points that both axes can show."""
+    """Yield a curve's coordinates in pieces, which end where a point cannot be shown."""
     piece: list[tuple[float, float]] = []
     for across, up in zip(xs, ys, strict=True):
         if x.at(across) is not None and y.at(up) is not None:
@@ -205,7 +205,7 @@ def _pieces(
 
 
 def _spread(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the path around the area between `low` and `high`, where both can be shown."""
+    """Return the SVG path around the area between `low` and `high`, where both can be shown."""
     known = [
         (at, low, high)
         for at, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -221,7 +221,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points, extremes included: it looks the same."""
+    """Return the curve with at most `MOST_POINTS` points, among them the extremes."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve
@@ -242,5 +242,5 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float]) -> list[float | None]:
-    """Round values to six digits for the page's script. A gap is None."""
+    """Round values to six digits, for the page's script. Infinities and NaN become None."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

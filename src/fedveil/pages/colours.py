@@ -1,4 +1,4 @@
-"""The look of a plot's curves. A protection has one colour in every picture."""
+"""Colours, markers and line styles of curves. A protection has the same colour in every plot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Look(NamedTuple):
 
 
 def looks(curves: Sequence[Curve]) -> list[Look]:
-    """Return each curve's look. Curves of a protection share a colour, not marker and style."""
+    """Return each curve's look. A protection's curves share a colour but not a marker."""
     places = {name: place for place, name in enumerate(PROTECTIONS)}
     seen, found = Counter[str](), []
     for number, curve in enumerate(curves):

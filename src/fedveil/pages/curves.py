@@ -1,4 +1,4 @@
-"""Plots of runs' records by round: the curves of one run, or of several together."""
+"""Plots of one or several runs' records over the rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the runs' model metrics and loss over the evaluated rounds."""
+    """Yield plots of the runs' metrics and losses over the rounds with an evaluation."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())
@@ -43,7 +43,7 @@ def axis_of(metric: str, title: str | None = None) -> Axis:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the mean, worst tenth and spread of the quality among clients, if measured."""
+    """Yield plots of the quality at the clients, if measured: mean, worst tenth and spread."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip
@@ -55,7 +55,7 @@ def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of the epsilon so far, if finite for some run, in the other plots' colours."""
+    """Yield a plot of the epsilon spent so far, if it is finite for any run."""
     note = "Of the whole run so far, for a client drawn in every round."
     key, axis = "epsilon_run_every_round", Axis("epsilon", log=len(runs) > 1)
     if any(run.last.get(key, math.inf) < math.inf for run in runs.values()):
@@ -63,7 +63,6 @@ def epsilon(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
 
 
 def upload(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield a plot of a client's upload per round."""
     key, axis = "bytes_up_per_client", Axis("bytes", zero=True, unit="bytes")
     yield from _together("upload", "Upload", runs, key, axis, "Of a client in a round.")
 

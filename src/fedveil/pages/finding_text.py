@@ -1,4 +1,4 @@
-"""An attack's finding for readers: a conclusion in words, and a table of its figures."""
+"""An attack's result for readers: a conclusion in words, and a table of its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.privacy.loss import format_epsilon
 
 _CHANCE = "(chance: {guess})"
 _BLIND = "(a guess without what was sent: {guess})"
-#: What an attacker could do, by the end of a figure's name or all of it.
+#: What an attacker could do, by the metric's name or the end of it.
 _COULD = (
     (r"exposure.*", "rank a planted phrase among random ones as if it knew {value} bits of it"),
     (r"extracted.*", "extract {value} of the planted phrases"),
@@ -43,7 +43,7 @@ _COULD = (
     (r"(correlation|cosine).*", "estimate values with a correlation of {value} with the true ones"),
     (r"relative error.*", "estimate an update with a relative error of {value}"),
 )  # fmt: skip
-#: The figures whose values are no shares of cases.
+#: The metrics whose values are not shares of cases.
 _NO_SHARES = re.compile(
     r"(.*\b)?(AUC|mse|psnr|ssim|(correlation|cosine|relative error|ledger's epsilon|distance|"
     r"exposure|most that|the most|epsilon at least).*)"
@@ -51,9 +51,9 @@ _NO_SHARES = re.compile(
 
 
 def conclusion(finding: Finding) -> str:
-    """Say what an attacker could do, compared with chance.
+    """Describe what an attacker could do, compared with chance.
 
-    The sentence on an attack without success says that it proves nothing.
+    If the attack failed, the sentence says that this proves nothing.
     """
     if finding.refutes:
         return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
@@ -84,9 +84,9 @@ def _under(finding: Finding) -> str:
 
 
 def _best(better: Sequence[Measured]) -> Measured:
-    """Return the best of the figures that measure the same as the first of them.
+    """Return the best of the metrics that measure the same quantity as the first one.
 
-    The similarity of images comes before errors, which readers cannot judge.
+    For images, similarity is preferred to errors, which readers cannot judge.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -96,7 +96,7 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return the pattern that a figure's name matches, otherwise the name itself."""
+    """Return the name pattern that a metric matches, or its own name if none matches."""
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 
@@ -106,7 +106,7 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Return what an attacker who reaches `figure` could do, and the value of guessing."""
+    """Describe what an attacker with this value of the metric could do, compared with guessing."""
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
         value, guess = _percent(figure.value), _percent(figure.guess)
@@ -121,7 +121,7 @@ def could(finding: Finding, figure: Measured) -> str:
 
 
 def shown(figure: Measured, value: float) -> str:
-    """Format a value of a figure. A share of cases is a percentage, and NaN is "-"."""
+    """Format a value of a metric. A share of cases is a percentage, and NaN is "-"."""
     if math.isnan(value):
         return "-"
     if figure.is_bound or figure.name.startswith("the most"):  # an epsilon
@@ -136,7 +136,7 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table of the finding's figures beside those of guessing. Its cells are never NaN."""
+    """Return a table of the result's metrics, compared with guessing. No cell is NaN."""
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

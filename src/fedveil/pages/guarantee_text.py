@@ -1,4 +1,4 @@
-"""The privacy figures of a run's record, in words, for pages and terminals."""
+"""The privacy costs in a run's records, in words, for pages and terminals."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedveil.privacy.loss import format_delta
 from fedveil.protections.catalog import POSITIONS
 from fedveil.record.recorder import Record
 
-#: The figure that summarises a whole run.
+#: The epsilon that summarises a whole run.
 RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """The label of a ledger figure, and the information that the figure bounds."""
+    """The words for one of the ledger's epsilons: its label, and what information it bounds."""
 
     name: str
     bounds: str
 
 
 _ALL = "a client's whole data, from all its reports together"
-#: The ledger's figures.
+#: The ledger's epsilons by key.
 _FIGURES = {
     "per_bit": Says("a bit", "one bit that a mechanism encodes, from one round"),
     "per_parameter": Says("a parameter", "one parameter of an update, from one round"),
@@ -31,7 +31,7 @@ _FIGURES = {
     "run_every_round": Says("the whole run of a client in every round", _ALL),
     "run_most_drawn": Says("the whole run of the most-drawn client", _ALL),
 }
-#: The figures under `unit: example`. A part of a report costs an example as much as all of it.
+#: The epsilons under `unit: example`. A part of a report costs an example as much as all of it.
 _OF_AN_EXAMPLE = {
     "per_round": Says(
         "one example of a client in a round", "one example, from the client's costliest round"
@@ -48,17 +48,17 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the label of each ledger figure that a record has, by the figure's name."""
+    """Return the words for each epsilon in a record, by the epsilon's key."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
 def figure_of(record: Record, key: str) -> Figure:
-    """Return the ledger figure `key` of a record."""
+    """Return the epsilon and delta with the given key in a record."""
     return Figure(record[f"epsilon_{key}"], record[f"delta_{key}"])
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each distinct figure, and for each release without a finite epsilon."""
+    """Return a line for each distinct epsilon, and for each release without a finite one."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -69,13 +69,13 @@ def figure_lines(record: Record) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names as in a sentence: a, b and c."""
+    """Join names as in a sentence, such as "a, b and c"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Say against whom the job's protection holds. Returns "" for a user's own protection."""
+    """Describe the attackers against whom the protection holds. "" for a user's own protection."""
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:
@@ -85,7 +85,7 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return how often the best attacker guesses right, as a percentage, rounded up."""
+    """Return the best attacker's success rate as a percentage, rounded up."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"
@@ -93,7 +93,7 @@ def right(figure: Figure) -> str:
 
 
 def meaning(record: Record) -> str:
-    """Return a sentence on what the whole run's figure means, and against which attacker."""
+    """Return a sentence that explains the whole run's epsilon, and names the attacker."""
     figure = figure_of(record, RUN)
     if figure.promise == "none":
         return "Nothing is guaranteed: what is sent may reveal everything about a client."
@@ -112,7 +112,7 @@ def meaning(record: Record) -> str:
 
 
 def returned(job: Mapping[str, Any]) -> str:
-    """Say what protects the gradients that the leader of a vertical run returns."""
+    """Describe the protection of the gradients that the leader of a vertical run returns."""
     privacy = job["privacy"]
     if privacy.get("label_dp"):
         return "The gradients that the leader returns reveal no more of a label than its account."

@@ -1,4 +1,4 @@
-"""The machines of a cluster in a run's records: their clients, working time and idle share."""
+"""Work of each machine of a cluster in a run: clients, working time and idle share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """A machine's clients in several rounds, its working seconds, and those rounds' seconds."""
+    """One machine's sums over several rounds: clients, working seconds, and the rounds' seconds."""
 
     clients: int = 0
     busy_s: float = 0.0
@@ -19,7 +19,7 @@ class MachineTotals:
 
     @property
     def idle(self) -> float:
-        """The share of its time in which the machine waited for others."""
+        """The share of time in which the machine waited for others."""
         return 1 - self.busy_s / self.wall_s if self.wall_s else 0.0
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class MachineTotals:
 
 
 def machine_totals(records: Iterable[Record]) -> dict[str, MachineTotals]:
-    """Return each machine's totals over the rounds of `records`. Empty without a cluster."""
+    """Return each machine's totals over the rounds. The result is empty without a cluster."""
     totals: dict[str, MachineTotals] = {}
     for record in records:
         for name, (clients, busy_s, idle) in record.get(MACHINES, {}).items():

@@ -1,4 +1,4 @@
-"""The display of a run in a notebook, during the run and after it."""
+"""Displays a run in a notebook, while it runs and afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EVERY_S = 1.0
 
 
 def in_notebook() -> bool:
-    """Return True in a notebook's kernel, which has cells to display output."""
+    """Return True if the code runs in a notebook, whose cells can display output."""
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     return getattr(shell, "kernel", None) is not None
@@ -34,8 +34,8 @@ def in_notebook() -> bool:
 class LiveView:
     """Displays a run's rounds. Call it with every record, and `warn` with each early warning.
 
-    `show` displays HTML in place of what it displayed before. By default, it is displayed in the
-    output of the current cell.
+    `show` displays HTML and replaces the previous HTML. By default, it writes to the output of the
+    current cell.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:
@@ -68,8 +68,6 @@ class LiveView:
 
 
 class _Output:
-    """The output of the current cell."""
-
     def __init__(self) -> None:
         self._handle: Any = None
 
@@ -83,7 +81,7 @@ class _Output:
 
 
 def of_run(run: ReadRun) -> str:
-    """Return a finished run as HTML: its three conclusions, and its curves."""
+    """Return a finished run as HTML: its three conclusions and its curves."""
     rows = "".join(
         f"<tr><th>{escape(fact.label)}</th><td><b>{escape(fact.value)}</b> {escape(fact.text)}</td>"
         f"</tr>"

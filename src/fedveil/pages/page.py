@@ -1,7 +1,7 @@
 """A page of plots, tables and text: one HTML file that opens offline and loads nothing.
 
 Every text is escaped, because anyone may have written the content of a run's folder. The page's own
-policy (Content-Security-Policy) allows no script but the one inside the page, and no requests.
+policy (Content-Security-Policy) allows only the script inside the page, and no requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """An entry of the first screen: question, short answer in the colour of `tone`, explanation."""
+    """A card at the top of a page: question, short answer in the colour of `tone`, explanation."""
 
     label: str
     value: str
@@ -39,7 +39,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Code:
-    """A text for the reader to copy, such as a command or a file. `name` is its title."""
+    """A text for the reader to copy, such as a command or a file, with the title `name`."""
 
     text: str
     name: str = ""
@@ -47,7 +47,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
-    """The bytes of a PNG file, and the picture's caption."""
+    """A PNG file's bytes, with a caption."""
 
     png: bytes
     caption: str
@@ -55,14 +55,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Points:
-    """Short sentences, each on a line of its own."""
+    """A list of short sentences, one per line."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Long content that is hidden until the reader opens it."""
+    """Long content that stays hidden until the reader opens it."""
 
     title: str
     parts: Sequence[Part]
@@ -74,15 +74,13 @@ Part: TypeAlias = str | Plot | Table | Code | Picture | Points | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and the parts below it."""
-
     title: str
     parts: Sequence[Part]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page. `lead` is its first screen: facts, or sentences."""
+    """A page. `lead` is its beginning: cards (facts), or sentences."""
 
     title: str
     lead: Sequence[str | Fact]
@@ -90,7 +88,7 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """Every plot that the page draws, in order. A plot without a line becomes a table."""
+        """All plots that the page draws, in order. A plot without a line becomes a table."""
         plots = (plot for section in self.sections for plot in _plots(section.parts))
         return [plot for plot in plots if plot.has_line]
 
@@ -130,7 +128,7 @@ def _own(name: str) -> str:
 
 
 def _closed(text: str) -> str:
-    """Escape a script or a style sheet, so that its content cannot end its HTML element."""
+    """Escape a script or style sheet, so that it cannot close its own HTML element."""
     return text.replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
@@ -140,7 +138,7 @@ def _digest(script: str) -> str:
 
 
 def _inert(data: Any) -> str:
-    """Encode `data` as JSON in ASCII, without any character that has a meaning in HTML."""
+    """Encode `data` as ASCII JSON, without characters that have a meaning in HTML."""
     text = json.dumps(data, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -165,7 +163,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
-    """Format the parts in order, with neighbouring plots side by side. Adds drawings to `drawn`."""
+    """Format the parts as HTML, plots side by side. Appends the plots' drawings to `drawn`."""
     text = ""
     for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
         if not are_plots:
@@ -180,18 +178,18 @@ def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Format a text. Words between backticks become code, and no line ends within a number."""
+    """Format a text as HTML. Words between backticks become code, and numbers are not broken."""
     return re.sub(r"`([^`]+)`", lambda code: f"<code>{_breakable(code[1])}</code>",
                   _unbroken(escape(text)))  # fmt: skip
 
 
 def _breakable(code: str) -> str:
-    """Let a line end behind the dots, slashes and equals signs within a command's words."""
+    """Allow line breaks after the dots, slashes and equals signs of a command."""
     return re.sub(r"(?<=\w)[./=](?=\w)(?![^<]*>)", r"\g<0><wbr>", code)
 
 
 def _unbroken(text: str) -> str:
-    """Keep an exponent and a command's option, such as `1e-05` and `--json`, on one line."""
+    """Prevent line breaks within exponents and options, such as `1e-05` and `--json`."""
     return re.sub(
         r"\b\d[\d.]*e-\d{1,3}\b|(?<!\S)--[\w-]{1,24}", r'<span class="nb">\g<0></span>', text
     )
@@ -240,7 +238,7 @@ def _part(part: Part, drawn: list[Drawing]) -> str:
 
 
 def _table(table: Table) -> str:
-    """Format a table. If it has column names and several rows, a click on a name sorts it."""
+    """Format a table as HTML. Clicking on a column name sorts a table with several rows."""
     head = "".join(f'<th scope="col">{escape(str(c))}</th>' for c in table.columns)
     if any(table.columns):
         head = f"<thead><tr>{head}</tr></thead>"

@@ -1,4 +1,4 @@
-"""A plot as data. A page shows its values under the pointer, and a file has it for print."""
+"""A plot as data, from which pages and image files are drawn."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its title. It is logarithmic if `log`, and begins at 0 if `zero`.
+    """An axis with its title. It is logarithmic if `log`, and begins at 0 if `zero`.
 
-    `unit` says how its values are labelled: a share of 1 as a percentage, bytes with their unit.
-    `names` are written at 0, 1, 2 and so on, in place of numbers.
+    `unit` determines how values are labelled: shares as percentages, bytes with their unit. `names`
+    replace the numbers 0, 1, 2 and so on.
     """
 
     title: str
@@ -36,12 +36,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve through points in order. `low` and `high` limit the spread over several runs.
+    """A curve through points in order.
 
-    Non-finite values are gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and
-    for values that were read off a source's plot instead of measured. With `bars`, each point is a
-    bar from 0, and `low` and `high` are the ends of its error bar. `protection` names the run's
-    protection, which decides the curve's colour (`colours.py`).
+    `low` and `high` are the bounds of the spread over several runs. Values that are not finite are
+    gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and for values that were
+    read off a paper's plot instead of measured. With `bars`, each point is a bar from 0, and `low`
+    and `high` are the ends of its error bar. `protection` names the run's protection, which
+    determines the curve's colour (`colours.py`).
     """
 
     name: str
@@ -66,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves on one pair of axes. `note` is a remark for the reader."""
+    """Curves with common axes. `note` is a remark for the reader."""
 
     name: str
     title: str
@@ -77,19 +78,19 @@ class Plot:
 
     @property
     def has_line(self) -> bool:
-        """True if some curve has two finite points with different x to join by a line."""
+        """True if any curve has at least two finite points with different x."""
         return any(len(set(_known(curve))) > 1 for curve in self.curves)
 
     @property
     def file(self) -> str:
-        """Return the plot's name for file names, since a metric may have any name."""
+        """Return a name for the plot's file. Unusual characters of the plot's name are replaced."""
         if _OF_A_FILE.fullmatch(self.name):
             return self.name
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogatepass")).hexdigest()
         return f"{re.sub('[^A-Za-z0-9]+', '-', self.name)[:40]}-{digest[:16]}"
 
     def markdown(self, picture: str) -> str:
-        """Return the plot as Markdown that shows the file `picture`."""
+        """Return Markdown for the plot, which shows the image file `picture`."""
         return f"![{self.title}]({picture})\n" + (f"\n{self.note}\n" if self.note else "")
 
 

@@ -1,4 +1,4 @@
-"""A plot as the dictionary from which plotly's script draws it."""
+"""Converts a plot to the dictionary that plotly's script draws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLES = ("solid", "dot", "dashdot", "longdash")
 
 
 def figure(plot: Plot) -> dict[str, Any]:
-    """Return the arguments of `Plotly.newPlot` for a plot. The page's style has the colours."""
+    """Return the arguments of `Plotly.newPlot`. Colours come from the page's style sheet."""
     traces: list[dict[str, Any]] = []
     for number, (curve, look) in enumerate(zip(plot.curves, looks(plot.curves), strict=True)):
         if curve.bars:
@@ -117,7 +117,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Return an axis's tick settings. A short axis of rounds gets no ticks at fractions."""
+    """Return an axis's tick settings. A short axis of rounds has no ticks between integers."""
     if axis.names:
         names = [escape(name) for name in axis.names]
         return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}
@@ -139,7 +139,7 @@ def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _rows_of_names(curves: Sequence[Curve]) -> int:
-    """Return the legend's number of lines on a phone, with two average names per line."""
+    """Return how many lines the legend needs on a phone, with about two names per line."""
     return 0 if len(curves) < 2 else math.ceil(sum(len(c.name) + 6 for c in curves) / 40)
 
 

@@ -1,4 +1,4 @@
-"""Reads a run's folder, while the run is still going or after it has ended."""
+"""Reads a run's folder, during the run or afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after "
 class ReadRun:
     """The content of a run's folder.
 
-    `job` has every key with its value. `records` omits a line that is not completely written yet.
+    `job` has every key with its value. An incomplete last line is omitted from `records`.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class ReadRun:
 
     @property
     def ended(self) -> str | None:
-        """The event that describes the run's end. None if the run is still going or was killed."""
+        """The event that describes the run's end, or None if the run is active or was killed."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(_ENDS):
@@ -73,7 +73,7 @@ class ReadRun:
 
     @property
     def stopped(self) -> str | None:
-        """The reason why the run ended before its last round, or None if it did not."""
+        """The reason why the run ended before its last round, or None."""
         _, _, why = (self.ended or "").partition(": ")
         return why if why and why != _LAST else None
 
@@ -83,13 +83,13 @@ class ReadRun:
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
-        """Return the rest of each event that begins with `beginning`, without repetitions."""
+        """Return each different event that starts with `beginning`, without that text."""
         texts = (event.partition(" ")[2] for event in self.events)
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the rest of the last event that begins with `beginning`, or "" without one."""
+        """Return the last event that starts with `beginning`, without that text, or ""."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):
@@ -100,7 +100,7 @@ class ReadRun:
     def last(self) -> Record:
         """The latest value of every metric.
 
-        A quality metric may be from an earlier round than others.
+        The model's metrics may be from an earlier round than the others.
         """
         last: Record = {}
         for record in self.records:
@@ -108,24 +108,24 @@ class ReadRun:
         return last
 
     def figures(self, key: str) -> tuple[list[int], list[float]]:
-        """Return the rounds whose record has the metric `key`, and the values."""
+        """Return the rounds that have the metric `key`, and its values in these rounds."""
         having = [record for record in self.records if key in record]
         return [record["round"] for record in having], [record[key] for record in having]
 
 
 def read_run(folder: str | Path) -> ReadRun:
-    """Read a run's folder. Raises `RunFolderError` if it is no run's folder."""
+    """Read a run's folder. Raises `RunFolderError` if it is not one."""
     path = Path(folder)
     return _read(path, read(job_of(path)), path)
 
 
 def read_party(run: ReadRun, folder: Path) -> ReadRun:
-    """Read the records of a vertical run's party, from its own folder in the run's."""
+    """Read the records of one party of a vertical run, from the party's folder."""
     return _read(folder, run.job, run.folder)
 
 
 def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
-    """Read the records in `path`, which is the folder of the whole `run` or of a party in it."""
+    """Read the records in `path`, the folder of the `run` itself or of one of its parties."""
     federated = "protection" in job
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()

@@ -1,4 +1,4 @@
-"""The page in a run's folder. It is written when the run ends, and again on request."""
+"""Writes the page in a run's folder: when the run ends, and again on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_PAGE = f"no {PAGE}: "
 
 
 def page_of(folder: Path) -> Page:
-    """Return the page of the run in a folder, whether federated or vertical."""
+    """Return the page of the run in a folder. The run may be federated or vertical."""
     run = read_run(folder)
     with intact(folder):
         if run.findings and not (run.records or parties_of(run)):
@@ -30,21 +30,20 @@ def page_of(folder: Path) -> Page:
 
 
 def page_of_several(folders: Sequence[Path]) -> Page:
-    """Return a page that compares the runs in these folders."""
     runs = [read_run(folder) for folder in folders]
     with intact(*folders):
         return runs_page(runs)
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the page's path, or the reason in the run's events why there is none."""
+    """Return the page's path or, if it could not be written, the reason from the run's events."""
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"
 
 
 def keep_page(folder: RunFolder, event: Callable[[str], None]) -> None:
-    """Write the page of a run that has ended. A failure is only logged, with `event`."""
+    """Write the page of a finished run. If this fails, it only logs the reason with `event`."""
     try:
         folder.write_atomically(PAGE, page_of(folder.path).html().encode(errors="backslashreplace"))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The runs below a folder, each by its records alone: a list that one damaged run does not end."""
+"""Lists the runs below a folder by reading their records. A damaged run does not stop the list."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Order: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run's line in the list. Unknown values are None. `metric` is the name of `quality`.
+    """A run in the list. Unknown values are None. `quality` is the value of the metric `metric`.
 
-    `epsilon` is the guarantee for a client in every round or, in a vertical run, the largest figure
-    in any party's account.
+    `epsilon` is the guarantee for a client in every round or, in a vertical run, the largest one in
+    any party's account.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class DamagedRun:
 
 @dataclass(frozen=True)
 class RunList:
-    """The runs below `folder` in some order, and the unreadable folders."""
+    """The runs below `folder`, sorted, and the unreadable folders."""
 
     folder: Path
     runs: Sequence[ListedRun]
@@ -64,10 +64,10 @@ class RunList:
 
 
 def run_list(folder: Path, order: Order = "when") -> RunList:
-    """Read the runs below `folder`. Raises `RunFolderError` if there is no such folder.
+    """Read the runs below `folder`. Raises `RunFolderError` if the folder does not exist.
 
-    The order is by time from the latest, by name, by accuracy from the highest, or by epsilon from
-    the smallest. Runs without that value are last.
+    Sorted by time (latest first), name, accuracy (highest first) or epsilon (smallest first). Runs
+    without that value are last.
     """
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "there is no such folder"
@@ -84,7 +84,7 @@ def run_list(folder: Path, order: Order = "when") -> RunList:
 
 
 def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
-    """Return the runs in an order. Equal runs are in the order of their names."""
+    """Sort runs. Equal runs are sorted by name."""
 
     def place(run: ListedRun) -> tuple[bool, float]:
         match order:
@@ -104,7 +104,7 @@ def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs at and below `folder`, without entering them or following links."""
+    """Yield the run folders in and below `folder`. Does not search inside a run or follow links."""
     try:
         found = _is_run(folder)
         inner = [] if found else sorted(path for path in folder.iterdir() if path.is_dir())

@@ -1,4 +1,4 @@
-"""A list of runs as a table, and as a page whose table a click sorts."""
+"""A list of runs as a table, and as a page on which the table can be sorted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTHING = "-"
 
 
 def runs_table(found: RunList, file: Path | None = None) -> Table:
-    """Return the runs as a table. On the page `file`, a name links to the page of its run."""
+    """Return the runs as a table. On the page `file`, each name is a link to the run's page."""
     rows = [
         [
             run.name if file is None else _linked(run, file),
@@ -35,12 +35,12 @@ def runs_table(found: RunList, file: Path | None = None) -> Table:
 
 
 def damaged_table(found: RunList) -> Table:
-    """Return the folders that could not be read, each with the reason."""
+    """Return a table of the folders that could not be read, with the reasons."""
     return Table(["folder", "why it cannot be read"], [[d.name, d.reason] for d in found.damaged])
 
 
 def run_list_page(found: RunList, file: Path) -> Page:
-    """Return the page of a list of runs, which is written to `file`."""
+    """Return the page of a list of runs. Its links are relative to `file`."""
     number = f"{len(found.runs):,} run{'' if len(found.runs) == 1 else 's'}"
     lead = (
         f"{number} below this folder. Epsilon is for a client in every round; of a vertical run it "
@@ -54,7 +54,7 @@ def run_list_page(found: RunList, file: Path) -> Page:
 
 
 def _quality(run: ListedRun) -> str:
-    """Format a run's accuracy, or the metric that its job has instead, with the metric's name."""
+    """Format a run's accuracy, or another metric together with its name."""
     if run.metric is None or run.quality is None:
         return _NOTHING
     text = digits(run.metric, run.quality)

@@ -36,7 +36,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_page(run: ReadRun) -> Page:
-    """Return the page of a run: its conclusions, plots and tables, and at last its settings."""
+    """Return the page of a run: its conclusions, plots, tables and settings."""
     sections = [
         *(_rounds(run, run.last) if run.records else ()),
         *found(run),
@@ -47,7 +47,7 @@ def run_page(run: ReadRun) -> Page:
 
 
 def attack_page(run: ReadRun) -> Page:
-    """Return the page of attacks on a job: each conclusion, its figures, and the job."""
+    """Return the page of attacks on a job: each conclusion, the metrics, and the job."""
     text = read_text(run.folder / JOB, MOST_JOB_BYTES)
     facts = [
         Fact(
@@ -74,7 +74,7 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
-    """Yield a section with a language model before and after the run, and under which promise."""
+    """Yield a section that compares a language model before and after the run."""
     if not run.compared:
         return
     figure = figure_of(last, "run_every_round")
@@ -93,7 +93,7 @@ def _language(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def how_far(run: ReadRun) -> str:
-    """Return one sentence on what the run is and how far it has come."""
+    """Return a sentence that describes the run and its progress."""
     job, done = run.job, len(run.records)
     if run.ended is not None:
         state = run.ended
@@ -106,7 +106,7 @@ def how_far(run: ReadRun) -> str:
 
 
 def what_was_trained(run: ReadRun) -> Table:
-    """Return a table of the run's model, data, clients and time."""
+    """Return a table of the run's model, data, clients and duration."""
     job, last = run.job, run.last
     data, clients, training = job["data"], job["clients"], job["training"]
     protection, server = job["protection"], job["server"]
@@ -147,23 +147,23 @@ def _adapter(job: Mapping[str, Any]) -> str:
 
 
 def plain(value: object) -> str:
-    """Format the value of a setting as a job file has it."""
+    """Format the value of a setting as in a job file."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _block(protection: Mapping[str, object]) -> str:
-    """Return the name of the protection's settings block, or "" if it has none."""
+    """Return the name of the protection's block of settings, or "" if it has none."""
     position = POSITIONS.get(str(protection["name"]))
     return (position.block if position is not None else "own") or ""
 
 
 def seconds(records: Iterable[Record]) -> float:
-    """Return the wall-clock time of all rounds together, in seconds."""
+    """Return the duration of all rounds together, in seconds."""
     return math.fsum(record.get("seconds_round", 0.0) for record in records)
 
 
 def duration(took: float) -> str:
-    """Format a duration in seconds for readers."""
+    """Format a number of seconds for readers."""
     if took < 100:
         return f"{took:.1f} s"
     minutes, rest = divmod(round(took), 60)
@@ -194,7 +194,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each thing that the run reveals without a finite epsilon or on trust."""
+    """Yield a sentence for each release without a finite epsilon, and each trusted party."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -213,7 +213,6 @@ def _open(last: Record) -> Iterator[str]:
 
 
 def _costs(run: ReadRun) -> Table:
-    """Return a table of the run's bytes sent and time spent."""
     rows = [
         ["upload of a client in a round", shown_bytes(run.last["bytes_up_per_client"])],
         *(
@@ -229,7 +228,7 @@ def _costs(run: ReadRun) -> Table:
 
 
 def _machines(run: ReadRun) -> Iterator[Part]:
-    """Yield a table of what each machine of the cluster did, if the run had one."""
+    """Yield a table of the cluster's machines, if the run used a cluster."""
     rows = [
         [name, f"{of.clients:,}", duration(of.busy_s), f"{100 * of.idle:.0f}%"]
         for name, of in machine_totals(run.records).items()
@@ -242,7 +241,7 @@ def _machines(run: ReadRun) -> Iterator[Part]:
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
-    """Yield a table of why reports are missing from the aggregates, and a line per void round."""
+    """Yield a table of reasons for missing reports, and a line for each void round."""
     rows = []
     for kind in (*LOST, UNUSABLE):
         times: Counter[str] = Counter()
@@ -264,9 +263,9 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 
 
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
-    """Yield a section with the results of attacks and audits, and with their pictures.
+    """Yield a section with the results of attacks and audits, and their pictures.
 
-    If the page has `concluded` already, the section leaves out the conclusions.
+    With `concluded`, the conclusions are left out, because the page already has them.
     """
     parts: list[Part] = []
     for finding in run.findings:
@@ -294,7 +293,7 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
 
 
 def _png(folder: Path, name: str) -> bytes | None:
-    """Return a picture in the run's folder, or None if it is missing, elsewhere, or no PNG."""
+    """Return a picture from the run's folder, or None if there is no such PNG in it."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         return None
@@ -306,7 +305,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """Yield a section with the job and the command that repeats it, and one with the events."""
+    """Yield a section with the job and the command that repeats it, and a section with events."""
     yield Section(
         "Repeat this run",
         [

@@ -1,6 +1,6 @@
 """The three conclusions of a run: the model's quality, the privacy guarantee, and the next step.
 
-A run's page begins with them, and the command that ran it ends with them.
+They stand at the top of the run's page, and at the end of the command's output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUALITY, _PROMISED, _NEXT = "Model quality", "Privacy guarantee", "Next step"
 
 
 class Ending(NamedTuple):
-    """A run's three conclusions: the model's quality, what is guaranteed, and what to do next."""
+    """The three conclusions of a run: quality, privacy guarantee, and next step."""
 
     quality: Fact
     promise: Fact
@@ -40,7 +40,7 @@ class Ending(NamedTuple):
 
 
 def ending(run: ReadRun) -> Ending:
-    """Return the three conclusions of a federated run, finished or not."""
+    """Return the three conclusions of a federated run, which may be unfinished."""
     last = run.last
     return Ending(_quality(run, last), _promise(run.job, last), Fact(_NEXT, *_next(run, last)))
 
@@ -48,15 +48,15 @@ def ending(run: ReadRun) -> Ending:
 def vertical_ending(
     run: ReadRun, leader: ReadRun, accounts: Sequence[Line], *, apart: bool = False
 ) -> Ending:
-    """Return the three conclusions of a vertical run. `accounts` are those of all its parties.
+    """Return the three conclusions of a vertical run.
 
-    `leader` is the leader's part of the run. With `apart`, only one party's folder is here, and the
-    others are on their own machines.
+    `leader` is the leader's part of the run, and `accounts` are the account lines of all parties.
+    `apart` means that the parties are on different machines, so only one party's folder is here.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
     if worst is not None and worst.what.endswith(UNPROTECTED):
-        worst = None  # no other figure says anything about such an example
+        worst = None  # no other epsilon covers such an example
     promise = Fact(
         _PROMISED,
         "none" if worst is None else str(worst.figure),
@@ -71,7 +71,7 @@ def vertical_ending(
 
 
 def _quality_of_parties(leader: ReadRun) -> Fact:
-    """Return the quality of a split model: its accuracy, or its first metric, and the others."""
+    """Return the quality of a split model: accuracy or the first metric, then the other metrics."""
     metrics = {
         key.removeprefix("test_"): value
         for key, value in leader.last.items()
@@ -87,12 +87,12 @@ def _quality_of_parties(leader: ReadRun) -> Fact:
 
 
 def worst_of(accounts: Sequence[Line]) -> Line | None:
-    """Return the account line with the largest epsilon, or None if there is none."""
+    """Return the account line with the largest epsilon, or None if there are no lines."""
     return max(accounts, key=lambda line: line.epsilon, default=None)
 
 
 class Best(NamedTuple):
-    """The first of a run's best rounds, and its deciding metric: the name and the value."""
+    """The earliest round with the best result, and the name and value of the main metric."""
 
     round: int
     name: str
@@ -103,7 +103,7 @@ class Best(NamedTuple):
 
 
 def best_round(run: ReadRun) -> Best | None:
-    """Return the best round of a run, or None if the run never evaluated its model."""
+    """Return the best round of a run, or None if the model was never evaluated."""
     name, better = deciding(run.last)
     rounds, figures = run.figures(name)
     if not rounds:
@@ -187,7 +187,7 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return the command that repeats `job` under the protection `position`, which adds noise."""
+    """Return a command that repeats `job` with the protection `position`, which adds noise."""
     changes = switched(run.job, position)
     command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):
@@ -196,22 +196,22 @@ def _switched(run: ReadRun, job: str, position: str) -> str:
 
 
 def _again(run: ReadRun, job: str) -> str:
-    """Return the command that repeats `job`: a deployed one needs a new Flower app."""
+    """Return the command that repeats `job`. For a deployed job, it creates a new Flower app."""
     return f"fedveil deploy DIR {job}" if run.deployed else f"fedveil run {job}"
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return what starts the job after the command of `_again`."""
+    """Return the step after the command of `_again`: start the Flower app, if there is one."""
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
 def _protection(name: str) -> type[Protection]:
-    """Return a built-in protection. A page never loads a user's own code."""
+    """Return a built-in protection by name. A page must not import a user's own code."""
     return POSITIONS.get(name, Protection)
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Suggest an attack that supports the run's job, or else the audit of all mechanisms."""
+    """Suggest an attack that works on the run's job, or else the audit of all mechanisms."""
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"
@@ -221,12 +221,12 @@ def _attack(run: ReadRun, folder: str) -> str:
 
 
 def _trial(job: str) -> str:
-    """Return the command that tries every protection for a short time."""
+    """Return the command that tries every protection in a short run."""
     return f"`fedveil budget {job} --try` compares all protections in short trial runs"
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return the command that deploys the job, without the simulator's own keys, or ""."""
+    """Return the command that deploys a simulated job, or "" if it cannot be deployed."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -262,7 +262,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Suggest the next step to a party on its own machine. `worst` has the largest epsilon."""
+    """Return the next step for a party on its own machine, in short and in detail."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

@@ -1,4 +1,4 @@
-"""The page of several runs: their curves in common plots, and one table that can be sorted."""
+"""The page of several runs: common plots of their curves, and a table that can be sorted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _APART = (
 
 
 def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
-    """Return a page of the runs in order, federated and vertical ones in separate tables."""
+    """Return a page of the runs in order. Federated and vertical runs have separate tables."""
     named = _named(runs)
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}
@@ -67,7 +67,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
 
 
 def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
-    """Yield cards with the best run by quality, by epsilon and by upload, of federated runs."""
+    """Yield cards that name the best federated run by quality, by epsilon and by upload."""
     known = {name: run for name, run in runs.items() if run.records}
     if len(known) < 2:
         return
@@ -139,7 +139,7 @@ def _vertical(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:
 
 
 def _named(runs: Sequence[ReadRun]) -> dict[str, ReadRun]:
-    """Return the runs by the name of their folder, or by its whole path if names collide."""
+    """Return the runs by folder name, or by the whole path if two names are equal."""
     names = [run.name for run in runs]
     return {
         name if names.count(name) == 1 else str(run.folder): run
@@ -163,7 +163,7 @@ def _row(run: ReadRun, keys: Sequence[str]) -> list[str]:
 
 
 def _different(runs: Mapping[str, ReadRun]) -> Table | str:
-    """Return a table of the keys that differ from the first run's job, or a sentence."""
+    """Return a table of the keys that differ from the first run's job, or a sentence if none do."""
     first = next(iter(runs.values()))
     keys: dict[str, dict[str, str]] = {}
     for name, run in runs.items():

@@ -1,4 +1,4 @@
-"""A table of the plots that have too few points for a line."""
+"""Shows plots that have too few points for a line as one table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fedveil.record.byte_count import shown_bytes
 
 
 def single_points(plots: Sequence[Plot]) -> Table:
-    """Return a table with a row for each point of these plots."""
     rows = [
         [
             plot.title if len(plot.curves) == 1 else f"{plot.title}: {curve.name}",
@@ -26,7 +25,7 @@ def single_points(plots: Sequence[Plot]) -> Table:
 
 
 def shown(value: float, axis: Axis) -> str:
-    """Format a value of an axis for readers."""
+    """Format a value with the unit of its axis."""
     if not math.isfinite(value):
         return "undefined"
     match axis.unit:

@@ -1,4 +1,4 @@
-"""A plot as an SVG file with its title and legend. Equal plots give equal bytes."""
+"""Draws a plot as an SVG file with title and legend. Equal plots give equal bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ text { font: 12px system-ui, sans-serif; fill: #222; }
 
 
 def svg(plot: Plot) -> bytes:
-    """Return the bytes of an SVG file that shows the plot on white, with its title and legend."""
+    """Return the bytes of an SVG file that shows the plot on white, with title and legend."""
     title = escape(fitted(plot.title, _LONGEST))
     several = plot.curves if len(plot.curves) > 1 else ()
     legend = "".join(

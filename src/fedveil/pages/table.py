@@ -14,7 +14,7 @@ from fedveil.base.untrusted import escaped
 
 
 class Link(str):
-    """A cell that links to the file `target`, a relative address, on a page."""
+    """A table cell that links to the relative address `target`."""
 
     __slots__ = ("target",)
 
@@ -35,7 +35,7 @@ class Table:
     caption: str = ""
 
     def markdown(self) -> str:
-        """Format the table for a page of the docs. A table without rows becomes its caption."""
+        """Format the table as Markdown. A table without rows becomes its caption."""
         if not self.rows:
             return f"{self.caption}\n"
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
@@ -49,7 +49,7 @@ class Table:
         return text.getvalue()
 
     def records(self) -> list[dict[str, str]]:
-        """Return the rows as dictionaries, by column name."""
+        """Return each row as a dictionary with the column names as keys."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def terminal(self) -> RichTable:

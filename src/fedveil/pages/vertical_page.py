@@ -39,14 +39,14 @@ def parties_of(run: ReadRun) -> dict[str, ReadRun]:
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have the task's metrics, otherwise any local party."""
+    """Return the party whose records have the task's metrics, or any local party if none have."""
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
 
 
 def vertical_page(run: ReadRun) -> Page:
-    """Return the page of a vertical run: who trained what and how, and every party's account."""
+    """Return the page of a vertical run: parties, training, protection and every account."""
     parties = parties_of(run)
     leader = leader_of(run, parties)
     sections = [
@@ -67,7 +67,6 @@ def vertical_page(run: ReadRun) -> Page:
 
 
 def _settings(run: ReadRun) -> Table:
-    """Return a table of how the run was trained and protected."""
     job = run.job
     blocks = {key: job[key] for key in ("optimizer", "privacy", "compression")}
     rows = {
@@ -83,7 +82,7 @@ def _settings(run: ReadRun) -> Table:
 
 
 def _said(block: Any) -> str:
-    """Format a block of settings without those that are off."""
+    """Format a block of settings, without the keys that are off."""
     if not isinstance(block, Mapping):
         return "" if block is None else str(block)
     on = {key: _said(value) for key, value in block.items() if value not in (None, {}, [])}
@@ -94,7 +93,7 @@ def _said(block: Any) -> str:
 
 
 def what_it_is(run: ReadRun) -> str:
-    """Return one sentence on what the run is and whether it has ended."""
+    """Return a sentence that describes the run and says if it has ended."""
     job, parties = run.job, parties_of(run)
     ended = how_ended(leader_of(run, parties))
     return (
@@ -104,7 +103,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the event that describes the run's end, or a sentence that it has not ended."""
+    """Return the event that describes the run's end, or a sentence that the run has not ended."""
     return leader.ended or "still running, or killed"
 
 
@@ -119,7 +118,7 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps, counted over all epochs, that have the metric `key`, and the values."""
+    """Return the steps (over all epochs) that have the metric `key`, and its values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],
@@ -128,7 +127,7 @@ def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the loss of every step, and of the held-out metrics. Each run has a curve."""
+    """Yield plots of the loss per step and of the held-out metrics, with a curve per run."""
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot(

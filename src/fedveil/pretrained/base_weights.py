@@ -1,6 +1,6 @@
-"""The base weights of a model: tensors that no training changes, and that no report contains.
+"""The base weights of a pretrained model: training never changes them, and no report contains them.
 
-They are in memory once. Copies of the model share them, and a checkpoint does not hold them.
+All copies of the model share one copy in memory. Checkpoints do not contain them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _MARK = "_fedveil_base"
 
 
 def mark_base(model: nn.Module, digest: str = "") -> None:
-    """Mark all tensors of the model but its trainable parameters as base weights.
+    """Mark all tensors of the model, except its trainable parameters, as base weights.
 
-    `digest` is a digest of the base, computed once for all models that share it.
+    `digest` is a digest of the base weights, computed once for all models that share them.
     """
     fixed = [name for name, p in model.named_parameters() if not p.requires_grad]
     buffers = [name for name, _ in model.named_buffers()]
@@ -26,7 +26,7 @@ def mark_base(model: nn.Module, digest: str = "") -> None:
 
 
 def base_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the model's base weights. Empty for a model without any."""
+    """Return the names of the model's base weights. The set is empty if it has none."""
     names: frozenset[str] = getattr(model, _MARK, (frozenset(), ""))[0]
     return names
 
@@ -39,7 +39,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def digest_of(named: Iterable[tuple[str, torch.Tensor]], begin: str = "") -> str:
-    """Return a SHA-256 digest of named tensors, after the text `begin`."""
+    """Return a SHA-256 digest of the text `begin`, followed by named tensors."""
     digest = hashlib.sha256(begin.encode())
     for name, tensor in named:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

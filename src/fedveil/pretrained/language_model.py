@@ -1,8 +1,8 @@
-"""A language model of transformers as a model of fedveil: tokens in, scores out.
+"""Wraps a language model of `transformers` as a fedveil model: tokens in, scores out.
 
-With an adapter (LoRA, Hu et al. 2021), training changes a product B A beside some of the weights
-and nothing else. A client's update is the change of the factors A and B. The server averages the
-factors: the mean of the products B A differs from the product of the means.
+With an adapter (LoRA, Hu et al. 2021), training adds a product B A to some weight matrices and
+changes nothing else. A client's update is the change of the factors A and B. The server averages
+the factors: the mean of the products B A differs from the product of the means.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_SCORES = 1 << 23
 
 @dataclass(frozen=True)
 class Adapter:
-    """Low-rank adapters of some layers. `targets` are names of layers; none: peft's choice."""
+    """Settings of low-rank adapters. `targets` are names of layers. If empty, peft chooses."""
 
     rank: int
     alpha: float
@@ -37,10 +37,10 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Trained:
-    """The trained part of a model: its `adapter`, only its last layer (`head`), or all of it.
+    """The choice of what to train: the `adapter`, the last layer (`head`), or the whole model.
 
     `classes` is the number of classes of a classifier, or None for a model that predicts tokens.
-    With `recompute`, the backward pass computes the activations of each layer again.
+    With `recompute`, activations are recomputed in the backward pass to save memory.
     """
 
     adapter: Adapter | None = None
@@ -50,7 +50,7 @@ class Trained:
 
 
 class LanguageModel(nn.Module):
-    """Maps tokens [examples, length] to scores, of each class or of each next token.
+    """Maps tokens [examples, length] to scores of the classes, or of the next token.
 
     A deep copy shares the tensors that are not trained.
     """
@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
         return scores
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move this model alone to a device, not the others that share its base."""
+        """Move only this model to a device, not the other models that share its base weights."""
         own: dict[int, nn.Parameter] = {}
         for module in self.modules():
             for name, shared in module._parameters.items():
@@ -87,9 +87,9 @@ class LanguageModel(nn.Module):
 
 
 def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: int) -> nn.Module:
-    """Return the folder's model, in which `part` is trained and everything else is fixed.
+    """Return the folder's model, of which only `part` is trained.
 
-    An example has `length` tokens below `tokens`. `seed` decides the new weights.
+    Examples have `length` tokens with numbers below `tokens`. `seed` determines new weights.
     """
     key = json.dumps(folder.own_config, sort_keys=True) if folder.own_config else ""
     base, digest = _base(folder.path, folder.stamp, key, part.classes, seed)
@@ -130,9 +130,9 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model without adapters and its digest. All models of a process share its weights.
+    """Return the model without adapters, and its digest. All models of a process share its weights.
 
-    The weights of a folder are mapped from its file, so that all processes of a machine share them.
+    The weights of a folder are memory-mapped, so that all processes of a machine share them.
     """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
@@ -157,7 +157,7 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load the folder's weights. If the model is not `whole`, its last layer may be missing."""
+    """Load the folder's weights. The last layer may be missing if `whole` is False."""
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,
@@ -184,7 +184,7 @@ def _config(library: Any, folder: ModelFolder, changes: Mapping[str, Any]) -> An
 
 
 def _own_head(net: Any) -> None:
-    """Train the model's last layer, with a copy of its weights that no other model shares."""
+    """Make the model's last layer trainable, with its own copy of the weights."""
     name = next((n for n in ("score", "classifier") if hasattr(net, n)), None)
     head = net.get_output_embeddings() if name is None else getattr(net, name)
     for owner in head.modules():
@@ -194,7 +194,7 @@ def _own_head(net: Any) -> None:
 
 
 def _adapted(net: Any, adapter: Adapter) -> nn.Module:
-    """Return the model with adapters. Only they and a classifier's head are trained."""
+    """Add adapters to the model. Only they, and the last layer of a classifier, are trained."""
     try:
         import peft
     except ImportError:

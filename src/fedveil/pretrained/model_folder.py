@@ -1,4 +1,4 @@
-"""A folder with a language model, as transformers saves it. Nothing is ever downloaded.
+"""A folder with a language model in the format of `transformers`. Nothing is ever downloaded.
 
 Weights are read from safetensors files only, which cannot run code. The folder's own code is never
 run (`trust_remote_code`).
@@ -34,7 +34,10 @@ _MOST_TOKENIZER_BYTES = MOST_JOB_BYTES * 128
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A checked folder. `config` replaces the folder's own: the weights are then new and random."""
+    """A folder with a language model, whose files have been checked.
+
+    If `config` is given, it replaces the folder's own configuration, and all weights are random.
+    """
 
     path: Path
     own_config: Mapping[str, Any] | None = None
@@ -67,7 +70,6 @@ class ModelFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model's configuration as a dict."""
         if self.own_config is not None:
             return dict(self.own_config)
         with self.explained():
@@ -78,7 +80,7 @@ class ModelFolder:
 
     @property
     def padding(self) -> int:
-        """The token that fills short examples: the folder's own, or its end of text, or 0."""
+        """The token that pads short examples: the folder's padding token, its end token, or 0."""
         for name in ("pad_token_id", "eos_token_id"):
             found = self.config.get(name)
             found = found[0] if isinstance(found, list) and found else found
@@ -88,24 +90,23 @@ class ModelFolder:
 
     @property
     def stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """The name, size and time of each of the folder's files."""
+        """The name, size and modification time of each of the folder's files."""
         with self.explained():
             found = [(path.name, path.stat()) for path in sorted(self.path.iterdir())]
         return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
     def read_tokenizer(self) -> str:
-        """Return the text of the folder's tokenizer.json."""
         with self.explained():
             return read_text(self.path / TOKENIZER, _MOST_TOKENIZER_BYTES)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn an error about the folder's files into `ModelInvalid`, in one sentence."""
+        """Convert an error about the folder's files into `ModelInvalid`, in one sentence."""
         try:
             yield
         except FedveilError:
             raise
-        except Exception as error:  # of a library that reads the files, which raises anything
+        except Exception as error:  # the library that reads the files may raise anything
             raise ModelInvalid(
                 f"model = '{PREFIX}{self.path}' cannot be loaded: {_first_line(error)}"
             ) from None
@@ -117,7 +118,7 @@ def _first_line(error: Exception) -> str:
 
 
 def transformers() -> Any:
-    """Return the package transformers, told to use no network and to print nothing."""
+    """Import and return the package transformers, with network access and messages turned off."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     try:
         import transformers as library
@@ -130,7 +131,7 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the warnings of transformers and peft about settings that are fedveil's own."""
+    """Suppress those warnings of transformers and peft that concern fedveil's own settings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -17,7 +17,7 @@ Row = tuple[Int64s, Int64s]
 
 
 class TokenRows:
-    """Turns texts into rows of `length` tokens. Short rows are filled at their end."""
+    """Converts texts into rows of `length` tokens. Short rows are padded at their end."""
 
     def __init__(self, folder: ModelFolder, length: int) -> None:
         try:
@@ -34,33 +34,36 @@ class TokenRows:
         self.size: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, *, marked: bool = False) -> list[int]:
-        """Return a text's tokens. `marked` adds those that begin and end it, if there are any."""
+        """Return a text's tokens, with those for begin and end if `marked`."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Convert tokens to text, without special tokens."""
         text: str = self._tokenizer.decode([int(token) for token in tokens])
         return text
 
     def pieces(self, text: str) -> list[Row]:
-        """Cut a text into rows whose targets are the next tokens. The text's end is predicted."""
+        """Cut a text into rows whose targets are the next tokens, including the end token."""
         ids = [*self.encode(text), self.pad]
         starts = range(0, len(ids) - 1, self.length)
         return [self._next(ids[start : start + self.length + 1], 0) for start in starts]
 
     def answer(self, prompt: str, answer: str) -> Row:
-        """Return a row of a prompt and its answer. Only the answer is predicted."""
+        """Return a row of a prompt and its answer. Only the answer's tokens are targets."""
         asked = self.encode(prompt)
         ids = [*asked, *self.encode(answer), self.pad]
         return self._next(ids[: self.length + 1], len(asked))
 
     def whole(self, text: str) -> Int64s:
-        """Return a row with the beginning of a text."""
+        """Return one row with the beginning of a text."""
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return tokens without the last, and the next of each from the position `known` on."""
+        """Return a row of inputs (tokens without the last) and one of targets (the tokens after).
+
+        Targets before the position `known` are ignored in training.
+        """
         targets = [IGNORED if i + 1 < known else token for i, token in enumerate(ids[1:])]
         return self._filled(ids[:-1], self.pad), self._filled(targets, IGNORED)
 

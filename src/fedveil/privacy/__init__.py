@@ -1,6 +1,6 @@
-"""Privacy accounting: (epsilon, delta) statements, and what several releases cost together.
+"""Privacy accounting: (epsilon, delta) guarantees, and the joint cost of several releases.
 
-`fedveil.privacy.audit` tries to refute such statements.
+`fedveil.privacy.audit` tries to refute such guarantees.
 """
 
 from fedveil.privacy.compose import compose

@@ -1,13 +1,13 @@
-"""The joint cost of charges that were chosen one after the other, in view of earlier results.
+"""The joint cost of charges that were chosen one after the other, depending on earlier results.
 
-Charges that are all alike are composed: only their number was chosen. Gaussian losses are composed
-to one whose squared inverse ratio is the sum of theirs, even if they were chosen adaptively within
-a fixed limit (Smith and Thakurta, 2022). Charges of several kinds cost the lower of two numbers:
-the sum of their epsilons (Rogers, Roth, Ullman and Vadhan, 2016), and that of a Rényi filter
-(`renyi_filter`).
+- If all charges are equal, they are composed, because only their number was chosen.
+- Gaussian losses compose to one Gaussian loss. The squares of their inverse noise ratios add up.
+  This holds even for losses chosen adaptively, within a fixed limit (Smith and Thakurta, 2022).
+- Different charges cost the smaller of two numbers: the sum of their epsilons (Rogers, Roth, Ullman
+  and Vadhan, 2016), or the epsilon of a Rényi filter (`renyi_filter`).
 
-Each of these holds at the stated delta. If earlier results also decide whether charges stay alike,
-the outcomes of both cases add up: a limit on the epsilon then holds at twice the delta at most.
+Each of these holds at the stated delta. If earlier results also decide whether all charges are
+equal, a limit on epsilon holds at twice the delta.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """Adds charges and states their epsilon. A charge of any size takes equally long."""
+    """A sum of charges, and its epsilon. Adding takes equally long for charges of every size."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
@@ -41,25 +41,25 @@ class AdaptiveSum:
 
     @classmethod
     def of(cls, ledger: Ledger) -> AdaptiveSum:
-        """Return the sum of a client that took part in every round of `ledger`."""
+        """Return the sum of the charges of a client that took part in every round of `ledger`."""
         total = cls()
         for kind, times in ledger.kinds_every_round():
             total.add(kind, times)
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add `times` equal charges."""
+        """Add the charges of `times` reports, each of them `kind`."""
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """Return how often each kind was charged."""
+        """Return each kind of charges, with the number of reports that had it."""
         self.settle()
         return Counter(self._kinds)
 
     @property
     def composed(self) -> bool:
-        """Return True if the losses are composed, and False if they are bounded in another way."""
+        """Return True if the epsilon comes from composition, False if from another bound."""
         self.settle()
         return len(self._kinds) <= 1 or self._gaussian
 
@@ -71,7 +71,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta`, or at 0 if it is no larger there."""
+        """Return the epsilon of all charges at `delta`, or at delta = 0 if no larger there."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
@@ -89,7 +89,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Bring the sums up to date. Otherwise, the next figure does."""
+        """Include all added charges in the running sums now. Otherwise the next `figure` does."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

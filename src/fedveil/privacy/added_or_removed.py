@@ -1,12 +1,13 @@
-"""Gaussian noise under the neighbouring relation of most papers: add or remove one contribution.
+"""Gaussian noise, if one contribution to a sum is added or removed, as in most papers.
 
-It serves only for comparison with papers, since fedveil's own losses are of replacing one.
-Replacing a contribution moves a sum by at most 2c, with c the clip. Adding or removing one moves it
-by at most c. So the same noise is twice as large relative to the sensitivity. Let a sum take a
-contribution with a secret probability q. The sum's distribution is P = (1 - q) N(0) + q N(c) if the
-contribution exists, and Q = N(0) if it does not. The loss of P against Q differs from that of Q
-against P (Mironov, Talwar and Zhang, 2019). The greater of the two composed curves is the bound
-(Zhu, Dong and Wang, 2022).
+This serves only for comparison with papers: fedveil's own losses are for replacing a contribution.
+With the clip c, replacing a contribution moves a sum by at most 2c. Adding or removing one moves it
+by at most c, so the same noise is twice as large relative to the sensitivity.
+
+Let a contribution be in the sum with a secret probability q. Without the contribution, the sum's
+distribution is Q = N(0), and with it P = (1 - q) N(0) + q N(c). The loss of P against Q differs
+from that of Q against P (Mironov, Talwar and Zhang, 2019). The larger of the two composed curves is
+the bound (Zhu, Dong and Wang, 2022).
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _ERROR = 1e-12
 
 @dataclass(frozen=True)
 class OneSided:
-    """Gaussian noise on a sum that has a contribution of norm at most c with chance `rate`.
+    """Gaussian noise on a sum that includes a contribution with probability `rate`.
 
-    `ratio` is the noise's standard deviation divided by c. `order` names the distribution under
-    which the loss is drawn: that of the sum without the contribution ("added"), or that of the sum
-    with it possibly present ("removed").
+    The contribution has a norm of at most c. `ratio` is the noise's standard deviation divided by
+    c. `order` is the direction of the comparison: "added" is the loss under the distribution
+    without the contribution, "removed" the loss under the distribution with it.
     """
 
     ratio: float
@@ -50,12 +51,10 @@ class OneSided:
         return _distribution(self.ratio, self.rate, self.order)
 
     def curve(self, epsilons: Float64s) -> Float64s:
-        """Return an upper bound, a little above the exact value, on delta at each epsilon.
-
-        With s = `ratio`, q = `rate` and the output x in units of c, the best event is x > t for
-        "removed" and x < t for "added". At t, (1 - q) + q e^((2t - 1) / 2s²) is e^epsilon for
-        "removed" and e^-epsilon for "added".
-        """
+        """Return an upper bound on delta at each epsilon, a little above the exact value."""
+        # With s = `ratio`, q = `rate` and the output x in units of c, the best event is x > t for
+        # "removed" and x < t for "added". At t, (1 - q) + q e^((2t - 1) / 2s²) is e^epsilon for
+        # "removed" and e^-epsilon for "added".
         s, q, ndtr = self.ratio, self.rate, special().ndtr
         sign = 1.0 if self.order == "removed" else -1.0
         over = (np.exp(sign * epsilons) - (1 - q)) / q
@@ -72,8 +71,8 @@ class OneSided:
 def added_or_removed(ratio: float, rate: float, releases: int, delta: float) -> float:
     """Return the epsilon at `delta` of `releases` sums, if one contribution is added or removed.
 
-    The contribution has norm at most c and is in each sum with probability `rate`. The noise's
-    standard deviation is `ratio` times 2c.
+    The contribution has a norm of at most c, and is in each sum with probability `rate`. The
+    noise's standard deviation is `ratio` times 2c.
     """
     if rate == 1:
         return compose([(PrivacyLoss.of_release(Gaussian(2 * ratio)), releases)], delta)

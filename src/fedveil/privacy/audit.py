@@ -1,14 +1,14 @@
-"""Try to refute a privacy claim by playing the game it is about.
+"""Tries to refute a privacy claim by telling apart a mechanism's outputs for two inputs.
 
-(epsilon, delta)-differential privacy says that no event tells two inputs apart better than
+(epsilon, delta)-differential privacy says that for every event and all inputs a and b
 
     Pr[event | a] <= e^epsilon * Pr[event | b] + delta.
 
-The audit runs the mechanism on both inputs, looks for a telling event in one half of the
-outputs, and counts it in the other half. Clopper-Pearson bounds on the two counts give a lower
-bound on epsilon that is wrong with probability at most 1 - confidence, whatever the mechanism
-and however the event was found. A bound above the claim refutes it. A bound below the claim
-proves nothing: a better event, other inputs or more trials might still refute it.
+The audit runs the mechanism on both inputs. It looks for an event with very different probabilities
+in one half of the outputs, and counts it in the other half. Clopper-Pearson bounds on the two
+counts give a lower bound on epsilon. It is wrong with probability at most 1 - confidence, whatever
+the mechanism is and however the event was found. A bound above the claim refutes the claim. A bound
+below proves nothing: another event, other inputs or more trials might still refute it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _THRESHOLDS = 512
 class Audit:
     """Result of an audit: epsilon is at least `bound`, with this confidence.
 
-    `reachable` is the largest bound that this number of trials can show.
+    `reachable` is the largest bound that this number of trials could have shown.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> from fedveil.privacy.audit import Audit
@@ -71,7 +71,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism, `release`, and two inputs that differ as much as its claim allows."""
+    """A mechanism (`release`) and two inputs that differ as much as its claim allows."""
 
     name: str
     release: Callable[[Any, Entropy], Any]
@@ -80,7 +80,7 @@ class Case:
     claim: PrivacyLoss
 
     def audit(self, trials: int) -> Audit:
-        """Run the mechanism `trials` times on each of the two inputs, and test its claim."""
+        """Run the mechanism `trials` times on each input, and return the audit of its claim."""
         return run(self.release, self.a, self.b, claim=self.claim, trials=trials)
 
 
@@ -95,11 +95,11 @@ def run(
     entropy: Entropy | None = None,
     score: Callable[[Any], float] | None = None,
 ) -> Audit:
-    """Test whether outputs of `mechanism` for the inputs `a` and `b` refute its claim.
+    """Run `mechanism` on the inputs `a` and `b`, and test whether the outputs refute its claim.
 
-    `claim` is a loss, or an epsilon that is claimed at delta = 0. It must be what the mechanism
-    claims for this pair of inputs: the composed loss, if they differ in several bits or parameters.
-    The other arguments are those of `lower_bound`.
+    `claim` is a loss, or an epsilon at delta = 0. It must be the claim for this pair of inputs: if
+    they differ in several bits or parameters, it is the composed loss. The other arguments are
+    those of `lower_bound`.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -122,10 +122,11 @@ def run(
 def of_scores(
     ahead: Float64s, back: Float64s, *, claim: PrivacyLoss, confidence: float = 0.999
 ) -> Audit:
-    """Test a claim by scores of outputs for an input a (`ahead`) and for an input b (`back`).
+    """Test a claim by scores of a mechanism's outputs for two inputs a (`ahead`) and b (`back`).
 
-    Both inputs need equally many scores. A score must be larger the likelier its output is under a.
-    The first half of each input's scores chooses a threshold, and the second half is counted.
+    The larger a score, the likelier its output must be under a. Both inputs need equally many
+    scores. The first half of each input's scores chooses a threshold. Scores above it are counted
+    in the second half.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:
@@ -137,7 +138,7 @@ def of_scores(
 
 
 def _reachable(trials: int, confidence: float, delta: float) -> float:
-    """Return the largest lower bound on epsilon that `trials` outputs for each input can show."""
+    """Return the largest lower bound on epsilon that `trials` outputs per input can show."""
     tested, error = trials - trials // 2, (1 - confidence) / 2
     most = _bound(np.array([tested]), np.array([0]), tested, error, delta)
     return max(0.0, float(most[0]))
@@ -157,18 +158,18 @@ def lower_bound(
     """Return a lower bound on the epsilon of `mechanism`, from `trials` outputs for each input.
 
     `mechanism` is a function of (input, entropy), or an object with such a method named
-    `privatize`, `perturb` or `select`. The bound is on epsilon at `delta`. It is above the true one
-    with probability at most 1 - `confidence`. It is 0 if no difference was found, and at most about
-    log(trials / 15) at the default confidence.
+    `privatize`, `perturb` or `select`. The bound is for epsilon at `delta`. It is above the true
+    epsilon with probability at most 1 - `confidence`. It is 0 if no difference was found, and at
+    most about log(trials / 15) at the default confidence. `score`, a function of one output,
+    replaces the scores that are otherwise trained on the outputs.
 
     Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these.
-    Each becomes a row: how many numbers it has, those numbers (bytes for a text), and padding. The
-    first quarter of the rows trains several scores: the likelihood ratio of the whole row, if rows
-    repeat; the sum of the columns' likelihood ratios, over all columns and over those that differ
-    significantly; the likelihood ratio of the best column; and the best linear score. The second
-    quarter chooses a score and a threshold. The other rows are counted. `score`, a function of one
-    output, replaces the trained scores.
     """
+    # Each output becomes a row: how many numbers it has, those numbers (bytes for a text), and
+    # padding. The first quarter of the rows trains several scores: the likelihood ratio of the
+    # whole row, if rows repeat; the sum of the columns' likelihood ratios, over all columns and
+    # over those that differ significantly; the likelihood ratio of the best column; and the best
+    # linear score. The second quarter chooses a score and a threshold. The other rows are counted.
     trials = integer("trials", trials, _MIN_TRIALS)
     confidence = within("confidence", confidence, 0, 1, open_low=True, open_high=True)
     delta = within("delta", delta, 0, 1, open_high=True)
@@ -200,10 +201,10 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """Return a lower bound on epsilon at `delta`, from rows of outputs for two inputs.
+    """Return a lower bound on epsilon at `delta`, from outputs for two inputs.
 
-    `ahead` holds the rows of one input, `back` those of the other. The rows from `learn` to the
-    middle choose one of `scorers` and an event; the later rows are counted.
+    `ahead` has the outputs for one input as rows, `back` those for the other. The rows from `learn`
+    to the middle choose one of `scorers` and a threshold. The later rows are counted.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -217,7 +218,10 @@ def _played(
 
 @dataclass(frozen=True)
 class _Event:
-    """The event that sign * score >= `threshold`, likelier for the first input unless `swapped`."""
+    """The event that sign * score >= `threshold`.
+
+    It is likelier for the first input unless `swapped`.
+    """
 
     score: Scorer
     sign: float
@@ -231,10 +235,10 @@ class _Event:
 def _choose(
     scorers: Sequence[Scorer], ahead: Float64s, back: Float64s, error: float, delta: float
 ) -> _Event:
-    """Return the event that gives the largest lower bound on epsilon on the given rows.
+    """Return the event with the largest lower bound on epsilon in these outputs.
 
-    `ahead` holds the rows of the first input, `back` those of the second. `error` and `delta` are
-    those of `_bound`.
+    `ahead` has the outputs for the first input as rows, `back` those for the second. `error` and
+    `delta` are as in `_bound`.
     """
     best, event = -math.inf, _Event(scorers[0], 1.0, math.inf, False)
     for score in scorers:
@@ -255,11 +259,11 @@ def _choose(
 
 
 def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
-    """Return a lower bound on epsilon at `delta`, from counts of an event: log((p - delta) / q).
+    """Return a lower bound on epsilon at `delta`, log((p - delta) / q), from counts of an event.
 
-    The event occurred in `hits` of n outputs for one input and in `others` of n for the other. p is
-    the Clopper-Pearson lower bound on its probability for the first, q the upper bound for the
-    second. Each is wrong with probability at most `error`.
+    The event occurred in `hits` of n outputs for one input, and in `others` of n for the other. p
+    is a lower bound on its probability for the first input, q an upper bound for the second
+    (Clopper and Pearson). Each is wrong with probability at most `error`.
     """
     from scipy.special import betaincinv  # a third of a second to import
 

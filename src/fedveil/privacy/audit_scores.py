@@ -1,4 +1,4 @@
-"""Scores that distinguish a mechanism's outputs for one input from those for a different one."""
+"""Scores by which an audit tells a mechanism's outputs for one input from those for another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Return a row for each output: its number of numbers, those numbers, then NaN as padding."""
+    """Return one row for each output: how many numbers it has, the numbers, and NaN as padding."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -56,7 +56,7 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return several scores, trained on rows for one input (`ahead`) and another (`back`)."""
+    """Return several scores, trained on outputs for one input (`ahead`) and another (`back`)."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -69,7 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Score of a row by one column: the log-likelihood ratio of its value or bin, from counts."""
+    """Scores a row by one column: the log-likelihood ratio of its value or bin, from counts."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -126,7 +126,10 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return the log-likelihood ratio of whole rows, from counts. None if rows hardly repeat."""
+    """Return a function that scores rows, trained on two sides. None if rows hardly repeat.
+
+    A row's score is the log ratio of how often it is in `ahead` and in `back`.
+    """
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

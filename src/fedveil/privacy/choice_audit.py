@@ -1,12 +1,13 @@
-"""A lower bound on epsilon from random choices whose correct values an auditor knows.
+"""A lower bound on epsilon from random choices whose true values an auditor knows.
 
-Many mechanisms report the truth or something else by an independent draw: a bit that is flipped, a
-selection that is favoured. An auditor who knows a client's update knows the truth, and counts how
-often it is reported. Let a choice report the truth with probability `chance(eps)`. If k of n
-choices do, every epsilon at which k or more would be too unlikely is refuted (Clopper and Pearson).
+In many mechanisms an independent random draw decides whether the truth is reported: whether a bit
+is flipped, or whether a favoured selection is made. An auditor who knows a client's update knows
+the truth, and counts how often it is reported. Let a choice with the epsilon eps report the truth
+with probability `chance(eps)`. If k of n choices do, every epsilon at which k or more is too
+unlikely is refuted (Clopper and Pearson).
 
-In two releases with independent draws, both report the truth with probability chance(eps)². If one
-draw is used twice, both do so far more often, as with a draw of a larger epsilon.
+Two choices with independent draws both report the truth with probability chance(eps)². If one draw
+is used for both, this happens far more often, as with a larger epsilon.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """Equal random choices in a report: `count` of them, at the same places in every report.
+    """A kind of random choice in a report.
 
-    Each choice reports the truth or not. `claim` is the epsilon that is claimed for one choice, at
-    delta = 0. `chance(eps)` is the probability that it reports the truth if its epsilon is `eps`;
-    it never falls as eps grows.
+    There are `count` of them, at the same places in all reports. Each choice either reports the
+    truth or does not. `claim` is the claimed epsilon of one choice, at delta = 0. `chance(eps)` is
+    the probability that a choice with the epsilon `eps` reports the truth. It never falls as eps
+    grows.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Choice:
 
 @dataclass
 class Counted:
-    """Counts of random choices: `hits` of `tries` reported the truth."""
+    """Counts of random choices: `hits` of `tries` choices reported the truth."""
 
     hits: int = 0
     tries: int = 0
@@ -49,19 +51,19 @@ class Counted:
         self.tries += tries
 
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
-        """Return the largest epsilon of a choice that the counts refute, or 0 if they refute none.
+        """Return the largest epsilon of one choice that the counts refute, or 0 if there is none.
 
-        `chance(eps)` is the probability that a choice of epsilon `eps` reports the truth. The
-        result is above the choices' true epsilon with probability at most `error`.
+        `chance(eps)` is the probability that a choice with the epsilon `eps` reports the truth. The
+        result is above the true epsilon with probability at most `error`.
         """
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
-        """Return the detection limit: the largest true epsilon that would probably go undetected.
+        """Return the largest true epsilon that would probably not refute the false claim `claim`.
 
-        At a larger true epsilon, enough choices are expected to report the truth to refute the
-        false `claim`. The limit is infinite if `claim` would stand even if every choice reported
-        the truth. `chance` and `error` are those of `lower_bound`.
+        At a larger true epsilon, enough choices are expected to report the truth. The result is
+        infinite if not even all choices would refute the claim. `chance` and `error` are as in
+        `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -78,7 +80,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on the share of truths, wrong with probability `error`."""
+        """Return a lower bound on the truth's probability. It fails with probability `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -87,7 +89,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return the probability, by eps, that two independent choices both report the truth."""
+    """Return the probability, as a function of eps, that two independent choices are truthful."""
     return lambda eps: chance(eps) ** 2
 
 
@@ -96,7 +98,7 @@ def told_true(eps: float) -> float:
 
 
 def _largest(chance: Callable[[float], float], share: float) -> float:
-    """Return the largest epsilon at which `chance` is below `share`, rounded down, or 0 if none."""
+    """Return the largest epsilon at which `chance` is below `share`, rounded down, or 0."""
     low, high = _LEAST, _MOST
     if chance(low) >= share:
         return 0.0

@@ -1,8 +1,8 @@
-"""Counts of each client's charges: the memory of a ledger, a few bytes for each client.
+"""The memory of a ledger: each client's charges, in a few bytes for each client.
 
-A `kind` is the combination of charges of one report, which rounds share. Kinds that were fixed in
-advance are counted for each client, so that they can be composed later. Charges of an adaptive run
-only add up, so only their sums are stored.
+A `kind` is the combination of charges of one report. Many reports have the same kind. If kinds are
+fixed in advance, the tally counts each client's reports of each kind, so that they can be composed
+later. The charges of an adaptive run are only added, so the tally stores their sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_HISTORIES = 16
 
 
 class Tally(ABC):
-    """Charges of every client: an array with one column per client, in order of client number."""
+    """The charges of every client: an array with one column per client, by client number."""
 
     #: Name of the columns in a state.
     _name: ClassVar[str]
@@ -40,14 +40,14 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Charge each of `clients`, which are sorted and distinct, once more for `kinds[kind]`."""
+        """Charge each of `clients` for one report with the charges `kinds[kind]`.
+
+        `clients` are sorted and distinct.
+        """
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the epsilon, at `delta`, of the client that was charged most.
-
-        `kinds[i]` holds the charges of kind i.
-        """
+        """Return the largest epsilon of any client at `delta`. `kinds[i]` are kind i's charges."""
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -58,7 +58,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load the arrays of `to_state`. Raises `MessageInvalid` for impossible arrays.
+        """Load the arrays that `to_state` returned. Raises `MessageInvalid` for impossible arrays.
 
         `times[k]` is the number of rounds in which kind k was charged.
         """
@@ -69,10 +69,10 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` unless `times[k]` rounds of kind k can give these columns."""
+        """Raise `MessageInvalid` if `times[k]` rounds of kind k cannot lead to these columns."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
-        """Return the positions of the columns of `clients`. A new client gets a column of zeros."""
+        """Return the column numbers of `clients`. A new client gets a column of zeros."""
         known = self._clients
         if not len(clients):
             return np.empty(0, np.intp)
@@ -89,7 +89,7 @@ class Tally(ABC):
 
 
 class Counts(Tally):
-    """Counts how often each client was charged for each kind: 4 bytes per client and kind."""
+    """The number of each client's reports of each kind: 4 bytes per client and kind."""
 
     _name = "counts"
 
@@ -115,9 +115,9 @@ class Counts(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest composed epsilon of any client, or an upper bound on it.
 
-        It skips a client whose counts are all at most those of another client. If many different
-        clients remain, the result is the epsilon of a fictitious client that has the largest count
-        of each kind.
+        A client whose counts are all at most another client's is skipped. If too many clients
+        remain, the result is the epsilon of a fictitious client with the largest count of each
+        kind.
         """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
@@ -126,7 +126,7 @@ class Counts(Tally):
 
 
 class Sums(Tally):
-    """Each client's sums of epsilon and of delta, as decimals rounded up: 16 bytes per client."""
+    """Each client's sums of epsilons and of deltas, as decimals rounded up: 16 bytes per client."""
 
     _name = "sums"
 
@@ -147,7 +147,7 @@ class Sums(Tally):
             raise MessageInvalid("what clients have paid is not two sums each")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest client's sum of epsilons.
+        """Return the largest sum of epsilons of any client.
 
         Infinite if a sum of deltas is above `delta`.
         """
@@ -157,7 +157,7 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return an untrusted state's client numbers, or raise `MessageInvalid` if not ascending."""
+    """Return an untrusted state's client numbers. Raises `MessageInvalid` unless they ascend."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients
@@ -173,7 +173,7 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return the distinct columns of `counts`, as rows, that no other column dominates."""
+    """Return the distinct columns of `counts` that no other column dominates, as rows."""
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)

@@ -1,14 +1,15 @@
 """Composition: the joint cost of many releases.
 
-At delta = 0 pure losses add. For delta > 0 the whole privacy curves are composed. Gaussian noise
-has its own curve, and a mechanism with a loss distribution the curve of that distribution. A bare
-(epsilon, delta) statement has the curve of the worst mechanism that it allows: randomised response
-that fails completely with probability delta (Kairouz, Oh and Viswanath, 2015). Every result is an
-upper bound: grids round up, and possible floating-point errors are added to delta.
+At delta = 0, pure losses add up. For delta > 0, whole privacy curves are composed. Gaussian noise
+has its own curve. A mechanism with a loss distribution has the curve of that distribution. For a
+loss that only states (epsilon, delta), the curve is that of the worst mechanism that the statement
+allows: randomised response that fails completely with probability delta (Kairouz, Oh and Viswanath,
+2015). Every result is an upper bound: grids round up, and possible floating-point errors are added
+to delta.
 
-This is valid for losses that were fixed before the first release. Losses that were chosen in view
-of earlier outputs add up in epsilon and in delta (`adaptive`), which is a valid privacy filter
-(Rogers, Roth, Ullman and Vadhan, 2016).
+This is valid for losses that were fixed before the first release. If losses were chosen after
+seeing earlier outputs, their epsilons and deltas are added instead (`adaptive`), which is a valid
+privacy filter (Rogers, Roth, Ullman and Vadhan, 2016).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Charge: TypeAlias = tuple[PrivacyLoss, int]
 
 #: More releases of one kind than this are composed only by Rényi divergences.
 _MAX_COUNT = 10**12
-#: Share of delta that may be for errors before a second tilt is tried. For a large epsilon the
+#: A second tilt is tried if errors take more than this share of delta. For a large epsilon the
 #: limit is the equivalent share of epsilon.
 _DOUBT = 1e-5
 
@@ -41,10 +42,10 @@ _DOUBT = 1e-5
 def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
     """Return the smallest known epsilon at `delta` of all releases in `charges` together.
 
-    A charge is a loss and its number of releases. With `adaptive`, losses may have been chosen in
-    view of earlier outputs, so epsilons and deltas only add up. The result is never above the sum
-    of the epsilons, if the deltas sum to at most `delta`. It is infinite if no epsilon is known: at
-    delta = 0 with a loss that is not pure, or with a loss that promises nothing.
+    A charge is a loss and its number of releases. With `adaptive`, losses may have been chosen
+    after seeing earlier outputs, so epsilons and deltas are only added. If the deltas sum to at
+    most `delta`, the result is never above the sum of the epsilons. It is infinite if no epsilon is
+    known, for example at delta = 0 with a loss that is not pure.
 
         >>> from fedveil.privacy import PrivacyLoss, compose, format_epsilon
         >>> charges = [(PrivacyLoss(0.1), 1000)]
@@ -59,9 +60,9 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 
 
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
-    """Return the epsilon at `delta` of all releases in `charges` together, as accounts state it.
+    """Return the epsilon that a ledger states for all releases in `charges` together, at `delta`.
 
-    For a single pure release that is its stated epsilon. The arguments are those of `compose`.
+    It is that of `compose`, except that a single pure release has exactly its stated epsilon.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
@@ -84,9 +85,9 @@ def _compose(charges: frozenset[Charge], delta: float, adaptive: bool) -> float:
 
 
 def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
-    """Return the sum of value * count over `terms`, rounded up to a float if it is not one.
+    """Return the sum of value * count over `terms`, rounded up to a float.
 
-    The sum is exact. Each value is read as the decimal that it is written as.
+    The sum is exact. Each value is taken as the shortest decimal that identifies it.
     """
     with localcontext() as context:
         context.prec = 800
@@ -95,7 +96,7 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of randomised response with this epsilon. Their loss is exactly binomial."""
+    """`count` releases of randomised response with this epsilon. Their joint loss is binomial."""
 
     epsilon: float
     count: int
@@ -123,7 +124,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together: one Gaussian whose two means are √`square` sigma apart."""
+    """All Gaussian releases as one, whose two means are √`square` standard deviations apart."""
 
     square: float
     count: int = 1
@@ -141,7 +142,7 @@ class _Normal:
         return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon at `delta` by theorem 8 of Balle and Wang (2018)."""
+        """Return the epsilon at `delta`, by theorem 8 of Balle and Wang (2018)."""
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
 
         def log_delta(epsilon: float) -> float:
@@ -191,7 +192,7 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Return the finite losses by kind, in a fixed order, and ln Pr[no loss is infinite]."""
+    """Group the finite losses by type, in a fixed order. Also return ln Pr[no loss is infinite]."""
     survivals, squares = [], []
     pure: Counter[float] = Counter()
     repeated: Counter[LossDistribution] = Counter()
@@ -236,11 +237,10 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon with at most this delta, and the share of delta that is error.
+    """Return the least epsilon with at most this delta, and which share of `delta` was reserved.
 
-    `total` is the distribution of the sum of all losses, tilted by `tilt`. The epsilon is at most
-    `bound`. The second number is the share of `delta` that is reserved for mass missing from
-    `total`.
+    `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
+    bound on the epsilon. The reserve is for probability that is missing from `total`.
     """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
@@ -249,7 +249,7 @@ def _untilt(
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """Return log delta: log_mass - tilt * epsilon + the log of the tilted weights' tail."""
+        """Return log delta: log_mass - tilt * epsilon + log of the tilted weights above epsilon."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
@@ -261,7 +261,10 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt that was used."""
+    """Return the tilted distribution of the sum of all losses, and the tilt that was used.
+
+    The tilt is halved until the distribution can be computed.
+    """
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -272,12 +275,13 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 
 
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
-    """Return the least epsilon in [0, bound] with the falling curve `log_delta` <= `wanted`.
+    """Return the least epsilon in [0, bound] with `log_delta(epsilon)` <= `wanted`.
 
-    The search is regula falsi, as the curve is nearly straight; the returned end satisfies the
-    condition. If no epsilon does, the result is `bound`, which the caller knows to be valid for
-    another reason: `log_delta` is only an upper estimate.
+    `log_delta` is a falling function. If no epsilon satisfies the condition, return `bound`, which
+    the caller knows to be valid.
     """
+    # The search is regula falsi, because the curve is nearly straight. The returned end satisfies
+    # the condition.
     low, high = 0.0, bound
     above, below = log_delta(low) - wanted, log_delta(high) - wanted
     if above <= 0:
@@ -298,18 +302,17 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts worth trying.
-
-    The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
-
-        log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).
-
-    The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least. But
-    it grows without limit if the loss has a largest value. So the returned tilts are the least t
-    whose bounds on delta are worse by factors of at most e^8 and e. The first usually suffices, and
-    keeps the distribution narrow where a few large losses would widen it. Only quarter powers of
-    two are tried, so that a run that grows by a round keeps its tilt and the blocks made with it.
-    """
+    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts worth trying."""
+    # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
+    #
+    #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).
+    #
+    # The best t would tilt the loss so that epsilon lies in its middle, where errors weigh least.
+    # But it grows without limit if the loss has a largest value. So the returned tilts are the
+    # least t whose bounds on delta are worse by factors of at most e^8 and e. The first usually
+    # suffices, and keeps the distribution narrow where a few large losses would widen it. Only
+    # quarter powers of two are tried, so that a run that grows by a round keeps its tilt and the
+    # blocks made with it.
 
     @cache
     def epsilon(quarter: int) -> float:

@@ -1,16 +1,17 @@
-"""A lower bound on epsilon from how often two inputs are told apart, by whole privacy curves.
+"""A lower bound on epsilon from how often an attacker guesses which of two inputs was used.
 
-A release with the privacy curve delta(eps) tells two equally likely inputs apart with probability
-at most (1 + delta(0)) / 2, whatever the test. An (epsilon, delta) statement alone allows far more
-than its mechanism does: at epsilon 2, 88% instead of the 60% of Gaussian noise. So an audit of the
-statement needs rare outputs, and very many trials. An audit of the mechanism's own curve does not.
+An attacker of a release with the privacy curve delta(eps) is right with probability at most (1 +
+delta(0)) / 2, by any test. A bare (epsilon, delta) statement allows far more than the mechanism
+does: at epsilon 2, the attacker may be right in 88% of cases, but with Gaussian noise only in 60%.
+So refuting the bare statement needs rare outputs and very many trials. Refuting the mechanism's own
+curve does not.
 
-The hypotheses here are a family of curves, one for each value of a parameter: Gaussian noise of
-every size, or the composed choices of a mechanism at every epsilon. Clopper and Pearson bound the
-share of right guesses from below. A curve that allows less is refuted, and the bound is the largest
-epsilon of a refuted curve. It is above the true epsilon with probability at most 1 - confidence if
-some curve of the family dominates the release. Dong, Roth and Su (2022) compare mechanisms by such
-curves, and Mahloujifar, Melis and Chaudhuri (2024) audit them.
+The hypotheses are a family of curves, one for each value of a parameter. Examples are Gaussian
+noise of every size, and the composed choices of a mechanism at every epsilon. Clopper and Pearson's
+lower bound on the probability of a right guess refutes every curve that allows less. The result is
+the largest epsilon of a refuted curve. It is above the true epsilon with probability at most 1 -
+confidence, if some curve of the family dominates the release. Dong, Roth and Su (2022) compare
+mechanisms by such curves, and Mahloujifar, Melis and Chaudhuri (2024) audit them.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.compose import Charge, compose
 
-#: The family is searched from this factor of its claimed member to its inverse.
+#: The least factor of the search. The largest is its inverse, and the claimed member has factor 1.
 _LEAST = 2.0**-10
 #: Relative accuracy of the factor, which is rounded down.
 _NEAR = 1e-3
-#: The charges of the family's member at a factor of the claimed one, costlier for a larger factor.
-#: Raises `ValueError` for a factor that has no member.
+#: Maps a factor to the charges of a member of the family. A larger factor costs more. Raises
+#: `ValueError` if there is no member with this factor.
 Family = Callable[[float], Sequence[Charge]]
 
 
 def least_advantage(right: int, guesses: int, confidence: float) -> float:
-    """Return a lower bound on 2 p - 1, where p is the probability of a right guess."""
+    """Return a lower bound on 2 p - 1, where p is the probability that a guess is right."""
     guesses, right = integer("guesses", guesses, 1), integer("right", right, 0, guesses)
     error = 1 - within("confidence", confidence, 0, 1, open_low=True, open_high=True)
     least = float(special().betaincinv(right, guesses - right + 1, error)) if right else 0.0
@@ -43,10 +44,10 @@ def least_advantage(right: int, guesses: int, confidence: float) -> float:
 def curve_bound(
     right: int, guesses: int, family: Family, *, delta: float, confidence: float
 ) -> float:
-    """Return the epsilon at `delta` of the costliest member of `family` that is refuted, or 0.
+    """Return the largest epsilon at `delta` of a refuted member of `family`, or 0.
 
-    `right` of `guesses` independent guesses were right, half of them about each input. `family(1)`
-    are the claimed charges.
+    `right` of `guesses` independent guesses were right. Half of the guesses were about each input.
+    `family(factor)` are the charges of one member, and `family(1)` the claimed charges.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

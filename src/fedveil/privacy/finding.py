@@ -1,6 +1,6 @@
-"""An attack's finding, as data: a run's record, a comparison and a page read equal numbers.
+"""The result of an attack, as data. Run records, comparisons and pages all read it.
 
-An attack that recovers nothing proves nothing: no finding calls a protection safe.
+A failed attack proves nothing, so no finding calls a protection safe.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Measured:
 
     `guess` is the value that guessing would reach. Fields that do not apply are NaN.
 
-    The other fields are for a lower bound on epsilon. It is compared with `epsilon` at `delta`, or
-    with the finding's own if these are NaN. `unseen` is the true epsilon up to which this bound
-    would probably not have refuted the claim: infinite if it can refute none, NaN if it was not
-    computed.
+    If the metric is a lower bound on epsilon, it is compared with the claim `epsilon` at `delta`.
+    If these are NaN, the finding's own claim is used. `unseen` is the largest true epsilon that
+    would probably not have refuted the claim. It is infinite if no epsilon could have, and NaN if
+    it was not computed.
 
         >>> from fedveil.privacy.finding import Measured
         >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)
@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def is_error(self) -> bool:
-        """True if smaller values are better for the attacker."""
+        """True if the metric measures the attacker's error, so that smaller values are better."""
         # A name may begin with what the attacker knew, as in "left: known bottom: mse".
         return self.name.split()[-1] == "mse" or self.name.startswith("relative error")
 
@@ -72,9 +72,9 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the claimed epsilon that this lower bound is compared with.
+        """Return the claimed epsilon of this lower bound: its own, or `finding` if that is NaN.
 
-        It is the metric's own `epsilon` or, if that is NaN, `finding`: the epsilon of its finding.
+        `finding` is the claimed epsilon of the whole finding.
         """
         return finding if math.isnan(self.epsilon) else self.epsilon
 
@@ -92,10 +92,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one attack, at one effort, against one protection with these settings.
+    """The result of one attack against one protection with these settings.
 
-    `epsilon` and `delta` are what the ledger states for the attacker's view, which `saw` describes.
-    `epsilon` is infinite if nothing is promised. `pictures` are files beside the record.
+    `epsilon` and `delta` are the ledger's claim about what the attacker sees, which `saw`
+    describes. `epsilon` is infinite if nothing is guaranteed. `pictures` are files in the run's
+    folder.
 
         >>> from fedveil.privacy.finding import Finding, Measured
         >>> bound = Measured("epsilon at least", 1.7, cases=300)
@@ -125,28 +126,28 @@ class Finding:
 
     @property
     def excesses(self) -> Sequence[Measured]:
-        """Return the lower bounds on epsilon that are above their claimed epsilons."""
+        """Return the lower bounds on epsilon that are above their claims."""
         return [bound for bound in self.bounds if bound.value > bound.claim(self.epsilon)]
 
     @property
     def refutes(self) -> bool:
-        """Return True if any lower bound is above its claimed epsilon, however little."""
+        """Return True if any lower bound on epsilon is above its claim."""
         return bool(self.excesses)
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return a phrase for each lower bound, on the true epsilons that it would probably miss.
+        """Return, for each lower bound, a phrase on the true epsilons that it would miss.
 
-        Leaves out bounds for which these were not computed, or whose claim is infinite.
+        Bounds with an unknown `unseen` or an infinite claim are left out.
         """
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
-        """Return a phrase on the true epsilons that even the sharpest bound would miss.
+        """Return a phrase about the true epsilons that even the most sensitive bound would miss.
 
-        It also says how many bounds could not have refuted their claims. Returns "" if no bound
-        has a known `unseen`.
+        The phrase also says how many bounds could not have refuted their claims. Returns "" if
+        `unseen` is known for no bound.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
@@ -160,13 +161,13 @@ class Finding:
         return f"{some if blind else ''}the sharpest is {_unseen(*sharpest)}"
 
     def _known(self) -> Sequence[tuple[Measured, float]]:
-        """Return the bounds with a finite claim and a known `unseen`, each with its claim."""
+        """Return pairs of bound and claim, for bounds with a finite claim and a known `unseen`."""
         pairs = [(bound, bound.claim(self.epsilon)) for bound in self.bounds]
         return [(b, claim) for b, claim in pairs if claim < math.inf and not math.isnan(b.unseen)]
 
     @property
     def refutation(self) -> str:
-        """Return a list, in words, of the lower bounds that are above their claims."""
+        """Return a list, in words, of the lower bounds that exceed their claims."""
         return "; ".join(
             f"{bound.name} {rounded_down(bound.value, 6)} where "
             f"{bound.claim(self.epsilon):.6g} is claimed"
@@ -175,10 +176,10 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return, in words, how far the claim is above or below the closest lower bound.
+        """Return the distance between a claim and the closest lower bound, in words.
 
-        That is the bound for which claim minus bound is smallest. Returns "" if no such number is
-        finite.
+        The closest bound is the one with the smallest claim minus bound. Returns "" if that is
+        infinite.
         """
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
@@ -211,7 +212,7 @@ def _unseen(bound: Measured, claim: float) -> str:
 
 
 def timed(attack: Callable[[], Finding]) -> Finding:
-    """Run an attack, and return its finding with the duration in `seconds`."""
+    """Run an attack. Returns its finding with `seconds` set to its duration."""
     began = time.perf_counter()
     found = attack()
     return replace(found, seconds=time.perf_counter() - began)

@@ -18,18 +18,19 @@ _MARGIN = 1 + 1e-8
 
 @functools.lru_cache(maxsize=64)
 def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
-    """Return the least standard deviation sigma at which Gaussian noise is (eps, delta)-private.
+    """Return the least standard deviation at which Gaussian noise is (eps, delta)-private.
 
-    `sensitivity` is the L2 distance of two inputs. With mu = sensitivity / sigma, x = eps / mu - mu
-    / 2 and y = eps / mu + mu / 2, theorem 8 of Balle and Wang (2018) is
-
-        delta(x) = Phi(-x) - e^eps Phi(-y) = exp(-x² / 2) · (E(x) - E(y)) / 2,
-
-    where Phi is the normal distribution function and E(t) = erfcx(t / √2) = 2 exp(t² / 2) Phi(-t).
-    The search is over x, since delta falls strictly in x: y = √(x² + 2 eps) and mu = y - x follow
-    from x without cancellation, and |x| < 40 covers every delta that a float can represent. The
-    relative error is below 1e-11.
+    `sensitivity` is the L2 distance of two inputs. The relative error is below 1e-11.
     """
+    # With mu = sensitivity / sigma, x = eps / mu - mu / 2 and y = eps / mu + mu / 2, theorem 8 of
+    # Balle and Wang (2018) is
+    #
+    #     delta(x) = Phi(-x) - e^eps Phi(-y) = exp(-x² / 2) · (E(x) - E(y)) / 2,
+    #
+    # where Phi is the normal distribution function and E(t) = erfcx(t / √2) = 2 exp(t² / 2)
+    # Phi(-t). The search is over x, because delta falls strictly in x: y = √(x² + 2 eps) and mu = y
+    # - x follow from x without cancellation, and |x| < 40 covers every delta that a float can
+    # represent.
     root = math.sqrt(2 * eps)
     low, high = -40.0, 40.0
     while low < (middle := 0.5 * (low + high)) < high:
@@ -44,20 +45,20 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
     """Return True if Gaussian noise of this ratio is clearly (epsilon, delta)-private.
 
-    False may also be for a ratio that is just enough.
+    For a ratio that is only just enough, the result may be False.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)
 
 
 def ratio_for(epsilon: float, delta: float, releases: int) -> float:
-    """Return the least noise ratio at which `releases` releases cost (epsilon, delta) together.
+    """Return the least noise ratio at which `releases` releases together cost (epsilon, delta).
 
-    The ratio is the Gaussian noise's standard deviation over the sensitivity of one release.
-    Releases of ratio z cost together what one release of ratio z / √releases costs. A ledger rounds
-    its epsilon up. The result is rounded up further, so that the ledger of a run with this ratio
-    never states more than `epsilon`.
+    The ratio is the noise's standard deviation over the sensitivity of one release. The result is
+    rounded up, so that the ledger of a run with this ratio never states more than `epsilon`.
     """
+    # Releases of ratio z cost together what one release of ratio z / √releases costs. A ledger
+    # rounds its epsilon up.
     return analytic_sigma(epsilon, delta, 1.0) * math.sqrt(releases) * _MARGIN
 
 
@@ -65,9 +66,10 @@ def ratio_for(epsilon: float, delta: float, releases: int) -> float:
 def epsilon_for(ratio: float, delta: float) -> float:
     """Return the epsilon at `delta` of one Gaussian release, rounded up.
 
-    `ratio` is the noise's standard deviation over the sensitivity. The search is over the x of
-    `analytic_sigma`, with mu = 1 / ratio: epsilon = mu · (x + mu / 2).
+    `ratio` is the noise's standard deviation over the sensitivity.
     """
+    # The search is over the x of `analytic_sigma`, with mu = 1 / ratio: epsilon = mu · (x + mu /
+    # 2).
     mu = 1 / ratio
     low, high = max(-40.0, -mu / 2), 40.0
     while low < (middle := 0.5 * (low + high)) < high:
@@ -83,7 +85,10 @@ def _difference(x: float, y: float, eps: float) -> float:
 
 
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Return True if delta(x) of `analytic_sigma` is at most `delta`, without cancellation."""
+    """Return True if delta(x) of `analytic_sigma` is at most `delta`.
+
+    The comparison is accurate even where the two terms of delta(x) nearly cancel.
+    """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta
     mu = _difference(x, y, eps)

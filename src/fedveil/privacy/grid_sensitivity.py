@@ -1,9 +1,8 @@
-"""Sums of clipped contributions on a grid: the effect of one contribution, including rounding.
+"""How far one contribution can move a sum of clipped contributions that is rounded to a grid.
 
-A client's sum over its batch grows with its batch and is not clipped; each example's contribution
-is bounded. Rounding comes after adding, and moves two sums that differ in one contribution a little
-further apart than the contribution is long. The bounds here are valid for every input, in exact
-arithmetic.
+A client's sum over its batch is not clipped. Only each example's contribution is. The sum is
+rounded after adding. So two sums that differ in one contribution can be a little further apart than
+the contribution is long. The bounds here hold for every input, in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ADDING = 2.0**-13
 
 
 def grid_step(clip: float, dimension: int) -> float:
-    """Return the sums' grid step: the largest power of two up to clip / (128 sqrt(dimension))."""
+    """Return the grid step of sums: the largest power of two up to clip / (128 sqrt(dimension))."""
     bound = clip / (_STEPS_PER_COORDINATE * math.sqrt(max(dimension, 1)))
     return math.ldexp(1.0, math.frexp(bound)[1] - 1)
 
@@ -43,33 +42,31 @@ def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LAR
 
 
 def moved(clip: float, step: float, dimension: int) -> float:
-    """Return how far, at most, one contribution of norm `clip` moves a sum that is then rounded.
+    """Return the largest distance by which one contribution of norm `clip` moves a rounded sum.
 
-    The distance, in the units of `clip`, is clip + sqrt(dimension) * step: rounding moves the sums
-    with and without the contribution by at most half a step per entry, and limiting entries moves
-    no two sums apart. If one contribution is replaced, the two sums lie at most twice that apart,
-    and each at most that far from the sum without it, as `privacy.sampled_gaussian` requires.
+    The distance is clip + sqrt(dimension) * step. If a contribution is replaced, the two sums are
+    at most twice that apart, and each is at most that far from the sum without it.
+    `privacy.sampled_gaussian` requires this.
     """
+    # Rounding moves the sums with and without the contribution by at most half a step per entry.
+    # Limiting entries moves no two sums apart.
     return clip + math.sqrt(dimension) * step
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return the clip of contributions with which each moves the update by at most `clip`.
+    """Return a clip for contributions such that each of them moves the update by at most `clip`.
 
-    The result is a little below `clip`, for two reasons. `as_update` rounds, which moves the update
-    by up to sqrt(dimension) steps. And sums have errors, for which 2^-13 of the clip is reserved.
-    Adding up n terms in float64, in any order, is wrong by at most n * 2^-53 times the sum of their
-    magnitudes. Two sums of up to 2^18 contributions are therefore wrong by at most 2 * 2^18 * 2^18
-    * 2^-53 = 2^-16 of the clip. The rest of the 2^-13 far exceeds the error of a norm or a factor
-    computed in float64.
+    It is a little below `clip`, because `as_update` rounds and sums in floating point have errors.
     """
+    # Rounding moves the update by up to sqrt(dimension) steps. For errors of sums, 2^-13 of the
+    # clip is reserved. Adding up n terms in float64, in any order, is wrong by at most n * 2^-53
+    # times the sum of their magnitudes. Two sums of up to 2^18 contributions are therefore wrong by
+    # at most 2 * 2^18 * 2^18 * 2^-53 = 2^-16 of the clip. The rest of the 2^-13 far exceeds the
+    # error of a norm or a factor computed in float64.
     return clip * (1 - _ADDING) - math.sqrt(dimension) * grid_step(clip, dimension)
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Round a sum of clipped contributions to its grid, and return it as a training update.
-
-    float32 represents the result exactly.
-    """
+    """Return a sum of clipped contributions, rounded to its grid, as an update."""
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

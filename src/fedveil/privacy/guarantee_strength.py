@@ -1,15 +1,16 @@
 """The word for the strength of an (epsilon, delta) guarantee.
 
-The words describe the best attacker that the statement allows: one who knows everything but which
-of two inputs was used, considers both equally likely, sees the release, and guesses. No attacker is
-right with higher probability than
+The words describe the best possible attacker. This attacker knows everything except which of two
+equally likely inputs was used, sees the release, and guesses. The guess is right with probability
+at most
 
-    (e^epsilon + delta) / (1 + e^epsilon),
+    (e^epsilon + delta) / (1 + e^epsilon).
 
-and against the worst mechanism of that statement one is (Kairouz, Oh and Viswanath, 2015).
+This is reached against the worst mechanism with this guarantee (Kairouz, Oh and Viswanath, 2015).
 
-`MEANS` says where each word begins. An average over releases hides that everything may be revealed
-with probability delta. So a delta above 1/1,000 is next to none, for every epsilon.
+`MEANS` lists the limits of the words. With probability delta everything may be revealed, which an
+average over releases hides. So if delta is above 1/1,000, the word is "next to none" for every
+epsilon.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _MOST_TOLD = 1 / 1000
 
 
 def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
-    """Return the best attacker's error rate in telling two equally likely inputs apart.
+    """Return the error probability of the best attacker, who guesses which of two inputs was used.
 
-    It is (1 - delta) / (1 + e^epsilon).
+    It is (1 - delta) / (1 + e^epsilon). Both inputs are equally likely.
 
         >>> from fedveil.privacy import attacker_wrong
         >>> round(attacker_wrong(2.0, 1e-5), 4)
@@ -68,7 +69,7 @@ def promise(epsilon: float, delta: float = 0.0) -> Promise:
 def told(epsilon: float, delta: float = 0.0) -> str:
     """Format an epsilon with the word for its strength, such as "1.89 (meaningful)".
 
-    Use it where delta is stated elsewhere.
+    `delta` affects the word but is not shown.
 
         >>> from fedveil.privacy import told
         >>> told(2.5, 1e-5)
@@ -80,7 +81,7 @@ def told(epsilon: float, delta: float = 0.0) -> str:
 class Figure(NamedTuple):
     """An (epsilon, delta) guarantee of differential privacy.
 
-    It is printed with a word for its strength.
+    Its text includes the word for its strength.
 
         >>> from fedveil.privacy import Figure
         >>> print(Figure(1.886491, 1e-5))

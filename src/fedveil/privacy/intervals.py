@@ -1,4 +1,4 @@
-"""Confidence intervals: exact ones of a share and a median, DeLong's of the area under a curve."""
+"""Confidence intervals of shares, medians and areas under a ROC curve."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _FEW = 10
 def share(
     name: str, hits: int, cases: int, *, guess: float = np.nan, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return the metric `hits` / `cases`, with the exact interval of Clopper and Pearson.
+    """Return the metric `hits` / `cases` with the exact Clopper-Pearson interval.
 
-    The interval is never too narrow. `guess` is the value that guessing would reach.
+    The interval contains the true share with at least this `confidence`. `guess` is the value that
+    guessing would reach.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
@@ -38,14 +39,15 @@ def median(
     guess: float = np.nan,
     confidence: float = CONFIDENCE,
 ) -> Measured:
-    """Return the median of `values` as a metric, with an interval between two of the values.
+    """Return the median of `values` as a metric, with an exact interval between two of the values.
 
-    The interval goes from the k-th smallest of the n values to the k-th largest, with the greatest
-    k that `confidence` allows. It misses the true median only if fewer than k values are at most
-    the true median, or fewer than k are at least that. Either has a probability of at most
-    Pr[Binomial(n, 1/2) < k], for every distribution. The interval is NaN if there are too few
-    values. `guess` is the value that guessing would reach.
+    The interval is valid for every distribution. It is NaN if there are too few values. `guess` is
+    the value that guessing would reach.
     """
+    # The interval goes from the k-th smallest of the n values to the k-th largest, with the
+    # greatest k that `confidence` allows. It misses the true median only if fewer than k values are
+    # at most the true median, or fewer than k are at least that. Either has a probability of at
+    # most Pr[Binomial(n, 1/2) < k].
     ordered = np.sort(np.asarray(values, np.float64))
     n = integer("values", len(ordered), 1)
     below = special().bdtr(np.arange(n // 2 + 1), n, 0.5)  # Pr[at most k below]
@@ -62,11 +64,12 @@ def area(
 ) -> Measured:
     """Return the area under the ROC curve as a metric: Pr[a member's score exceeds an other's].
 
-    Ties count half. The interval is DeLong's (1988), on the scale of log-odds, so that it cannot
-    leave [0, 1]. DeLong's variance says little if it is 0 (all members above all others, or all
-    scores equal) or if there are fewer than 10 members or others. The interval is then the exact
-    one for as many cases as there are disjoint pairs. Without a pair it is [0, 1].
+    Ties count half. The interval is DeLong's (1988), on the scale of log-odds, so that it stays
+    within [0, 1].
     """
+    # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
+    # or if there are fewer than 10 members or others. The interval is then the exact one for as
+    # many cases as there are disjoint pairs. Without a pair it is [0, 1].
     m, n = len(members), len(others)
     if not m or not n:
         return Measured(name, 0.5, 0.0, 1.0, 0.5, m + n)
@@ -87,9 +90,10 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that uninformative scores rank all members as high as these do.
+    """Return the probability that random scores would rank all members as high as these scores do.
 
-    If k of n others score no less than the lowest of m members, this is C(m + k, m) / C(m + n, m).
+    If k of n others score at least as high as the lowest of m members, this is C(m + k, m) / C(m +
+    n, m).
     """
     m, n = len(members), len(others)
     if not m or not n:
@@ -99,7 +103,7 @@ def chance_of_ranks(members: Float64s, others: Float64s) -> float:
 
 
 def _outscored(scores: Float64s, others: Float64s) -> Float64s:
-    """Return for each score the share of `others` below it. An equal one counts half."""
+    """Return for each score the share of `others` that are lower. An equal one counts half."""
     ordered = np.sort(others)
     below = np.searchsorted(ordered, scores, "left")
     up_to = np.searchsorted(ordered, scores, "right")

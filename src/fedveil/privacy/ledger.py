@@ -1,12 +1,14 @@
-"""The ledger: what each client has spent, and its total.
+"""The ledger: what each client has spent, and the resulting epsilons of a run.
 
-A ledger states four epsilons for a run, each an upper bound that is never rounded down (the last
-in two forms: for the client that was drawn most often, and for one drawn in every round):
+A ledger states four epsilons. Each is an upper bound and is never rounded down.
 
     per bit         what a round's reports reveal about one bit of a mechanism's input
     per parameter   what they reveal about one parameter, the rest of the update fixed
     per round       what they reveal about one client's whole data, in the costliest round
-    whole run       what they reveal about it in all rounds together
+    whole run       what they reveal about that data in all rounds together
+
+The last one is stated twice: for the client that was drawn most often, and for a client that was
+drawn in every round.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """A loss and its number of releases in one report, such as a protection's `Spending`."""
+    """The cost of a report, such as `Spending`: a loss, and its number of releases."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -50,14 +52,14 @@ class Spent(Protocol):
 
     @property
     def count(self) -> int:
-        """Return the number of releases in one report."""
+        """Return the number of releases of the loss in one report."""
 
 
 Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """One printed epsilon with its delta. `what` says whom or what it is for."""
+    """An epsilon with its delta, for printing. `what` says whom or what it is for."""
 
     epsilon: float
     delta: float
@@ -65,7 +67,6 @@ class Line(NamedTuple):
 
     @property
     def figure(self) -> Figure:
-        """Return the epsilon and delta, without the description."""
         return Figure(self.epsilon, self.delta)
 
     def __str__(self) -> str:
@@ -75,9 +76,8 @@ class Line(NamedTuple):
 class Ledger:
     """Records the privacy loss of every client of a run.
 
-    With `adaptive`, a round's losses may depend on earlier rounds. The ledger then uses basic
-    composition: it adds epsilons and deltas, which is still valid. Tighter composition would need
-    the releases of the losses, so the ledger does not store them.
+    With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
+    and deltas (basic composition), which stays valid, and does not store the losses' releases.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -92,7 +92,10 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in `round`, in any order of rounds."""
+        """Charge `client` for `count` releases of `loss` in `round`.
+
+        Rounds may come in any order.
+        """
         self._record([(loss, count)], round, [client])
 
     def record_many(
@@ -105,10 +108,9 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round` that spends all of `spendings`.
 
-        This closes all earlier rounds: nothing can be recorded for them any more, and only counts
-        of their charges are stored. So rounds must come in order. With `ahead`, earlier rounds stay
-        open: use it for a round that was started before and will be recorded again when it is
-        repeated.
+        Rounds must come in order: all earlier rounds are closed, which saves memory, and nothing
+        more can be recorded for them. With `ahead`, earlier rounds stay open. Use it for an
+        interrupted round that will be repeated and recorded again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -121,30 +123,30 @@ class Ledger:
         self._first_open = max(self._first_open, round)
 
     def note_in_clear(self, what: Iterable[str]) -> None:
-        """Record the names of values that are sent unprotected. No epsilon here covers them."""
+        """Record the names of values sent unprotected. The epsilons do not cover them."""
         self._in_clear.update(what)
 
     @property
     def in_clear(self) -> tuple[str, ...]:
-        """Return the names of the values that are sent unprotected, without a finite epsilon."""
+        """Return the names of the values that are sent unprotected."""
         return tuple(sorted(self._in_clear))
 
     @property
     def kinds(self) -> int:
-        """Return the number of distinct combinations of charges that a client had in a round."""
+        """Return the number of distinct combinations of charges in a client's round."""
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return the charges of a report that spends `spendings`, as this ledger stores them."""
+        """Return the charges of a report that spends `spendings`, in this ledger's form."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
         """Return one of the ledger's epsilons at `delta`: per "bit", "parameter", "round" or "run".
 
         "bit", "parameter" and "round" are for one bit, one parameter or all data of a client, in
-        the costliest round of any client. "run" is for all rounds of the client that spent most:
-        the most-drawn one if all rounds cost equally much. At delta = 0 the epsilon is the exact
-        sum of pure losses. It is infinite if nothing is promised at `delta`.
+        the costliest round of any client. "run" is for all rounds of the client that spent most. At
+        delta = 0, the epsilon is the exact sum of pure losses. It is infinite if nothing is
+        guaranteed at `delta`.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         match per:
@@ -157,7 +159,7 @@ class Ledger:
     def epsilon_every_round(self, delta: float = 0.0) -> float:
         """Return the run's epsilon at `delta` for a client that took part in every round so far.
 
-        If the clients of a round spent differently, the costliest charge of that round counts.
+        If the clients of a round were charged differently, the costliest charge counts.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
@@ -168,16 +170,16 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return each kind of charge of such a client, and in how many rounds it was charged."""
+        """Return pairs of charges and their number of rounds, for a client in every round."""
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
             paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
         return [(self._kinds[kind], times) for kind, times in sorted(paid.items())]
 
     def figures(self, delta: float) -> dict[str, Figure]:
-        """Return the account: per_bit, per_parameter, per_round, run_every_round, run_most_drawn.
+        """Return per_bit, per_parameter, per_round, run_every_round and run_most_drawn, by name.
 
-        A figure states `delta`, or delta = 0 if its epsilon there is no larger.
+        Each is stated at `delta`, or at delta = 0 if it is no larger there.
         """
 
         def at(d: float) -> dict[str, float]:
@@ -200,7 +202,7 @@ class Ledger:
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
     ) -> dict[str, Figure]:
-        """Return the account (`figures`) that `record_many` would lead to. Records nothing."""
+        """Return the `figures` that `record_many` would lead to, without recording anything."""
         trial = self.copy()
         trial.record_many(spendings, round=round, clients=clients)
         return trial.figures(delta)
@@ -226,7 +228,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round, some of them again. `groups` has its clients by kind."""
+        """Charge `members` in a round whose charged clients are in `groups`, by their kind."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -250,7 +252,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each distinct set of kinds that a round charged, and the number of such rounds."""
+        """Return each set of kinds that some round charged, with the number of those rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -259,7 +261,7 @@ class Ledger:
         return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
 
     def _everything(self) -> Tally:
-        """Return the tally of closed and open rounds. It is cached until the next record."""
+        """Return the tally of all rounds, closed and open. It is cached until the next record."""
         if self._counted is None:
             self._counted = self._tally.copy()
             for _, groups in sorted(self._open.items()):
@@ -268,7 +270,6 @@ class Ledger:
         return self._counted
 
     def to_state(self) -> Message:
-        """Return the ledger as a flat mapping that `fedveil.base.message` encodes."""
         return {
             **kinds_to_state(self._kinds),
             **rounds_to_state(self._closed, self._open),
@@ -280,10 +281,7 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """Return the ledger that `to_state` saved. Raises `InvalidValue` for an impossible state.
-
-        It gives equal results, now and later.
-        """
+        """Restore a ledger that `to_state` encoded. Raises `InvalidValue` for an impossible one."""
         try:
             ledger = cls(adaptive=take(state, "adaptive", bool))
             ledger._first_open = integer("first_open", take(state, "first_open", int), 0, MAX_ROUND)
@@ -308,12 +306,11 @@ class Ledger:
 def project(
     spendings: Spendings, rounds: int, delta: float, *, adaptive: bool = False
 ) -> dict[str, Figure | None]:
-    """Return the account of a run before it starts, if every round's report spends `spendings`.
+    """Return the `figures` of a run before it starts, if each round's report spends `spendings`.
 
-    `run_every_round` is for a client that is drawn in every one of `rounds` rounds, so it is an
-    upper bound for every client. `run_most_drawn` is None, since nobody knows in advance how often
-    the most-drawn client is drawn. In an adaptive run the account is valid only if no later loss is
-    larger than the first.
+    `run_every_round` is for a client that is drawn in all of `rounds` rounds. `run_most_drawn` is
+    None, because nobody knows how often that client will be drawn. In an adaptive run, the result
+    is valid only if no later loss is larger than the first.
     """
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
@@ -322,7 +319,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return (loss, count) pairs, equal losses merged. `bare` drops the losses' releases."""
+    """Return (loss, count) pairs, with equal losses merged. `bare` removes the losses' releases."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -341,7 +338,7 @@ def _merged(charges: Iterable[Charge]) -> Kind:
 
 
 def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
-    """Return client numbers in order. Raises `InvalidValue` for duplicates and non-integers."""
+    """Return the client numbers in order. Raises `InvalidValue` for duplicates and non-integers."""
     clients = clients if isinstance(clients, np.ndarray) else list(clients)
     array = np.asarray(clients)
     if array.dtype.kind not in "iu" or (array.size and int(array.min()) < 0):
@@ -356,19 +353,17 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the largest epsilon of a client's charges in a round, per bit, parameter or round."""
+    """Return the largest epsilon of the cases that `_exposures` returns."""
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return lists of charges, each for one case of what a bit, parameter or client is charged.
-
-    A loss stated for a unit also holds for every part of it, and `part` is the better statement if
-    there is one. A change of one parameter shows in everything that is stated per update, and in
-    all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or examples
-    in a report, it shows in one. A change of one bit shows only in that bit. If bits are not
-    distinguished, it shows in everything in which a parameter shows.
-    """
+    """Return the charges that concern one bit, parameter or client, for each possible case."""
+    # A loss stated for a unit also holds for every part of it, and `part` is the better statement
+    # if there is one. A change of one parameter shows in everything that is stated per update, and
+    # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or
+    # examples in a report, it shows in one. A change of one bit shows only in that bit. If bits are
+    # not distinguished, it shows in everything in which a parameter shows.
     if per == "round":
         return [list(kind)]
     if per == "parameter":

@@ -1,4 +1,7 @@
-"""A ledger's records as a flat mapping of names to arrays and scalars, for a checkpoint."""
+"""Encodes a ledger's charges and rounds as named arrays, for a checkpoint.
+
+A kind is a combination of charges: pairs of a loss and its number of releases.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode each distinct loss once, after its part, and each kind as rows of (loss, count)."""
+    """Encode kinds as arrays. Each distinct loss is stored once, after its `part`."""
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -46,7 +49,7 @@ def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
 
 
 def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
-    """Decode the kinds that `kinds_to_state` wrote."""
+    """Decode the kinds that `kinds_to_state` encoded."""
     losses: list[PrivacyLoss] = []
     columns = zip(
         take_array(state, "loss.epsilon", np.float64, (None,)).tolist(),
@@ -69,7 +72,7 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """Encode closed rounds as a count of each set of kinds, and open rounds with their clients."""
+    """Encode rounds: closed ones as counts of each set of kinds, open ones with their clients."""
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
     return {
@@ -84,7 +87,7 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the rounds of `rounds_to_state`. Raises an error for an impossible kind or round."""
+    """Decode what `rounds_to_state` encoded. Raises an error for an impossible kind or round."""
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)
@@ -108,7 +111,10 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return each group's start and end. Raises `MessageInvalid` unless sizes sum to `whole`."""
+    """Decode the sizes in the field `name` to the start and end of each group.
+
+    Raises `MessageInvalid` unless the sizes sum to `whole`.
+    """
     ends = [0]
     for size in take_array(state, name, np.int64, (None,)).tolist():
         ends.append(integer("end", ends[-1] + integer("size", size, 1), 1, whole))

@@ -1,4 +1,4 @@
-"""Privacy loss: the cost of one release, as data."""
+"""Privacy losses: the cost of one release, as data."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Gaussian:
 
 
 class Described(Protocol):
-    """A release that has a loss distribution. Hashable, and equal if the distributions are.
+    """A release with a loss distribution, which is computed only when the release is composed.
 
-    The distribution is computed only when the release is composed.
+    Releases are hashable, and equal if their distributions are.
 
         >>> from fedveil.privacy import Described, PrivacyLoss, SampledGaussian
         >>> release: Described = SampledGaussian(1.5, 0.2)
@@ -50,7 +50,7 @@ class Described(Protocol):
     """
 
     def distribution(self) -> LossDistribution:
-        """Return a privacy-loss distribution that dominates that of every pair of inputs."""
+        """Return a privacy-loss distribution that is an upper bound for every pair of inputs."""
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described
@@ -58,17 +58,19 @@ Release: TypeAlias = Gaussian | LossDistribution | Described
 
 @dataclass(frozen=True)
 class PrivacyLoss:
-    """An (epsilon, delta) differential-privacy statement about one release.
+    """An (epsilon, delta) statement of differential privacy about one release.
 
-    For any two inputs that differ only in one `per`, which may be replaced by any other, and any
-    set of outputs S, Pr[S | input] <= e^epsilon Pr[S | other input] + delta. `epsilon` is infinite
-    if nothing is promised. Both numbers are floats, never below the decimals that they were given
-    as.
+    `per` is the unit of data that may be replaced, such as "update". For two inputs that differ
+    only in one such unit, and every set of outputs S,
 
-    `release` describes the release itself, if composing only the statement many times would
-    overstate the cost. Raises `InvalidValue` if the statement promises more than its release does.
-    `part` is the statement for a smaller part of the input, if it is better than the one for the
-    whole: for example, one bit of a parameter's code.
+        Pr[S | input] <= e^epsilon Pr[S | other input] + delta.
+
+    `epsilon` is infinite if nothing is guaranteed. Both numbers are rounded up from the decimals
+    that were given.
+
+    `release` describes the mechanism more precisely, so that many releases compose to a smaller
+    total. Raises `InvalidValue` if the statement claims more than its release guarantees. `part` is
+    a better statement for a smaller part of the input, such as one bit of a parameter's code.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> bit = PrivacyLoss(0.5, per="bit")
@@ -145,9 +147,9 @@ class PrivacyLoss:
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return this loss in a form that can be stored: releases become their loss distributions.
+        """Return this loss in a form that can be stored: its release becomes a loss distribution.
 
-        Gaussian releases stay as they are.
+        Gaussian releases do not change.
         """
         part = None if self.part is None else self.part.resolved()
         release = self.release
@@ -156,15 +158,15 @@ class PrivacyLoss:
         return replace(self, release=release, part=part)
 
     def bare(self) -> PrivacyLoss:
-        """Return this loss with only its epsilon and delta, without its release."""
+        """Return this loss without its release."""
         part = None if self.part is None else self.part.bare()
         return replace(self, release=None, part=part)
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return the loss of a release for which no epsilon is stated.
+        """Return a loss that has a release but states no epsilon (it is infinite).
 
-        The loss's `epsilon` is infinite. Composition uses the release's distribution instead.
+        Composition uses the release's distribution instead.
         """
         return cls(math.inf, 1.0, per, release=release)
 
@@ -177,12 +179,12 @@ class PrivacyLoss:
         per: Per = "parameter",
         part: PrivacyLoss | None = None,
     ) -> PrivacyLoss:
-        """Return the loss of a mechanism whose output distribution for input i is row i of `laws`.
+        """Return the loss of a mechanism with finitely many inputs and outputs.
 
-        It composes by the table's own privacy-loss distribution (`LossDistribution.from_laws`).
-        `epsilon` is the mechanism's known epsilon at delta = 0. Without it, epsilon is the largest
-        finite loss in the table, and delta the largest probability of outputs that one input can
-        produce and another cannot.
+        Row i of `laws` is the output distribution of input i. The loss composes by the table's own
+        privacy-loss distribution (`LossDistribution.from_laws`). `epsilon` is the mechanism's known
+        epsilon at delta = 0. If it is None, epsilon is the largest finite loss in the table, and
+        delta the largest probability of outputs that one input can produce and another cannot.
         """
         release = LossDistribution.from_laws(laws, epsilon)
         stated = release.largest if epsilon is None else float(epsilon)
@@ -213,11 +215,11 @@ def _ceiling(value: float, digits: int) -> Decimal:
 
 
 def as_written(value: SupportsFloat) -> Decimal:
-    """Return the shortest decimal that identifies a float: 0.1 for a float that was written 0.1."""
+    """Return the shortest decimal that identifies a float: 0.1 for the float 0.1."""
     return Decimal(str(value))
 
 
 def rounded_up(value: Decimal) -> float:
-    """Return the least float whose printed decimal is at least `value`."""
+    """Return the smallest float whose shortest decimal is at least `value`."""
     nearest = float(value)
     return nearest if as_written(nearest) >= value else math.nextafter(nearest, math.inf)

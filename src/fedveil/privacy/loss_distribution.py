@@ -1,15 +1,14 @@
-"""The distribution of a release's privacy loss: its cost when it is composed many times.
+"""The distribution of a release's privacy loss. It decides what many releases cost together.
 
-For two inputs with output distributions P and Q, the loss of an output o is log P(o)/Q(o). Its
-distribution under P determines the whole privacy curve of the pair,
+For two inputs with the output distributions P and Q, the loss of an output o is log P(o)/Q(o). The
+loss's distribution under P determines the whole privacy curve of the pair,
 
-    delta(eps) = sup_S P(S) - e^eps Q(S) = E_P[max(0, 1 - e^(eps - loss))],
+    delta(eps) = sup_S P(S) - e^eps Q(S) = E_P[max(0, 1 - e^(eps - loss))].
 
-and independent releases add their losses. A distribution dominates a mechanism if its curve is
-nowhere below that of any pair of inputs. Products of dominating distributions dominate the
-composed mechanism (Zhu, Dong, Wang: Optimal Accounting of Differential Privacy via
-Characteristic Function, 2022, theorem 10), so that the worst pair may differ from epsilon to
-epsilon.
+Independent releases add their losses. A distribution dominates a mechanism if its curve is nowhere
+below the curve of any pair of inputs. The worst pair may differ from epsilon to epsilon. If each
+release is dominated, the sum of the dominating losses dominates the composed mechanism (Zhu, Dong,
+Wang: Optimal Accounting of Differential Privacy via Characteristic Function, 2022, theorem 10).
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _VANISHED = 1e-290
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """A distribution of privacy losses on a grid, which dominates a release.
+    """A distribution of privacy losses on a grid.
 
-    `masses[k]` is the probability of the loss `step * (low + k)`, and `infinite` that of an
-    infinite loss. The constructors round losses up, never down.
+    It dominates a release: it never understates a loss. `masses[k]` is the probability of the loss
+    `step * (low + k)`, and `infinite` that of an infinite loss. The constructors round losses up.
 
         >>> from fedveil.privacy import LossDistribution
         >>> flip = LossDistribution.from_laws([[0.75, 0.25], [0.25, 0.75]])  # a row for each input
@@ -79,12 +78,12 @@ class LossDistribution:
         )  # fmt: skip
 
     def distribution(self) -> LossDistribution:
-        """Return the object itself, which so has the interface of a release."""
+        """Return the object itself, as the interface of a release requires."""
         return self
 
     @property
     def losses(self) -> Float64s:
-        """Return the grid: the loss of each entry of `masses`."""
+        """Return the loss that belongs to each entry of `masses`."""
         return self.step * (self.low + np.arange(len(self.masses), dtype=np.float64))
 
     @property
@@ -93,18 +92,18 @@ class LossDistribution:
         return float(self.losses[np.flatnonzero(self.masses)[-1]]) if self.masses.any() else 0.0
 
     def delta(self, epsilon: float) -> float:
-        """Return the least delta that holds at `epsilon`: the value of the privacy curve."""
+        """Return the smallest delta that holds at `epsilon`: a point of the privacy curve."""
         above = self.losses - epsilon
         excess = self.masses[above > 0] @ -np.expm1(-above[above > 0])
         return min(1.0, float(excess) + self.infinite)
 
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
-        """Return the distribution whose privacy curve joins given points (e^eps, delta) by lines.
+        """Return the distribution for a privacy curve that is given at points, and linear between.
 
-        `deltas[k]` is a privacy curve, or a bound above it, at `eps = step * (low + k)`. A privacy
-        curve is convex in e^eps, so it lies below these lines. The last delta becomes the
-        probability of an infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
+        `deltas[k]` is an upper bound on the curve at `eps = step * (low + k)`. A privacy curve is
+        convex in e^eps, so it lies below the lines. The last delta becomes the probability of an
+        infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
         """
         curve = np.asarray(deltas, np.float64)
         step = positive("step", step)
@@ -121,15 +120,16 @@ class LossDistribution:
 
     @classmethod
     def from_laws(cls, laws: npt.ArrayLike, epsilon: float | None = None) -> LossDistribution:
-        """Return a distribution that dominates every ordered pair of rows of the table `laws`.
+        """Return a distribution that dominates all ordered pairs of rows of the table `laws`.
 
-        Row i is the output distribution of input i, with entries correct to a relative 1e-12. All
-        pairs are compared, and the pointwise largest of their privacy curves is taken: no pair is
-        assumed to be the worst. A mixture of inputs (random rounding before the mechanism) is
-        covered too, since the curves are jointly convex. If the mechanism is known to be
-        `epsilon`-differentially private, an output that only one of two inputs can produce must
-        have underflowed for the other, and its loss is `epsilon`. Otherwise its loss is infinite.
+        Row i is the output distribution of input i, with entries correct to a relative 1e-12. An
+        output that only one of two inputs can produce has infinite loss. But if the mechanism is
+        known to be `epsilon`-differentially private, the other probability must have underflowed,
+        and the loss is `epsilon`.
         """
+        # All pairs are compared, and the pointwise largest of their privacy curves is taken, so no
+        # pair is assumed to be the worst. A mixture of inputs (random rounding before the
+        # mechanism) is covered too, since the curves are jointly convex.
         table = _table(laws)
         largest, deviation = _extent(table)
         if epsilon is None:
@@ -171,7 +171,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 def _extent(table: Float64s) -> tuple[float, float]:
     """Return the largest finite loss between two rows, and an estimate of the largest RMS loss.
 
-    The estimate compares only the first row with each of the others.
+    The estimate compares the first row with each of the others.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

@@ -1,13 +1,13 @@
-"""Sums of independent privacy losses, added up by FFT without losing the tail.
+"""Distributions of sums of independent privacy losses, computed by FFT without losing the tail.
 
-The sum's relevant part is a tail of mass delta, perhaps 1e-9, while an FFT is wrong by about 1e-16
-times the whole mass for every term. So the distribution of each loss is tilted first: its masses
-are multiplied by e^(tilt * loss) and divided by their sum. Tilting commutes with adding independent
-losses, and the right tilt moves the tail into the middle, where the error is relative to delta
-(Wilson and Keich: Accurate pairwise convolutions of non-negative vectors via FFT, 2016).
+The relevant part of a sum is a tail of mass delta, perhaps 1e-9. But an FFT is wrong by about 1e-16
+of the whole mass for each term. So each loss's distribution is tilted first: its masses are
+multiplied by e^(tilt * loss) and divided by their sum. The sum of tilted losses is the tilted sum,
+and the right tilt moves the tail into the middle. The error is then relative to delta (Wilson and
+Keich: Accurate pairwise convolutions of non-negative vectors via FFT, 2016).
 
-Every step is pessimistic: mass that it cannot place goes into `slack`, an upper bound on the tilted
-mass that is missing, and moving mass to the grid never lowers a privacy curve.
+Every step errs on the safe side. `slack` is an upper bound on the tilted mass that is missing.
+Moving mass to grid points never lowers a privacy curve.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _UNIT_ROUNDOFF = 2.0**-53
 
 @dataclass(frozen=True)
 class Tilted:
-    """A tilted distribution of losses: `weights[k]` is the tilted mass of `origin + step * k`.
+    """A tilted distribution: `weights[k]` is the tilted mass of the loss `origin + step * k`.
 
-    `slack` is a bound on the tilted mass that is missing from the weights.
+    `slack` is an upper bound on the tilted mass that is missing from the weights.
     """
 
     origin: float
@@ -54,9 +54,9 @@ class Tilted:
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 
     def log_moment(self, order: float) -> float:
-        """Return the log of the sum of weight * e^(order * loss), or a little more.
+        """Return log of the sum of weight * e^(order * loss), or a little more.
 
-        Each run of 16 neighbours counts as one weight, at the end where the exponential is larger.
+        Each block of 16 neighbouring weights counts as one, at the end with the larger exponential.
         """
         logarithms, lowest, highest = self._runs
         exponents = logarithms + order * (highest if order > 0 else lowest)
@@ -65,9 +65,9 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Cut the weights into blocks of neighbours. Returns three arrays with an entry per block.
+        """Return three arrays with one entry per block of neighbouring weights.
 
-        They are the log of the block's total weight, its lowest loss and its highest loss.
+        The entries are the log of the block's total weight, its lowest loss and its highest loss.
         """
         size = len(self.weights)
         run = 16 if size > 1024 else 1
@@ -78,7 +78,6 @@ class Tilted:
         return np.log(weights[some]), lowest[some], highest[some]
 
     def variance(self) -> float:
-        """Return the variance of the loss under the tilted weights."""
         mass = float(self.weights.sum())
         losses = self.losses
         mean = float((self.weights * losses).sum()) / mass
@@ -93,12 +92,13 @@ class Tilted:
         return Tilted(self.origin + first * self.step, self.step, weights, self.slack + 2 * TAIL)
 
     def on_grid(self, step: float, tilt: float) -> Tilted:
-        """Return the distribution on a grid with a different step. Raises `TooSteep` if too coarse.
+        """Return the distribution on a grid with another step.
 
-        `tilt` is the tilt of the weights. An outcome between two grid points becomes two outcomes
-        on them that preserve its mass under both inputs. Merging the two gives the original
-        distribution, so no privacy curve is lowered.
+        `tilt` is the tilt of the weights. Raises `TooSteep` if `step` is too large.
         """
+        # An outcome between two grid points becomes two outcomes on them that preserve its mass
+        # under both inputs. Merging the two gives the original distribution, so no privacy curve is
+        # lowered.
         if tilt * step > _STEEPEST:
             raise TooSteep
         offsets = self.step * np.arange(len(self.weights), dtype=np.float64)
@@ -116,7 +116,7 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised if the tilt changes a weight too much within one step of the grid."""
+    """Raised if the tilt changes weights too much from one grid point to the next."""
 
 
 Part: TypeAlias = tuple[Tilted, int]
@@ -125,7 +125,8 @@ Part: TypeAlias = tuple[Tilted, int]
 def add(parts: Sequence[Part], tilt: float) -> Tilted:
     """Return the tilted distribution of a sum of independent losses.
 
-    A part is a distribution and the number of its copies in the sum. All are tilted by `tilt`.
+    Each part is a tilted distribution and its number of copies in the sum. All have the same
+    `tilt`.
     """
     parts = [(part.trimmed(), count) for part, count in parts]
     low, high = _window(parts)
@@ -157,8 +158,8 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
 
-    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. Its width and its grid's step grow
-    with the square root of the number of copies, so it takes equally few points for any number.
+    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. The blocks' widths and steps grow
+    with the square root of the number of copies, so every block has about as many points.
     """
     parts, level = [], 0
     while count:
@@ -170,7 +171,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return the ends of the sum of `parts`, with at most TAIL beyond either (Chernoff)."""
+    """Return an interval for the sum of `parts`, with at most TAIL of the mass beyond each end."""
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))
@@ -187,11 +188,9 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest value of `bound` at `orders`. The value at any order is a valid bound.
-
-    The search starts at the order that is best for a Gaussian, and goes on in either direction
-    until the value rises: a moment's logarithm is convex, so no lower one follows.
-    """
+    """Return the lowest value of `bound(order)` over `orders`, each of which is a valid bound."""
+    # The search starts at the order that is best for a Gaussian, and continues in either direction
+    # until the value rises. A moment's logarithm is convex, so no lower value follows.
     first = _FACTORS.index(1.0)
     best = bound(orders[first])
     for way in (orders[first + 1 :], orders[:first][::-1]):

@@ -1,12 +1,13 @@
 """A lower bound on epsilon from the measured noise of a run's releases.
 
-An auditor who knows the noiseless value of a release has its noise, entry by entry. For Gaussian
-noise with one sigma in every entry, n squares are sigma² times a chi-square of n. Anything else in
-a release that is independent of the noise can only make their sum larger. A small sum of squares
-refutes a large sigma: sigma is at most √(squares / q), where q is the quantile of that chi-square
-at the allowed error. Let a release move by `moved` if a client is replaced. It then reveals at
-least as much as one draw that is N(0, 1) before and N(moved / sigma, 1) after. For r releases with
-equal noise, the second is N(√r · moved / sigma, 1).
+An auditor who knows a release without its noise knows the noise of every entry. If the noise is
+Gaussian with the same sigma in all n entries, the sum of its squares is sigma² times a chi-square
+variable of n. Any other deviation that is independent of the noise can only make this sum larger.
+So sigma is at most √(squares / q), where q is the quantile of that chi-square at the allowed error.
+
+Let replacing a client move a release by `moved`. The release reveals at least as much as one draw
+from N(0, 1) for one data set and N(moved / sigma, 1) for the other. For r releases with equal
+noise, the second is N(√r · moved / sigma, 1).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _FARTHEST = 1e6
 
 @dataclass
 class MeasuredNoise:
-    """The noise measured in a run's releases of `entries` entries each.
+    """The noise measured in a run's releases, which have `entries` entries each.
 
-    `squares` is the sum of the noise's squares over all entries of all releases.
+    `squares` is the sum of the squared noise over all entries of all releases.
     """
 
     entries: int
     releases: int = 0
     squares: float = 0.0
-    #: The sum of squares of the release with the smallest one.
+    #: The smallest sum of squares of a single release.
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """Add a release. `squares` is its sum of squared differences from its noiseless value."""
+        """Add a release. `squares` is the sum of its squared distances from the noiseless value."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)
@@ -48,7 +49,7 @@ class MeasuredNoise:
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Load the fields that `MeasuredNoise.state` returned, from an untrusted checkpoint."""
+        """Load the fields that `state` returned, from an untrusted checkpoint."""
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
@@ -58,16 +59,16 @@ class MeasuredNoise:
         """Return a lower bound on the epsilon at `delta` of a client in `rounds` rounds.
 
         `moved` is how far replacing the client moves a release. The bound is above the true epsilon
-        with probability at most `error`: one half of that is for the noise of all releases
-        together, the other half for the release with the least noise.
+        with probability at most `error`. Half of that is for the noise of all releases together,
+        half for the release with the least noise.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on how far replacing a client moves all releases of `rounds` rounds.
+        """Return a lower bound on how far replacing a client moves the releases of `rounds` rounds.
 
-        Its unit is the standard deviation of the noise. It is 0 if nothing was released. The
-        arguments are those of `lower_bound`.
+        The unit is the standard deviation of the noise. The result is 0 if nothing was released.
+        The arguments are as in `lower_bound`.
         """
         if not self.releases:
             return 0.0
@@ -78,9 +79,10 @@ class MeasuredNoise:
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
     def distance_of_least(self, moved: float, *, error: float) -> float:
-        """Return the distance that the least noised release shows.
+        """Return a lower bound on how far a client moves the release with the least noise.
 
-        Unlike those of `distance`, the releases need not be independent.
+        The unit is the standard deviation of the noise. The releases need not be independent, as
+        they must be for `distance`.
         """
         if not self.releases:
             return 0.0
@@ -88,7 +90,7 @@ class MeasuredNoise:
         return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
 
     def sigma(self, error: float) -> float:
-        """Return the largest standard deviation that the noise of all releases does not refute.
+        """Return the largest standard deviation of the noise that the measurements do not refute.
 
         The true one is larger with probability at most `error`.
         """
@@ -98,13 +100,13 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on how far `rounds` releases move if a client's update is replaced.
+    """Return a lower bound on how far replacing a client moves `rounds` releases.
 
-    Its unit is the standard deviation of the noise. `moves` says, for each client, how far a
-    release lies in the direction of its update, on average over the rounds, in the units of
-    `noise`. No value of it is assumed. The bound is too large with probability at most `error`,
-    half of it for the mean of the moves (Student's t) and half for the noise. The second number is
-    how much the mean's uncertainty has lowered the bound.
+    The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
+    of a client is measured too: `moves` says for each client how far releases lie in the direction
+    of its update, on average over the rounds and in the units of `noise`. The bound is too large
+    with probability at most `error`. Half of that is for the mean of the moves (Student's t), half
+    for the noise. Also returns by how much the uncertainty of the mean has lowered the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -117,7 +119,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return the largest sigma that the squares do not refute, wrong with probability `error`."""
+    """Return the largest sigma that `squares` does not refute, wrong with probability `error`."""
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

@@ -1,17 +1,17 @@
-"""A lower bound on the epsilon of one run, from one run.
+"""A lower bound on the epsilon of a run, from that run alone.
 
-The game: each of m canaries has its own fair coin. A canary whose coin shows 1 (it is "in")
-puts one input into the run, one whose coin shows 0 puts another. Here the inputs are a client's
-whole data, so that the coin decides which of two neighbours, replace-one, the run gets. An observer
-of the run's releases scores every canary, and guesses some of the coins by the scores. If the run
-is (epsilon, delta)-differentially private, many guesses cannot all be right, for every run and
-every dependence between the canaries' outcomes (Steinke, Nasr and Jagielski, 2023):
+Each of m canaries has a secret fair coin. A canary whose coin shows 1 (it is "in") puts one input
+into the run, and a canary whose coin shows 0 puts another. Here the inputs are a client's whole
+data, so the coin decides between two neighbouring data sets (replace-one). An observer of the run's
+releases computes a score for every canary, and guesses some of the coins by the scores. If the run
+is (epsilon, delta)-differentially private, many guesses cannot all be right, whatever the run is
+and however the canaries' outcomes depend on each other (Steinke, Nasr and Jagielski, 2023):
 
     Pr[right >= v] <= b(v) + 2 m delta max over i of (b(v - i) - b(v)) / i,
 
-where b(v) = Pr[Binomial(guesses, e^epsilon / (1 + e^epsilon)) >= v]. An epsilon at which that is
-below 1 - confidence is refuted. The bound is the largest such epsilon. The number of guesses must
-not depend on the coins, so it is planned from the claim only.
+where b(v) = Pr[Binomial(guesses, e^epsilon / (1 + e^epsilon)) >= v]. If the right-hand side is
+below 1 - confidence, that epsilon is refuted. The bound is the largest refuted epsilon. The number
+of guesses must not depend on the coins, so it is computed from the claim only.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.guarantee_strength import Figure
 
-#: An epsilon that replaces 0 if a curve needs one, and the end of every search.
+#: An epsilon in place of 0, for curves that need a positive one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20
-#: A plan is one of m, m / 2, m / 4 and so on guesses, and never fewer than these.
+#: For m canaries, the number of guesses is m, m / 2, m / 4 and so on, but at least this.
 _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    Each score is that of a canary, a test input that a fair coin put into the run or left out. It
-    must be likelier positive if the canary is in, and symmetric about 0.
+    Each score is that of a canary, a test input that a fair coin put into the run or left out. A
+    score must be likelier positive if the canary is in, and symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -52,11 +52,11 @@ def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
 
 
 def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) -> int:
-    """Return how many guesses are right about which canaries are in the run.
+    """Return how many guesses about canaries are right.
 
-    A canary is a test input that a fair coin put into the run or left out; `included` holds the
-    coins. The canaries with the `highest` highest scores are guessed in, those with the `lowest`
-    lowest out.
+    A canary is a test input that a fair coin put into the run or left out. `included` holds the
+    coins. The `highest` canaries with the highest scores are guessed to be in, the `lowest` with
+    the lowest scores out.
     """
     order = np.argsort(-scores, kind="stable")
     above, below = order[:highest], order[len(order) - lowest :]
@@ -66,8 +66,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    The guesses are those of `lower_bound`. The bound holds for every (epsilon, delta)-private run,
-    by the theorem at the top of this module.
+    It holds for every (epsilon, delta)-private run, by the theorem in this module's docstring. The
+    guesses are those of `lower_bound`.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -95,13 +95,14 @@ def lower_bound(
 def gaussian_lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a larger lower bound than `lower_bound`, valid for a run with Gaussian noise only.
+    """Return a larger lower bound than `lower_bound`, for a run with Gaussian noise only.
 
-    It tests the hypothesis that replacing a canary is at least as hard to detect as telling N(0, 1)
-    from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon, delta)-private
-    (Mahloujifar, Melis and Chaudhuri, 2024). A run that is (epsilon, delta)-private by other noise
-    may be refuted although it is private. The arguments are those of `lower_bound`.
+    The arguments are those of `lower_bound`. A run with other noise may be refuted although it is
+    private.
     """
+    # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
+    # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
+    # delta)-private (Mahloujifar, Melis and Chaudhuri, 2024).
     error = _checked(canaries, guesses, right, delta, confidence)
     if delta == 0:
         raise InvalidValue("delta = 0 is promised by no Gaussian noise")
@@ -111,13 +112,15 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon from guesses of all coins, for independent canaries.
+    """Return a lower bound on epsilon from guesses of all coins, if the canaries are independent.
 
-    `right` guesses were right. A guess is right with probability at most (e^epsilon + delta) / (1 +
-    e^epsilon). In a run with Gaussian noise it is right with probability at most Phi(mu / 2), with
-    the mu of `gaussian_lower_bound` and the normal distribution function Phi. Clopper and Pearson
-    bound that probability.
+    `right` guesses were right. `gaussian` says that the run has Gaussian noise, which gives a
+    larger bound.
     """
+    # A guess is right with probability at most (e^epsilon + delta) / (1 + e^epsilon). In a run with
+    # Gaussian noise it is right with probability at most Phi(mu / 2), with the mu of
+    # `gaussian_lower_bound` and the normal distribution function Phi. Clopper and Pearson bound
+    # that probability.
     error = _checked(canaries, canaries, right, delta, confidence)
     least = float(special().betaincinv(right, canaries - right + 1, error)) if right else 0.0
     if gaussian and delta > 0:
@@ -130,10 +133,11 @@ def independent_lower_bound(
 class OneRunAudit:
     """Result of testing a claim about one run, by guessing which canaries are in it.
 
-    `bound` is a lower bound on epsilon in any case. `alone` is one if the canaries' outcomes are
-    independent. Both hold at once at `confidence`. `reachable` is what `bound` would be if every
-    guess were right. `unseen` and `unseen_alone` are the true epsilons up to which `bound` and
-    `alone` would probably not have refuted the claim; they are infinite if they never can.
+    `bound` is a lower bound on epsilon. `alone` is a second one, valid only if the canaries'
+    outcomes are independent. Both hold at once at `confidence`. `reachable` is what `bound` would
+    be if every guess were right. `unseen` and `unseen_alone` are the largest true epsilons that
+    `bound` and `alone` would probably have missed. They are infinite if the claim could not have
+    been refuted.
     """
 
     claim: Figure
@@ -171,9 +175,9 @@ def audit_run(
 ) -> OneRunAudit:
     """Test a claim about one run by the scores of its canaries.
 
-    A canary is a test input that a fair coin put into the run or left out; `included` holds the
+    A canary is a test input that a fair coin put into the run or left out. `included` holds the
     coins. A positive score means that the canary seems to be in. `gaussian` says that the claim is
-    one of Gaussian noise; otherwise only its epsilon and delta are assumed.
+    about Gaussian noise. Otherwise only its epsilon and delta are used.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -207,9 +211,9 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing all canaries' coins: a lower bound on epsilon, and the right guesses.
+    """Result of guessing all canaries' coins: a lower bound on epsilon, and `right` guesses.
 
-    `unseen` is the true epsilon up to which the bound would probably not have refuted the claim.
+    `unseen` is the largest true epsilon that the bound would probably have missed.
     """
 
     bound: float
@@ -220,9 +224,9 @@ class Alone(NamedTuple):
 def alone(
     scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
 ) -> Alone:
-    """Guess every coin by its score, and return a lower bound of epsilon with the guesses.
+    """Guess every coin by its score, and return the resulting lower bound on epsilon.
 
-    The bound is valid only if the canaries' outcomes are independent. The arguments are those of
+    It is valid only if the canaries' outcomes are independent. The arguments are those of
     `audit_run`.
     """
     m, delta = len(scores), claim.delta
@@ -245,10 +249,10 @@ def alone(
 def _unseen(
     refutes: Callable[[int], bool], guesses: int, share: Callable[[float], float], claim: Figure
 ) -> float:
-    """Return the true epsilon above which the claim would probably be refuted; infinite if never.
+    """Return the largest true epsilon that would probably not refute the claim. May be infinite.
 
-    `refutes` returns True if a number of right guesses refutes the claim. `share` returns the
-    expected share of right guesses at an epsilon.
+    `refutes(right)` is True if that number of right guesses refutes the claim. `share(epsilon)` is
+    the expected share of right guesses.
     """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
@@ -263,12 +267,12 @@ def _unseen(
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
     """Return how many canaries' coins to guess for the largest lower bound on epsilon.
 
-    The number is fixed before the run, and best if the claim is exact. Under Gaussian noise with
-    exactly the claimed (epsilon, delta), a canary's log-likelihood ratio is N(mu² / 2, mu²) if it
-    is in the run, where mu is the claim's `distance_of_epsilon`. The plan assumes one standard
-    deviation fewer right guesses than expected. If no Gaussian noise has the claim, all coins are
-    guessed.
+    The number depends only on the claim, and is best if the claim is exact.
     """
+    # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
+    # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.
+    # The plan assumes one standard deviation fewer right guesses than expected. If no Gaussian
+    # noise has the claim, all coins are guessed.
     if not (0 < claim.delta < 1 and 0 < claim.epsilon < _MOST):
         return canaries
     mu = _mu(claim.epsilon, claim.delta)
@@ -286,7 +290,7 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses if the surest share `share` is guessed.
+    """Return the expected share of right guesses if only the surest `share` of coins is guessed.
 
     A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
     """
@@ -306,9 +310,9 @@ def expected_share(mu: float, share: float) -> float:
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
     """Return True if the guesses refute that a run is as private as Gaussian noise at `mu`.
 
-    `mu` is the distance of two means in standard deviations. There are m canaries; `right` of
-    `guesses` guesses were right. A true hypothesis is refuted with probability at most `error`
-    (Mahloujifar, Melis and Chaudhuri, 2024, algorithm 3).
+    `mu` is the distance of two means in standard deviations. `right` of `guesses` guesses about m
+    canaries were right. A true hypothesis is refuted with probability at most `error` (Mahloujifar,
+    Melis and Chaudhuri, 2024, algorithm 3).
     """
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m
@@ -321,7 +325,10 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance of means, in sigma, at which Gaussian noise has (epsilon, delta)."""
+    """Return the distance of two means at which Gaussian noise is exactly (epsilon, delta)-private.
+
+    Its unit is the standard deviation.
+    """
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 
@@ -330,15 +337,12 @@ def distance_of_epsilon(figure: Figure) -> float:
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
-    """Return the epsilon at `delta` with which N(0, 1) is distinguished from N(mu, 1).
-
-    It is rounded down. mu is the distance of two means in standard deviations.
-    """
+    """Return the epsilon at `delta` of telling N(0, 1) from N(mu, 1), rounded down."""
     return _largest(lambda eps: _mu(eps, delta) <= mu)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """Return the largest epsilon for which `refuted` is True, rounded down, or 0 if none is."""
+    """Return the largest epsilon for which `refuted` is True, rounded down, or 0."""
     low, high = 0.0, 1.0
     if not refuted(low):
         return 0.0

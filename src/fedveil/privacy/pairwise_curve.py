@@ -1,4 +1,4 @@
-"""The privacy curves of all pairs of a table's rows. Imported only on use."""
+"""The privacy curves of all pairs of rows of a table. Each row is an output distribution."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BATCH = 1 << 20
 def ordered_pairs(table: Float64s) -> Pairs:
     """Return all ordered pairs of different rows, as pairs of row indices.
 
-    If the table equals itself with rows and columns reversed, only one of two pairs that mirror
-    each other is returned: their privacy curves are equal.
+    If the table does not change when rows and columns are reversed, mirrored pairs have equal
+    privacy curves. Then only one of each two is returned.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)
@@ -35,8 +35,8 @@ def largest_curve(
     """Return the pointwise largest privacy curve over `pairs` of rows.
 
     Entry k + high is delta at epsilon = k * largest / high, for k = -high..high. `error` is added
-    to every loss. No finite loss is above `largest`. With `infinite`, an output that only the first
-    row of a pair can produce has infinite loss; otherwise its loss is `largest`.
+    to every loss. No finite loss is above `largest`. An output that only the first row of a pair
+    can produce has infinite loss if `infinite` is True, otherwise the loss `largest`.
     """
     step = largest / high
     logs = np.full(table.shape, NEVER)
@@ -83,12 +83,10 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Raise `curve` until it is nowhere below the privacy curve of any of `pairs`.
-
-    An output whose loss lies between two grid points is split into two outputs on them that
-    preserve its mass under both rows. Merging the two gives the original distribution, so the split
-    pair loses no less.
-    """
+    """Raise `curve` until it is nowhere below the privacy curve of any of `pairs`."""
+    # An output whose loss lies between two grid points is split into two outputs on them that
+    # preserve its mass under both rows. Merging the two gives the original distribution, so the
+    # split pair loses no less.
     high = len(growth) // 2
     step = largest / high
     lower = np.empty(2 * high + 2)

@@ -1,11 +1,11 @@
-"""Epsilon of different losses whose order and number are chosen in view of earlier results.
+"""The epsilon of losses whose order and number are chosen depending on earlier results.
 
 For each order a of a fixed grid, a loss has the Rényi cost log E[exp((a - 1) L)] / (a - 1), where L
-is its privacy loss. Costs of one order add up, also if each loss is chosen adaptively, as long as
-their sum stays within a fixed limit (Feldman and Zrnic, Individual Privacy Accounting via a Rényi
-Filter, 2021). By Markov's inequality, the total loss then exceeds the sum by more than
-log(1 / delta) / (a - 1) with probability at most delta. All orders are stated together, so each
-gets an equal share of delta.
+is its privacy loss. Costs of one order add up. This holds even if each loss is chosen adaptively,
+as long as the sum stays within a fixed limit (Feldman and Zrnic, Individual Privacy Accounting via
+a Rényi Filter, 2021). By Markov's inequality, the total loss exceeds the sum by more than log(1 /
+delta) / (a - 1) with probability at most delta. All orders are stated together, so each gets an
+equal share of delta.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _ROUNDING = 1e-9
 
 
 def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
-    """Return the epsilon at `delta` of all (loss, count) pairs together. Never rounded down.
+    """Return the epsilon at `delta` of all charges together, never rounded down.
 
-    >>> from fedveil.privacy import Gaussian, PrivacyLoss
-    >>> from fedveil.privacy.renyi_filter import filtered_epsilon
-    >>> sampled, noisy = PrivacyLoss(0.5), PrivacyLoss.of_release(Gaussian(9.0))
-    >>> round(filtered_epsilon([(sampled, 3), (noisy, 4)], 1e-6), 1)
-    2.8
+    A charge is a loss and its number of releases.
+
+        >>> from fedveil.privacy import Gaussian, PrivacyLoss
+        >>> from fedveil.privacy.renyi_filter import filtered_epsilon
+        >>> sampled, noisy = PrivacyLoss(0.5), PrivacyLoss.of_release(Gaussian(9.0))
+        >>> round(filtered_epsilon([(sampled, 3), (noisy, 4)], 1e-6), 1)
+        2.8
     """
     total, lost = np.zeros(ORDERS), 0.0
     for loss, count in charges:
@@ -46,9 +48,9 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
 
 
 def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
-    """Return the epsilon at `delta` of losses whose costs sum to `total`.
+    """Return the epsilon at `delta` of losses whose Rényi costs sum to `total`.
 
-    `lost` is the sum of their probabilities of an infinite loss.
+    `total` has one entry per order. `lost` is the sum of the probabilities of an infinite loss.
     """
     left = within("delta", delta, 0, 1) - lost
     if left <= 0:
@@ -59,7 +61,7 @@ def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
 
 @lru_cache(maxsize=1 << 10)
 def renyi_cost(loss: PrivacyLoss) -> tuple[Float64s, float]:
-    """Return a loss's Rényi cost at each order, and the probability of an infinite loss."""
+    """Return a loss's Rényi cost at each order, and its probability of an infinite loss."""
     release = loss.release
     if isinstance(release, Gaussian):
         return (1 + _ABOVE_ONE) / (2 * release.ratio**2), 0.0

@@ -1,41 +1,43 @@
-"""Gaussian noise on the sum of a secretly sampled batch, where one example is replaced.
+"""Gaussian noise on the sum of a secretly sampled batch, if one example is replaced.
 
-Every example of a client is taken into a batch independently with probability q, and nobody
-else learns which were. Each taken example adds a vector of L2 norm at most c, which may depend
-on everything public, to a sum. N(0, sigma²) noise is added to every coordinate of the sum. Data
-sets that differ in one example then have the output distributions, given which of the other
-examples were taken and with their sum as the origin,
-
-    P = (1 - q) N(0) + q N(u)        and        Q = (1 - q) N(0) + q N(v),        |u|, |v| <= c,
-
-and by joint convexity no more is revealed without these conditions.
-
-Theorem. Among all such u and v, opposite ones of norm c lose most: for every e^eps > 0,
-delta(eps) = sup_S P(S) - e^eps Q(S) is largest at u = -v, |u| = c.
-
-Proof. Let e^eps >= 1. In units of sigma and from u on, with z drawn from N(0, I), w = v - u and
-w' = -u,
-
-    delta(eps) = q E[(1 - A - B)_+],    A = e^eps exp(<w, z> - |w|²/2),
-                                        B = (e^eps - 1) (1 - q)/q exp(<w', z> - |w'|²/2).
-
-This depends only on r = |w| <= 2c, r' = |w'| <= c and k = <w, w'> <= r r'. Let g be a smooth
-convex function; g(A + B) of the Gaussian pair ln A, ln B has, by the heat equation,
-
-    d/dk E[g] = E[g'' A B] >= 0,
-    d/dr E[g] = E[g'' (r A² + r' A B)] >= 0 along k = r r', and d/dr' E[g] alike,
-
-since the variance of ln A is r², twice as fast as its mean falls, and the terms in g' cancel.
-t -> (1 - t)_+ is a limit of such g. So delta is largest where k, r and r' are, and all three are
-largest at u = -v, |u| = c. If e^eps < 1, delta(eps) is 1 - e^eps + e^eps times the curve of (Q, P)
-at -eps, and u and v swap roles. ∎
-
-The theorem also covers a sum of clients' vectors, each of which is in it by a secret draw.
-
-The curve of that pair is its own mirror image, so that one distribution covers both orders. By
-theorem 10 of Zhu, Dong and Wang (2022) it also covers the composition of rounds, each of which may
-be chosen in view of those before. dp-accounting composes the same pair under REPLACE_ONE.
+Each example of a client is taken into a batch independently with probability q. Nobody else learns
+which examples were taken. Each taken example adds a vector of L2 norm at most c to a sum. The
+vector may depend on everything public. Noise N(0, sigma²) is added to every coordinate of the sum.
+dp-accounting composes the same mechanism under REPLACE_ONE.
 """
+
+# Data sets that differ in one example have these output distributions, given which of the other
+# examples were taken and with their sum as the origin:
+#
+#     P = (1 - q) N(0) + q N(u)        and        Q = (1 - q) N(0) + q N(v),        |u|, |v| <= c.
+#
+# By joint convexity, no more is revealed without these conditions.
+#
+# Theorem. Among all such u and v, opposite ones of norm c lose most: for every e^eps > 0,
+# delta(eps) = sup_S P(S) - e^eps Q(S) is largest at u = -v, |u| = c.
+#
+# Proof. Let e^eps >= 1. In units of sigma and from u on, with z drawn from N(0, I), w = v - u and
+# w' = -u,
+#
+#     delta(eps) = q E[(1 - A - B)_+],    A = e^eps exp(<w, z> - |w|²/2),
+#                                         B = (e^eps - 1) (1 - q)/q exp(<w', z> - |w'|²/2).
+#
+# This depends only on r = |w| <= 2c, r' = |w'| <= c and k = <w, w'> <= r r'. Let g be a smooth
+# convex function; g(A + B) of the Gaussian pair ln A, ln B has, by the heat equation,
+#
+#     d/dk E[g] = E[g'' A B] >= 0,
+#     d/dr E[g] = E[g'' (r A² + r' A B)] >= 0 along k = r r', and d/dr' E[g] alike,
+#
+# since the variance of ln A is r², twice as fast as its mean falls, and the terms in g' cancel. t
+# -> (1 - t)_+ is a limit of such g. So delta is largest where k, r and r' are, and all three are
+# largest at u = -v, |u| = c. If e^eps < 1, delta(eps) is 1 - e^eps + e^eps times the curve of (Q,
+# P) at -eps, and u and v swap roles. ∎
+#
+# The theorem also covers a sum of clients' vectors, each of which is in it by a secret draw.
+#
+# With u = -v, a reflection swaps P and Q, so one distribution covers both orders. By theorem 10 of
+# Zhu, Dong and Wang (2022) it also covers the composition of rounds, each of which may be chosen
+# after seeing the earlier ones.
 
 from __future__ import annotations
 
@@ -56,12 +58,12 @@ from fedveil.privacy.loss_distribution import LossDistribution
 #: The grid has at most this many points, and `_POINTS_PER_DEVIATION` per deviation of the loss.
 _MAX_POINTS = 1 << 16
 _POINTS_PER_DEVIATION = 256
-#: It ends where an output is this many sigma from its distribution's middle: chances below 1e-16.
+#: The grid ends this many sigma from the distribution's middle: less than 1e-16 lies beyond.
 _REACH = 8.5
 #: Largest relative error of a term of the curve, for each unit of its exponent; and that of a few
 #: roundings.
 _TERM_ERROR, _ROUNDING = 4e-15, 1e-12
-#: Limits of a ratio: beyond these the curve has lost its digits.
+#: Limits of a ratio. Beyond them, rounding errors would dominate the curve.
 _LEAST_RATIO, _MOST_RATIO = 1e-2, 1e6
 #: Relative width of the last interval in the search for the least ratio.
 _RATIO_WIDTH = 1e-4
@@ -71,9 +73,9 @@ _RATIO_WIDTH = 1e-4
 class SampledGaussian:
     """Gaussian noise on the sum of a batch that takes every example with probability `rate`.
 
-    `ratio` is the noise's standard deviation over 2c, where c is the largest norm of an example's
-    contribution, as in `Gaussian`. At rate 1 the two mechanisms are equal. The loss is that of
-    replacing one example.
+    The loss is for replacing one example. `ratio` is the noise's standard deviation over 2c, where
+    c is the largest norm of an example's contribution. At rate 1 the loss is that of
+    `Gaussian(ratio)`.
 
         >>> from fedveil.privacy import PrivacyLoss, SampledGaussian, compose, format_epsilon
         >>> loss = PrivacyLoss.of_release(SampledGaussian(0.5, 0.1), "example")
@@ -89,7 +91,7 @@ class SampledGaussian:
         within("rate", self.rate, 0, 1, open_low=True)
 
     def distribution(self) -> LossDistribution:
-        """Return a privacy-loss distribution that dominates that of every pair of inputs."""
+        """Return a privacy-loss distribution that is an upper bound for every pair of inputs."""
         return _distribution(self.ratio, self.rate)
 
     def delta(self, epsilon: float) -> float:
@@ -100,10 +102,8 @@ class SampledGaussian:
 def sampled_release(ratio: float, rate: float) -> Release:
     """Return the release of a sum with Gaussian noise over a batch sampled at `rate`.
 
-    `ratio` is that of `SampledGaussian`. If it is outside the range that `SampledGaussian` can
-    compute, the result is a plain `Gaussian`, which ignores the gain of sampling. By joint
-    convexity it never loses less than the sampled one, and exactly as much if every example is
-    taken.
+    `ratio` is as in `SampledGaussian`. If `SampledGaussian` cannot compute this ratio, the result
+    is a `Gaussian`, which ignores the sampling and never understates the loss.
     """
     if rate == 1 or not _LEAST_RATIO <= ratio <= _MOST_RATIO:
         return Gaussian(ratio)
@@ -116,13 +116,12 @@ def sampled_loss(
     """Return the privacy loss for one example of a batch sampled at `rate`.
 
     Without sampling, the noise is (epsilon, delta)-private for the example. With q = rate, the loss
-    states (ln(1 + q (e^epsilon - 1)), q delta). `ratio` is that of `SampledGaussian`.
-
-    Why this holds: let u and v be the example's two possible contributions, of norm at most c, and
-    N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta that
-    N(u) has at `epsilon` against a mixture of N(v) and N(0). Both v and 0 are at most 2c from u, so
-    that delta is at most `delta`.
+    states (ln(1 + q (e^epsilon - 1)), q delta). `ratio` is as in `SampledGaussian`.
     """
+    # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
+    # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta
+    # that N(u) has at `epsilon` against a mixture of N(v) and N(0). Both v and 0 are at most 2c
+    # from u, so that delta is at most `delta`.
     release = sampled_release(ratio, rate)
     if isinstance(release, Gaussian):
         return PrivacyLoss(epsilon, delta, per=per, release=release)
@@ -135,10 +134,10 @@ def sampled_loss(
 
 
 def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float:
-    """Return the least noise ratio at which `rounds` rounds cost at most (epsilon, delta) together.
+    """Return the least noise ratio at which `rounds` rounds together cost at most (epsilon, delta).
 
-    The ratio is that of `SampledGaussian`. The result is too large by at most a ten-thousandth.
-    Raises `InvalidValue` if no ratio suffices.
+    The ratio is as in `SampledGaussian`. The result is too large by at most a ten-thousandth.
+    Raises `InvalidValue` if no ratio is large enough.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)
@@ -175,9 +174,9 @@ def _distribution(ratio: float, rate: float) -> LossDistribution:
 
 
 def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
-    """Return the loss ln P(x) / Q(x) of each output x, for the worst P and Q of this module.
+    """Return the loss ln P(x) / Q(x) of each output x, for the worst distributions P and Q.
 
-    `shift` is the norm c of a contribution in units of sigma. x is measured in units of sigma along
+    `shift` is the norm of a contribution in units of sigma. x is measured in the same units along
     the line between the two contributions.
     """
     taken = math.log(rate) - shift**2 / 2
@@ -187,13 +186,13 @@ def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
 
 
 def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
-    """Return an upper bound on delta at each epsilon: delta plus a bound on the rounding error.
+    """Return an upper bound on delta at each epsilon, including a bound on the rounding error.
 
-    `shift` is the norm m of a contribution in units of sigma. Let x be the output along the
-    contribution, q = rate and h = epsilon / 2. The event with the largest difference is x > (h +
-    asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, the point at which the loss is epsilon. An error in
-    that point changes delta only to second order.
+    `shift` is the norm of a contribution in units of sigma.
     """
+    # Let m = shift, x the output along the contribution, q = rate and h = epsilon / 2. The event
+    # with the largest difference is x > (h + asinh((1 - q) / q sinh(h) e^(m² / 2))) / m, the point
+    # at which the loss is epsilon. An error in that point changes delta only to second order.
     epsilon = np.abs(epsilons)
     half = epsilon / 2
     with np.errstate(divide="ignore"):
@@ -216,7 +215,7 @@ def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
 
 
 def _term(factor: Float64s | float, *exponents: Float64s) -> tuple[Float64s, Float64s]:
-    """Return factor * e^(sum of exponents), and a bound on its rounding error."""
+    """Return factor * e^(sum of exponents), and a bound on the result's rounding error."""
     value = factor * np.exp(sum(exponents, np.zeros(1)))
     size = sum((np.abs(exponent) for exponent in exponents), np.ones(1))
     return value, _TERM_ERROR * size * value

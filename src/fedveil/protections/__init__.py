@@ -1,1 +1,1 @@
-"""The protections, one file each, and the contract between a protection and its engine."""
+"""The protections, one file each, and the interface between a protection and an engine."""

@@ -1,4 +1,4 @@
-"""Types of a protection's rules and advice about a job: the cohort, and what to try next."""
+"""Types for a protection's rules and advice about a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Cohort:
-    """The number of all clients, and of the clients in a round. None means unknown."""
+    """The number of all clients, and the number of clients in a round. None means unknown."""
 
     clients: int | None
     per_round: int | None
@@ -21,7 +21,7 @@ Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
 class Stronger(NamedTuple):
-    """Advice after a run without any guarantee: the protection to try, a sentence, and a reason."""
+    """Advice after a run without any guarantee: another protection, a sentence, and a reason."""
 
     protection: str
     advice: str

@@ -1,9 +1,9 @@
-"""The client's answer to the request for a report. A client under a guarantee always answers.
+"""The client's answer to the request for a report. Under a guarantee a client always answers.
 
-A server chooses the weights from which a client trains. It can choose them so that the training of
-one particular client overflows or raises. A missing report would then reveal something that no
-noise covers. So under a protection with a guarantee, an unusable update is replaced by an update of
-zero before the protection sees it, and the client sends a report anyway.
+The server chooses the weights from which clients train. A lying server can choose weights with
+which the training of one particular client fails. A missing report would then reveal something that
+no noise covers. So under a protection with a guarantee, an unusable update is replaced by an update
+of zero before the protection sees it, and the report is sent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fedveil.protections.base import ClientRound, Protection, Update
 
 
 class Reply(NamedTuple):
-    """A client's answer: its half of the round, the message, and why the update was not used.
+    """A client's answer: its half of the round, the message, and an error or None.
 
-    `unusable` is None if the message reports the client's own update. Otherwise the message reports
-    an update of zero.
+    If `unusable` is an error, it made the update unusable, and the message reports an update of
+    zero.
     """
 
     half: ClientRound
@@ -41,14 +41,13 @@ def answer_trained(
 ) -> Reply:
     """Return the answer to `message`, which asks for the report.
 
-    `train` returns the update and the client's number of examples. `half` takes a number of
-    examples and returns the client's half for it, in its state before this answer. `spare` returns
-    another half in that state for an update of zero, since a half that raised an error must not be
-    used further.
+    `train` returns the update and the client's number of examples. `half` takes that number and
+    returns the client's half of the round. `spare` returns a second half in the same state, which
+    reports an update of zero if the first half fails.
 
     A protection without a guarantee raises any error that prevents a report, unless `always` is
-    set. A protection with one raises only an error that the message alone causes, so that an update
-    of zero raises it too. Any other error is returned for the client's own log.
+    True. A protection with a guarantee raises only errors that the message alone causes: these also
+    occur for an update of zero. Every other error is returned, for the client's own log.
     """
     try:
         update, examples = train()
@@ -65,7 +64,7 @@ def answer_trained(
 
 
 def reason(unusable: BaseException) -> str:
-    """Return one sentence on why an update is unusable, with the type of a foreign exception."""
+    """Return one sentence on why an update is unusable."""
     if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"

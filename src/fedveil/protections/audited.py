@@ -1,4 +1,4 @@
-"""The part of a protection that an audit inside a run needs: released values and their domain."""
+"""The part of a protection that an audit inside a run needs: what a round releases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedveil.protections.reading import Domain
 
 
 class Outcome(Protocol):
-    """The part of a round's aggregate that an audit sees."""
+    """The part of a round's aggregate that an audit needs."""
 
     @property
     def update(self) -> Float64s:
@@ -26,15 +26,15 @@ class Outcome(Protocol):
 
     @property
     def divisor(self) -> int | None:
-        """The number by which the sum was divided. None if it is `reports`."""
+        """The number by which the sum was divided, or None if it is `reports`."""
 
     @property
     def released(self) -> Int64s | None:
-        """The sum before it was decoded to the update. None if it was not saved."""
+        """The sum before it was decoded to the update, or None if it was not saved."""
 
 
 class Audited(ABC):
-    """A protection as an audit sees it. The defaults suit one that releases unperturbed updates."""
+    """A protection's methods that an audit calls. By default, updates are released unperturbed."""
 
     #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False
@@ -46,17 +46,17 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return the settings that would allow an audit, or None if these do."""
+        """Return the settings that an audit would need, or None if `settings` allow one."""
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Describe the random choices in a report, in the order of `Reading.truths`."""
+        """Return the random choices in a report, in the order of `Reading.truths`."""
         return ()
 
     def domain(self, round: int) -> Domain:
-        """Return the domain in which a round's sum is released."""
+        """Return the vector space in which a round's sum is released."""
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's sum as the public sees it: with its noise, as a vector in `domain`."""
+        """Return the round's sum as it is released: with noise, as a vector in `domain`."""
         return aggregate.reports * aggregate.update.astype(np.float64)

@@ -1,11 +1,12 @@
-"""The contract between a protection and the engine that drives it.
+"""The interface between a protection and the engine that drives it.
 
-A protection sends nothing: an engine carries messages between two state machines.
+A protection sends nothing itself. It consists of two state machines, and an engine carries messages
+between them.
 
     engine                                   server half              client half
     message = server.opening()               the same for all
     report = client.respond(message, update)                          trains, protects
-    server.receive(client, report)           folds, or raises
+    server.receive(client, report)           adds it, or raises
     messages = server.advance()              None: complete; else the next phase's, one per client
     server.aggregate()                       the update
 """
@@ -52,7 +53,7 @@ TIMING = "the time that a client takes to answer (answer_after_s is not set)"
 
 @dataclass(frozen=True)
 class Spending:
-    """A privacy loss, and how many times a single report incurs it."""
+    """A privacy loss, and how many times one report incurs it."""
 
     loss: PrivacyLoss
     count: int = 1
@@ -62,16 +63,20 @@ class Spending:
 class JobContext:
     """The part of a job that a protection needs.
 
-    `job`: a digest of the whole job, equal for all participants. `simulated`: True in a simulation.
-    Keys that are used in more than one round are then derived from `seed`. In a deployment,
-    `roster` has every client's public key, and `identity` is this client's own private key.
-    `seeded`: True if the clients' reports and the server's noise are derived from `seed`. `delta`:
-    the delta at which the run's epsilon is stated. `masks`: True if secure aggregation masks the
-    vectors. If False, a simulation adds them unmasked. `unit`: the unit whose data is protected.
-    With "example", one example changes an update by at most the protection's `norm_clip`, and it is
-    in a round with probability `sampling_rate`. `combining`: the way in which the server combines
-    reports. `poisson`: True if cohorts are secret. `clients_per_round` is then their expected size,
-    or the number of all clients if each takes part with probability `turn_rate`.
+    - `job` is a digest of the whole job, equal for all participants.
+    - `simulated` is True in a simulation. Keys that are used in more than one round are then
+      derived from `seed`. In a deployment, `roster` has every client's public key, and `identity`
+      is this client's own private key.
+    - `seeded` is True if reports and the server's noise are derived from `seed`.
+    - `delta` is the delta at which the run's epsilon is stated.
+    - `masks` is True if secure aggregation masks the vectors. Only a simulation may omit the masks.
+    - `unit` is the protected unit. With "example", one example changes an update by at most the
+      protection's `norm_clip`, and is in a round with probability `sampling_rate`.
+    - `apart` is the largest L2 distance of two updates of a client, rounding included, if their
+      maker promises one below twice the norm clip.
+    - `combining` is how the server combines reports.
+    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
+      the number of all clients if each takes part with probability `turn_rate`.
     """
 
     weighting: Weighting
@@ -90,11 +95,15 @@ class JobContext:
     unit: Whose = "client"
     sampling_rate: float = 1.0
     turn_rate: float = 1.0
+    apart: float | None = None
     combining: Combining = field(default_factory=Combining)
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return the `origin` of a round that sends `sent`. Empty if only the weights are sent."""
+    """Return the `origin` of a round in which the server sends `sent`: a digest of that vector.
+
+    It is empty if the server sends only the weights.
+    """
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
     )
@@ -102,12 +111,12 @@ def origin_of(sent: Update, dimension: int) -> bytes:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """A round as the server half knows it.
+    """The knowledge of the server half about a round.
 
-    `model`: the global weights, read-only. `origin`: a digest of everything from which clients
-    train, if that is more than `model`. `summed`: for each client the last round with its report in
-    the sum, or 0. Empty if clients keep no state. `whole`: the vector that the server sends for
-    training, if that is more than `model`.
+    `model` are the global weights, read-only. `whole` is the vector that the server sends for
+    training, or None if that is `model`. `origin` is a digest of that vector, or empty if that is
+    `model`. `summed` has, for each client, the last round with its report in the sum, or 0. It is
+    empty if clients keep no state.
     """
 
     cohort: Sequence[ClientId]
@@ -128,9 +137,9 @@ class RoundContext:
         state: State,
         summed: npt.NDArray[np.int64],
     ) -> RoundContext:
-        """Return the context of a round in which the server sends `sent`.
+        """Return the context of a round in which the server sends the vector `sent` for training.
 
-        Its first `dimension` entries are those that updates change.
+        Updates change the first `dimension` entries of `sent`.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
@@ -143,10 +152,10 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """A round as the client half knows it.
+    """The knowledge of the client half about a round.
 
-    `model`: the global weights. `examples`: the number of the client's own examples. `origin`: the
-    digest as in `RoundContext`, computed from the data that this client received.
+    `model` are the global weights, and `examples` is the number of the client's own examples.
+    `origin` is the digest as in `RoundContext`, computed from what this client received.
     """
 
     client: ClientId
@@ -160,11 +169,11 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The outcome of a round.
+    """The result of a round.
 
     `update` is the combined update of `reports` clients, and `state` the protection's state for the
-    next round. `released` is the sum before it was decoded to the update, or None if no audit asked
-    for it. `divisor` is the number by which the sum was divided, or None if it is `reports`.
+    next round. `released` is the sum before it was decoded to the update, or None if no audit needs
+    it. `divisor` is the number by which the sum was divided, or None if it is `reports`.
     """
 
     update: npt.NDArray[np.float64]
@@ -175,40 +184,40 @@ class Aggregate:
 
 
 class ServerRound(ServerHalf, Protocol):
-    """The server's half of one round."""
+    """The server's half of one round. `rounds.loop.drive` calls its methods."""
 
     def opening(self) -> Message:
         """Return the first message, which is equal for every invited client."""
 
     def merge(self, other: Any) -> None:
-        """Add the running sums of another server half of this round, which covers other clients."""
+        """Add the sums of `other`: another server half of this round, for other clients."""
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate. Raises `RoundVoid` if the round produced none."""
+        """Return the aggregate. Raises `RoundVoid` if the round has none."""
 
 
 class ClientRound(Protocol):
     """The client's half of one round."""
 
     def wants_update(self, message: Message) -> bool:
-        """Return True if the answer to `message` needs the update, so that training is due."""
+        """Return True if the client must train before it can answer `message`."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the answer to `message`. Raises `ClientWithheld` if the client gives none.
+        """Return the answer to `message`. Raises `ClientWithheld` if there is none.
 
-        `update` is the client's update, or None if `wants_update` is False. An engine must make the
-        answer that depends on the update through `answer_trained`.
+        `update` is the client's update, or None if `wants_update` is False. Engines must ask for
+        answers with an update through `answer_trained`.
         """
 
     def keep(self) -> State:
-        """Return the state from which a new half of the same client can continue this round.
+        """Return the state from which a new half of this client can continue the round.
 
-        An engine saves it if it handles every message in a new process. The state is secret and
-        must be restored only once. It is empty if this half will answer no further message.
+        An engine saves it if each message is handled in a new process. The state is secret and must
+        be restored only once. It is empty if this half will answer no further message.
         """
 
     def take_up(self, kept: State) -> None:
-        """Restore `kept`, the state that an earlier half returned from `keep`."""
+        """Restore the state that an earlier half returned from `keep`."""
 
 
 #: The phase of a protection in which clients send a single report.
@@ -216,17 +225,17 @@ REPORT = "report"
 
 
 class Protection(Description):
-    """A protection, made once for a job: states privacy losses and makes both round halves.
+    """A protection for one job. It states privacy losses and makes both halves of each round.
 
-    A class of your own is derived from this one; a job chooses it with `protection:
-    package.module:Name` (docs/own-protection.md).
+    A user's own protection is a subclass. A job names it as `protection: package.module:Name`
+    (docs/own-protection.md).
     """
 
     #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
-    #: `privacy.unit: example`, the most by which training lets one example change the update.
+    #: Longer updates are shortened to this L2 norm. Infinity if none are. Under `privacy.unit:
+    #: example`, it is the most by which training lets one example change the update.
     norm_clip: float = math.inf
 
     def __init__(self, settings: Any, context: JobContext) -> None:
@@ -242,92 +251,87 @@ class Protection(Description):
     def adaptive(self) -> bool:
         """True if the cost of a round depends on the outcome of earlier rounds.
 
-        The ledger then adds up the rounds' pure losses instead of composing their distributions.
-        Only the addition is valid for costs that were chosen adaptively.
+        The ledger then only adds losses. For adaptively chosen costs, composing them would be
+        invalid.
         """
         return self.adapts(self.settings)
 
     @cached_property
     def always_reports(self) -> bool:
-        """True if an invited client sends a report regardless of its update.
+        """True if a client sends a report whatever its update is.
 
-        This is the case if reports are perturbed or have a finite epsilon: no epsilon covers what a
-        missing report would reveal.
+        This is the case if reports are perturbed or have a finite epsilon, because no epsilon
+        covers what a missing report would reveal.
         """
         return self.perturbs or self.most_of_a_report()[0] < math.inf
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases that a round has under these settings, in order."""
+        """The phases of a round under these settings, in order."""
         return self.phases
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds that a server waits in each phase. None: the engine's own limit applies."""
+        """The seconds that a server waits in each phase, or None to use the engine's own limit."""
         window = self.window(self.settings)
         return None if window is None else window[1]
 
     @property
     def least_clients(self) -> int:
-        """The smallest number of clients with which a round can have an aggregate."""
+        """The smallest number of clients whose round can have an aggregate."""
         return 1
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return upper bounds on the epsilon and the delta of any single report in a run.
-
-        Each adds up the report's losses.
-        """
+        """Return upper bounds on the epsilon and on the delta of any single report of a run."""
         spent = self.spending(self.initial_state())
         epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)
 
     def initial_state(self) -> State:
-        """Return the protection's state before the first round.
-
-        Empty if no state is carried over.
-        """
+        """Return the protection's state before the first round. Empty if it keeps no state."""
         return {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` if no round can end with `state`, which may come from any checkpoint.
+        """Raise `ValueError` unless the untrusted `state` can be the state after a round.
 
-        By default, check that the fields of the initial state are present and have their types.
+        By default, the state must have the fields of the initial state, with equal types.
         """
         for name, value in self.initial_state().items():
             take(state, name, type(value))
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return numbers about `state` for the round's record, each under a name of your choice."""
+        """Return numbers about `state` for the round's record, by name."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
-        """Return the next state after an interrupted round that has no aggregate.
+        """Return the next state after a round that was interrupted and has no aggregate.
 
-        The round opened with `state`, and its reports cost `cost`: each loss with its count.
+        `state` is the state at the round's start. `cost` is what its reports cost: each loss with
+        its number of releases.
         """
         return state
 
     @abstractmethod
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the losses that each report costs its client if a round opens with `state`."""
+        """Return the losses that each report costs its client, if a round starts with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the losses that a report has cost, once `reports` of them were summed.
+        """Return the losses of a report in a round in which `reports` reports were summed.
 
-        They never exceed those of `spending` for the same `state`.
+        They are never larger than `spending` for the same `state`.
         """
         return self.spending(state)
 
     def longest_report(self) -> int:
-        """Return the largest size in bytes of a client's answer that contains its update."""
+        """Return the largest size of a client's answer with its update, in bytes."""
         model = np.broadcast_to(np.float32(0), (self.dimension,))
         cohort = range(self.context.clients_per_round)
         context = RoundContext(cohort, 1, model, self.initial_state())
         return self.server_round(context).longest
 
     def carried(self, update: Update, told: Message) -> Update:
-        """Return `update` as a report carries it: clipped, but without noise.
+        """Return the part of `update` that a report carries: clipped, but without noise.
 
         `told` is the server's message that asks for the report. By default nothing is clipped.
         """
@@ -342,21 +346,21 @@ class Protection(Description):
         """Return the client's half of a round."""
 
     def noise_entropy(self, round: int) -> Entropy:
-        """Return the source of a server's central noise in this round."""
+        """Return the randomness of the server's noise in this round."""
         known = self.context.seeded
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def reseeded(self, seed: int) -> Self:
-        """Return a copy whose server draws its noise anew, from `seed` if noise is seeded."""
+        """Return a copy whose server draws other noise, derived from `seed` if noise is seeded."""
         made = copy.copy(self)
         made.context = replace(self.context, seed=seed)
         return made
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the best estimate that an adversary can make from one report of a known client.
+        """Return the best estimate that an attacker can make from one report of a known client.
 
-        By default, return the server half's result for a round with only this report. It has equal
-        weights and no likelihood, which suffices for a protection with a single phase.
+        By default it is the server half's result for a round with only this report, with equal
+        weights and no likelihood. That is right for a protection with a single phase.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

@@ -1,4 +1,4 @@
-"""The table of built-in protections, and the lookup of a protection of your own."""
+"""The table of built-in protections, and the lookup of a user's own protections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POSITIONS: dict[str, type[Protection]] = {position.name: position for position i
 
 
 def find(name: str) -> type[Protection]:
-    """Return the protection called `name`: a built-in one, or your own as `package.module:Name`."""
+    """Return the class of a protection: built-in, or a user's own as `package.module:Name`."""
     if name in POSITIONS:
         return POSITIONS[name]
     key = f"protection = {name!r}"
@@ -40,16 +40,14 @@ def find(name: str) -> type[Protection]:
 
 
 def build(name: str, settings: Settings, context: JobContext) -> Protection:
-    """Return the protection called `name`, made with `settings`."""
     return find(name)(settings, context)
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map every phase name that a fault plan may use to a phase of the protection `position`.
+    """Map phase names of all protections to phases of the protection `position`, for fault plans.
 
-    One plan serves every protection. Another protection's phases, up to and including the one in
-    which its clients train, map to the phase in which clients train under `position`. Its later
-    phases map to None.
+    A phase of `position` maps to itself. A phase of another protection maps to the training phase
+    of `position`, unless it comes after the training of the other protection. Then it maps to None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

@@ -1,8 +1,7 @@
-"""central_gaussian: clients clip, and a trusted server adds noise to the sum of their updates.
+"""central_gaussian: clients clip their updates, and a trusted server adds noise to the sum.
 
-It serves as a comparison: it shows what noise costs if the server is trusted to add it and to keep
-every update that it reads to itself. It adds noise once for a whole cohort, while `dp_encrypt` adds
-noise for every client.
+It serves as a comparison: it shows what the noise costs if the server is trusted. The server adds
+noise once for a whole cohort, while `dp_encrypt` adds noise to every report.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
-from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
+from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
@@ -74,7 +74,8 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        If a target epsilon is set, the noise is chosen to meet it at `delta` over `rounds` rounds.
+        If a target epsilon is set, it is the ratio that meets the target at `delta` over `rounds`
+        rounds.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)
@@ -89,22 +90,25 @@ def _trusts(settings: CentralGaussianSettings, cohort: Cohort) -> str | None:
 
 
 class CentralGaussian(Clipped):
-    """Every client sends its clipped update without noise. The server noises the sum.
+    """Every client sends its clipped update without noise. The server adds noise to the sum.
 
-    Clients count equally. A report consists of whole multiples of a step, and the server checks in
-    exact arithmetic that its norm is at most the clip. So the sum is exact, and a client that lies
-    cannot weaken the guarantee of the others.
+    Clients have equal weights. A report consists of whole multiples of a step, and the server
+    checks in exact arithmetic that its norm is at most the clip. So the sum is exact, and a client
+    that lies cannot weaken the guarantee of the others.
 
     Privacy: the guarantee of `CentralNoise` for a client's whole update in one round, replace-one,
-    against everyone who sees only the mean and what is computed from it. It guarantees nothing
-    against the server, nor against anyone who reads a report in transit: both see the clipped
-    update. With secret cohorts (`JobContext.poisson`) a round releases the noised sum divided by a
-    constant, or noise alone if nobody reported. The secret draw amplifies this guarantee against
-    everyone who receives only the models.
+    against everyone who sees only the mean and what is computed from it. Nothing is guaranteed
+    against the server, or against anyone who reads a report in transit. Both see the clipped
+    update. With secret cohorts (`JobContext.poisson`), a round releases the noised sum divided by a
+    constant, even if nobody reported. Against everyone who receives only the models, the secret
+    draw then amplifies the guarantee.
 
-    With `clip_quantile`, updates are in units of a moving clip, and each carries a bit that says
-    whether it was shortened (`QuantileClip`). Update and bit are released together and cost one
-    release.
+    If the unit is an example, which only statistics use, the update is a client's sum of
+    contributions and is not clipped (`CentralSum`). A client that lies can then move each entry of
+    the sum by 2^24 steps.
+
+    With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
+    was shortened (`QuantileClip`). Update and bit are one release.
     """
 
     name = block = "central_gaussian"
@@ -123,10 +127,14 @@ class CentralGaussian(Clipped):
         check_noised_sum(self.name, context)
         ratio = settings.ratio(context.delta, context.rounds)
         self.clipping = clip = Clipping(settings, settings.clip, ratio, context)
-        self.noise = CentralNoise.of_ratio(ratio, context.delta, clip.norm, clip.length)
+        size = clip.norm, clip.length
+        self.noise: CentralNoise
+        if context.unit == "example":
+            self.noise, most = CentralSum(ratio, context.delta, *size), LARGEST
+        else:
+            self.noise = CentralNoise.of_ratio(ratio, context.delta, *size, context.apart)
+            most = math.isqrt(self.noise.limit)  # in steps, no entry of a clipped update is larger
         self.norm_clip = clip.longest
-        # In steps, no entry of a clipped update is larger.
-        most = math.isqrt(self.noise.limit)
         self.form = GridReport(self.noise.step, most, clip.length, np.int32)
 
     @classmethod
@@ -149,7 +157,7 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: a noised sum that contains one update, longer than the clip or not."""
+        """Yield audit cases: noised sums of one update, with a fixed and with a moving clip."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([4.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
@@ -177,7 +185,7 @@ class CentralGaussian(Clipped):
         return CentralGaussianClientRound(self, context)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the client's exact clipped update, as the server reads it."""
+        """Return the client's exact clipped update, which the server sees."""
         multiples, clip, told = self.read(report), self.clipping, context.state
         estimate = clip.parted(multiples.astype(np.float64) * self.noise.step, told)
 
@@ -193,7 +201,7 @@ class CentralGaussian(Clipped):
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """Check an untrusted report completely and return its clipped update, in whole steps."""
+        """Check every field of a report, and return its clipped update, in whole steps."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")
@@ -204,7 +212,7 @@ class CentralGaussian(Clipped):
 
 
 class CentralGaussianServerRound(OneReportRound):
-    """Adds up clipped updates in whole steps: an exact sum, independent of the reports' order."""
+    """Adds up clipped updates in whole steps. The sum is exact and independent of the order."""
 
     sums = ("_sum",)
 
@@ -230,7 +238,7 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add noise once. For secret cohorts, divide by the expected number of reports."""
+        """Add the noise to the sum, and divide by the number of reports, or the expected one."""
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)

@@ -1,4 +1,4 @@
-"""The norm to which an update is clipped: fixed for a run, or following a quantile of norms."""
+"""The norm to which updates are clipped: fixed, or moving with a quantile of the updates' norms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RATE = 0.2
 
 
 class AdaptiveClipSettings(Settings):
-    """Parameters of a clip that follows the norms of the clients' updates."""
+    """Parameters of a clip that moves with the norms of the clients' updates."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "clip_quantile": "none",
@@ -66,13 +66,13 @@ def clip_follows(settings: AdaptiveClipSettings, cohort: Cohort) -> str | None:
 
 
 class Clipping:
-    """The clip of a protection: fixed for the run, or moving with a quantile of the clients' norms.
+    """The clip of a protection: fixed for the run, or moving with a quantile of the updates' norms.
 
-    With a fixed clip, the mechanism's vectors are the updates, and no message mentions the clip.
-    With a moving clip (`QuantileClip`), each of the mechanism's vectors is an update followed by
-    its clip bit. It has `length` entries and a norm of at most `norm`. The moving clip is the
-    protection's state. The server sends it in the message that asks for a report. A client accepts
-    any clip between the smallest and the largest that the rounds can reach.
+    With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
+    With a moving clip (`QuantileClip`), the input is the update followed by its clip bit. It has
+    `length` entries and a norm of at most `norm`. The clip is then the protection's state, and the
+    server sends it with the request for a report. Clients accept every clip that the rounds can
+    reach.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": self.moving.first}
 
     def words(self, state: State) -> Message:
-        """Check the clip in `state` and return it as the fields of a message to the clients."""
+        """Check the clip in `state`, and return it as fields of a message to the clients."""
         if self.moving is None:
             return {}
         only_fields(state, "clip")
@@ -109,22 +109,22 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`, under the clip in the untrusted `told`."""
+        """Return the mechanism's input for `update`. The clip is read from the message `told`."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update in the mechanism's output `mean`, under the clip in `state`."""
+        """Return the mean update, given the mechanism's result `mean` and the clip in `state`."""
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the update in `clipped`, the mechanism's input under the clip in `told`."""
+        """Return the clipped update in the mechanism's input `clipped`. The clip is in `told`."""
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate with the mechanism's output `mean`, and the next state."""
+        """Return the aggregate for the mechanism's result `mean`. Its state is the next clip."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 
@@ -137,7 +137,7 @@ class Clipping:
 
 
 class Clipped(Protection):
-    """A protection whose state is its clip, if the clip moves."""
+    """A protection whose only state is its clip, if the clip moves."""
 
     clipping: Clipping
 

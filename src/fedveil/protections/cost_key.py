@@ -1,4 +1,4 @@
-"""The parameter of a protection that decides what a report costs, and its direction."""
+"""The parameter of a protection that decides what a report costs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedveil.privacy.loss import as_written
 class CostKey:
     """The parameter that `fedveil budget --target-epsilon` solves for.
 
-    `parameter`: its path below the protection's block, with dots between blocks. `falls`: True if a
-    larger value costs less, False if a smaller value costs less. `start`: the value at which the
-    search starts if the parameter is null. `instead`: alternative parameters for the same quantity,
-    which must be null. `total`: the parameter whose value is the most that an adaptive run may
-    cost: the run ends before it costs more. Without `total`, an adaptive run cannot be solved,
-    since the cost of later rounds is unknown in advance.
+    - `parameter` is its path within the protection's block, with dots between blocks.
+    - `falls` is True if a larger value costs less.
+    - `start` is where the search starts if the parameter is null.
+    - `instead` are alternative parameters for the same quantity. They are set to null.
+    - `total` is a parameter that limits the cost of an adaptive run, which ends before it costs
+      more. An adaptive run without one cannot be solved, because the cost of later rounds is
+      unknown.
     """
 
     parameter: str
@@ -29,19 +30,19 @@ class CostKey:
     total: str | None = None
 
     def of(self, settings: Mapping[str, Any]) -> float:
-        """Return the parameter's value, or `start` if it is null."""
+        """Return the parameter's value in `settings`, or `start` if it is null."""
         value: Any = settings
         for name in self.parameter.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the keys that set the parameter to `value` in `settings`, with their new values."""
+        """Yield the keys and new values that give the parameter this value in `settings`."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return a copy of `settings` with this `value`, and the alternatives set to null."""
+        """Return a copy of `settings` with this `value`, and with the alternatives set to null."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")

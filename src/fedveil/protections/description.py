@@ -1,7 +1,6 @@
-"""A protection's description: its names, rules and advice, and what its settings imply.
+"""A protection's properties that depend only on its class: names, rules, advice and others.
 
-Everything here belongs to the class. Commands, rules of a job, MindSpore's names, Flower apps and
-pages read it without creating a protection.
+Commands, job rules, MindSpore's names, Flower apps and pages use it without making a protection.
 """
 
 from __future__ import annotations
@@ -22,18 +21,15 @@ Whose: TypeAlias = Literal["client", "example"]
 
 
 class Description(Audited):
-    """A protection as known from its class alone: its name, settings and rules.
+    """The properties of a protection's class. Every member has a default."""
 
-    Every member has a default.
-    """
-
-    #: The name by which a job chooses it; a class of your own is named by its module and class.
+    #: The name by which a job chooses the protection. A user's own is named by module and class.
     name: ClassVar[str] = ""
     #: The block of a job that holds the parameters (None if it has none), and their type.
     block: ClassVar[str | None] = "own"
     settings_type: ClassVar[type[Settings]] = Settings
-    #: True if reports are perturbed. Clients then count equally, since neither the guarantee nor
-    #: BatchNorm's statistics survive weights and noise.
+    #: True if reports are perturbed. The guarantee then needs equal weights of clients, and models
+    #: without BatchNorm's statistics, because noise may make a variance negative.
     perturbs: ClassVar[bool] = True
     #: The parameter that decides what a report costs (`cost_key`), or None.
     cost_parameter: ClassVar[str | CostKey | None] = None
@@ -41,34 +37,34 @@ class Description(Audited):
     rules: ClassVar[tuple[Rule, ...]] = ()
     advice: ClassVar[tuple[Rule, ...]] = ()
     dialect: ClassVar[Dialect] = Dialect(theirs=False)
-    #: True if secret cohorts (`JobContext.poisson`) amplify its loss. A round's result is then a
-    #: noised sum over a constant, whoever is in the cohort and even if nobody is.
+    #: True if secret cohorts (`JobContext.poisson`) amplify the guarantee. A round then releases a
+    #: noised sum divided by a constant, even if the cohort is empty.
     amplified: ClassVar[bool] = False
-    #: True if clients draw secret cohorts themselves: all of them answer, most with noise alone.
+    #: True if clients decide in secret whether to take part. All answer, most with noise alone.
     secret_turns: ClassVar[bool] = False
-    #: Combinations of reports that its server allows; True if reports may hold control variates.
+    #: The possible ways to combine reports, and True if reports may have control variates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
     takes_variates: ClassVar[bool] = False
-    #: Where it adds its Gaussian noise. None if its noise is of another kind, or if it has none.
+    #: Where Gaussian noise is added: to each report or to the sum. None without Gaussian noise.
     gaussian_noise: ClassVar[Literal["report", "sum"] | None] = None
-    #: True if a user's own Flower app may use it.
+    #: True if a user's own Flower app may use the protection.
     for_apps: ClassVar[bool] = True
-    #: The key that turns its noise on; None if it always or never has noise.
+    #: The key that turns the noise on. None if there is always or never noise.
     noise_key: ClassVar[str | None] = None
-    #: A compiled loop that its clients call: once it is in the cache, so are its other loops.
+    #: A compiled function that clients call. If it is in the cache, so are all others.
     loop: ClassVar[Callable[..., object] | None] = None
-    #: What it hides even from those against whom it guarantees nothing.
+    #: A phrase for what is hidden even from attackers against whom nothing is guaranteed.
     hides: ClassVar[str] = ""
-    #: What to try next if a run with it guarantees nothing.
+    #: What to try next if a run guarantees nothing.
     stronger: ClassVar[Stronger] = Stronger(
         "dp_encrypt", "choose a protection", "with noise in every report"
     )
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the settings key of the protection's own phase deadline, and its value in seconds.
+        """Return the job key of the protection's own time limit for a phase, and its seconds.
 
-        Returns None if the protection has no deadline of its own.
+        Returns None if it has no limit of its own.
         """
         return None
 
@@ -79,12 +75,12 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the job key that makes a round's noise depend on the number of rounds, or None."""
+        """Return the setting that makes the noise depend on the number of rounds, or None."""
         return None
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
-        """Return the key that `fedveil budget --target-epsilon` solves for.
+        """Return the parameter that `fedveil budget --target-epsilon` solves for, or None.
 
         By default, a smaller value costs less.
         """
@@ -93,36 +89,33 @@ class Description(Audited):
 
     @classmethod
     def units(cls, settings: Any) -> Sequence[Whose]:
-        """Return the units, client or example, for which the protection can state its losses."""
+        """Return the units ("client", "example") for which the protection can state its loss."""
         return ("client",)
 
     @classmethod
     def rests_on_server(cls, settings: Any) -> bool:
-        """Return True if the protection's guarantee relies on noise that the server adds."""
+        """Return True if the guarantee relies on noise that the server adds."""
         return False
 
     @classmethod
     def against(cls, settings: Any) -> str:
-        """Name the attackers against whom the guarantee holds."""
+        """Return a phrase for the attackers against whom the guarantee holds."""
         trusted = cls.rests_on_server(settings)
         return "everyone except the server" if trusted else "everyone, including the server"
 
     @classmethod
     def noised(cls, settings: Any) -> bool:
-        """Return True if clients or server add noise to the aggregate.
-
-        Clients then count equally.
-        """
+        """Return True if clients or the server add noise. Clients then have equal weights."""
         return cls.perturbs or cls.rests_on_server(settings)
 
     @classmethod
     def needs_roster(cls, settings: Any) -> bool:
-        """Return True if clients sign messages, and so need each other's public keys."""
+        """Return True if clients sign messages, so that they need each other's public keys."""
         return False
 
     @classmethod
     def unfit_for_apps(cls, settings: Any) -> str | None:
-        """Return why a user's own Flower app cannot use these parameters, or None."""
+        """Return why a user's own Flower app cannot use these settings, or None if it can."""
         return None
 
     @classmethod
@@ -131,13 +124,13 @@ class Description(Audited):
     ) -> str | None:
         """Return why the settings `asked` protect less than the settings `demanded`, or None.
 
-        The losses of a report are compared elsewhere. `asked` is a server's offer for `clients`
-        clients. `demanded` is a client's own demand, which may be stated for another number of
-        clients, `expected`.
+        The losses of a report are compared elsewhere. `asked` is a server's offer, for `clients`
+        clients. `demanded` is a client's own demand, which may be for another number of clients,
+        `expected`.
         """
         return None
 
     @staticmethod
     def audit_cases(eps: float) -> Iterable[Case]:
-        """Yield audit cases for the protection's mechanisms, each with a loss of about `eps`."""
+        """Yield audit cases for the protection's mechanisms, with epsilons of about `eps`."""
         return ()

@@ -1,15 +1,14 @@
-"""Declares in which direction each setting weakens a protection, so that a pin can be enforced.
+"""Says for each setting whether a larger or a smaller value protects less. Pins need this.
 
-A pin is a client's own demand on the settings. Every settings class lists its own fields in
-`WEAKENS`:
+A pin is a client's own demand on the settings. Each settings class lists its fields in `WEAKENS`:
 
-    loss        its effect is in the loss of a report, which a pin compares anyway
-    larger      a value larger than the pin's is weaker
-    smaller     a value smaller than the pin's is weaker; false is smaller than true
-    own         the protection's own `weaker` compares it
-    none        no guarantee relies on it
+    loss        it affects the loss of a report, which is compared with the pin's anyway
+    larger      a value larger than the pin's protects less
+    smaller     a value smaller than the pin's protects less; false is smaller than true
+    own         the protection's own method `weaker` compares it
+    none        it does not affect the guarantee
 
-A setting that is not listed, for example in a class of a user's own, must equal the pin's.
+A setting that is not listed, as in a user's own class, must equal the pin's.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Direction: TypeAlias = Literal["loss", "larger", "smaller", "own", "none"]
 
 
 def directions(settings: type[BaseModel]) -> dict[str, Direction]:
-    """Return the declared direction of each field, including fields of base classes."""
+    """Return the entry of `WEAKENS` for each field, including the fields of base classes."""
     found: dict[str, Direction] = {}
     for kind in reversed(settings.__mro__):
         declared: Mapping[str, Direction] = vars(kind).get("WEAKENS", {})
@@ -32,7 +31,7 @@ def directions(settings: type[BaseModel]) -> dict[str, Direction]:
 
 
 def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
-    """Return why `asked` is weaker than `demanded` in one of its settings, or None."""
+    """Return why `asked` protects less than `demanded` in one of its settings, or None."""
     declared = directions(type(demanded))
     for name in type(demanded).model_fields:
         offered, wanted, direction = (

@@ -1,4 +1,4 @@
-"""distributed_dp: clients add shares of noise under secure aggregation, so no party is trusted."""
+"""distributed_dp: clients add shares of noise under secure aggregation, so nobody is trusted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "rotation": "none",
         "dropout_tolerance": "smaller",
         "assume_honest": "larger",
-        # The server chooses who shares: of fewer clients, more may be dishonest.
+        # The server chooses who shares secrets. The fewer, the larger a part may be dishonest.
         "share_secrets_ratio": "smaller",
     }
 
@@ -105,11 +105,11 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
 
     @property
     def target(self) -> float:
-        """The target epsilon of the whole run, which applies if no noise multiplier is set."""
+        """The target epsilon of the whole run. It applies if no noise multiplier is set."""
         return _TARGET if self.target_epsilon is None else self.target_epsilon
 
     def least_survivors(self, clients: int) -> int:
-        """Return the smallest number of survivors in a round's sum, out of `clients` clients."""
+        """Return the smallest number of survivors in a sum, for a round of `clients` clients."""
         sharing = self.sharing_clients(clients)
         return max(1, sharing - math.floor(_as_written(self.dropout_tolerance) * sharing))
 
@@ -144,39 +144,38 @@ def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
 
 
 class DistributedDP(Clipped, SecureSum):
-    """The server sees only the sum of the clients' vectors, including their shares of noise.
+    """The server sees only the sum of the clients' vectors, which contain shares of noise.
 
-    A client's vector is its clipped update with noise, as `DistributedGaussian.share` states,
-    rotated by signs that are derived from the job's seed and the round. A client that cannot use
-    its update sends its share of noise around zero. Clients count equally.
+    A client's vector is its clipped update with a share of noise (`DistributedGaussian.share`). The
+    vector is rotated with signs that are derived from the job's seed and the round. A client whose
+    update is unusable sends its share of noise around zero. Clients have equal weights.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier: that
-    of the fewest survivors that a sum may have, if a share 1 - assume_honest of the cohort adds no
-    noise. After the round, ratio follows from the actual number of survivors. The
-    guarantee relies on secure aggregation; without `active_security`, it relies on a server that
-    follows the protocol. The members of a sum are public, so no sampling amplifies the guarantee.
+    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier. That
+    is the ratio for the smallest number of survivors, if a share 1 - assume_honest of the cohort
+    adds no noise. After the round, ratio follows from the actual number of survivors. The guarantee
+    relies on secure aggregation. Without `active_security`, it also relies on a server that follows
+    the protocol. The members of a sum are public, so sampling does not amplify the guarantee.
 
-    Clients that draw their own turns are the exception (`JobContext.turn_rate` q below 1). Each
-    client adds its update with probability q, drawn in secret, and otherwise its share of noise
-    around zero. The guarantee is then `SampledGaussian(ratio, q)`, against the server too. Every
-    client trains in every round and answers alike, so that its answer time does not reveal its
-    turn. The mean divides by the expected q * survivors.
+    Secret turns (`JobContext.turn_rate` q below 1): each client adds its update with probability q,
+    decided in secret, and otherwise its share of noise around zero. Then sampling does amplify, to
+    `SampledGaussian(ratio, q)`, against the server too. Every client trains in every round, so the
+    time of an answer does not reveal the decision. The mean divides by the expected number, q *
+    survivors.
 
-    Under `privacy.unit: example` the update is a client's sum over its secretly sampled batch, to
+    Under `privacy.unit: example`, the update is a client's sum over its secretly sampled batch, to
     which each example adds a vector of norm at most `clip` (`DistributedSum`). The guarantee is
-    then for one example, amplified by that sampling (`SampledGaussian`). The amplification also
-    holds against the server, since only the client knows which examples were drawn.
+    then for one example, amplified by that sampling (`SampledGaussian`), against the server too,
+    because only the client knows which examples were drawn.
 
-    With `clip_quantile` the update is in units of a moving clip, followed by a bit that says
-    whether it was shortened (`QuantileClip`). The same `Gaussian(ratio)` holds for update and bit
-    together, whatever clip a client receives.
+    With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
+    was shortened (`QuantileClip`). The guarantee holds for both together, whatever clip a client
+    receives.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
-    learning with secure aggregation, 2021. This protection uses their discrete Gaussian rather than
-    Skellam noise, which adds up exactly. The sum of shares of variance 16 or more is a discrete
-    Gaussian to within e^±η, η = 1e-61, so the sum satisfies the Gaussian's own guarantee and
-    composes exactly. The sampler is the one that the other protections use.
+    learning with secure aggregation, 2021. A sum of discrete Gaussians of variance 16 or more is a
+    discrete Gaussian to within a factor e^±η, η = 1e-61, so the sum has the Gaussian's own
+    guarantee. Skellam noise, the alternative, adds up exactly, but needs a sampler of its own.
     """
 
     name = block = "distributed_dp"
@@ -210,9 +209,9 @@ class DistributedDP(Clipped, SecureSum):
         if context.unit == "example":
             self.noise = DistributedSum(settings.clip, self._ratio(), **common)
         else:
-            bits, rotation = settings.bits, settings.rotation
+            common |= {"entry_bits": settings.bits, "rotation": settings.rotation}
             self.noise = DistributedGaussian(
-                clipping.norm, self._ratio(), **common, entry_bits=bits, rotation=rotation
+                clipping.norm, self._ratio(), **common, apart=context.apart
             )
         self.length, self.ring = self.noise.length, Ring(self.noise.bits)
         self._signs: tuple[int, Int8s | None] = (-1, None)
@@ -233,7 +232,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @property
     def _rate(self) -> float:
-        """The probability with which the protected unit is in a round's sum."""
+        """The probability that the protected unit, a client or an example, is in a round's sum."""
         context = self.context
         return context.sampling_rate if context.unit == "example" else context.turn_rate
 
@@ -246,7 +245,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @property
     def least_survivors(self) -> int:
-        """The smallest number of survivors whose shares of noise suffice for the guarantee."""
+        """The smallest number of survivors whose shares of noise are enough for the guarantee."""
         return self._least
 
     @classmethod
@@ -260,7 +259,7 @@ class DistributedDP(Clipped, SecureSum):
         return super().unfit_for_apps(settings)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the largest loss of a round: that with the fewest permitted survivors."""
+        """Return the loss of a round with the smallest permitted number of survivors."""
         return self.spent(state, self._least)
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
@@ -274,7 +273,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: sums of an update and four shares, under a fixed and moving clips."""
+        """Yield audit cases: sums of one update and three zeros, with a fixed and a moving clip."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -284,7 +283,7 @@ class DistributedDP(Clipped, SecureSum):
             return sum(others, staying.share(update, signs, entropy))
 
         update = np.array([1.0, 0.0], np.float32)
-        opposite = 4 * update, -4 * update  # longer than the clip, so that one too large shows
+        opposite = 4 * update, -4 * update  # longer than the clip, to test it
         yield Case("noise in shares, an update", released, *opposite, _loss(staying, 4, 1e-3))
         law = QuantileClip(1.0, multiplier, dimension=2, clients=4, bit_noise=1.5 * multiplier)
         moving = DistributedGaussian(law.norm, multiplier, **_FOUR, dimension=law.length)
@@ -312,14 +311,18 @@ class DistributedDP(Clipped, SecureSum):
         return self.clipping.carried(self.noise.clipped(self.clipping.joint(update, told)), told)
 
     def _takes_its_turn(self, context: ClientContext) -> bool:
-        """Return True if the client's update is in the round's sum, which only the client knows."""
+        """Return True if this client's update is in the round's sum. Only the client knows this."""
         rate = self.context.turn_rate
         return rate == 1 or bool(context.entropy.stream("turn").bernoulli(rate, 1)[0])
 
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update with noise, over the survivors expected to take their turn."""
+        """Return the noised mean update.
+
+        Clients that sit out a round add zero. So the sum is divided by the expected number of
+        updates.
+        """
         if self.noise.wrapped(total):
             raise ImpossibleSum(
                 f"an entry of the sum of {survivors} clients exceeds the range of clipped "
@@ -331,7 +334,7 @@ class DistributedDP(Clipped, SecureSum):
         return self.clipping.aggregate(mean, survivors, state)
 
     def signs(self, round: int) -> Int8s | None:
-        """Return the public signs of a round's rotation, or None without a rotation."""
+        """Return the public signs of a round's rotation, or None if there is no rotation."""
         rotates = self.settings.rotation and self.context.unit == "client"
         if rotates and self._signs[0] != round:
             entropy = Seeded(self.context.seed, "rotation", round)
@@ -339,7 +342,7 @@ class DistributedDP(Clipped, SecureSum):
         return self._signs[1]
 
     def domain(self, round: int) -> Domain:
-        """Return the domain of the round's rotated vectors, or of updates if the clip moves."""
+        """Return the space of the round's rotated vectors, or of updates if the clip moves."""
         signs = self.signs(round)
         if signs is None or self.clipping.moving is not None:
             return super().domain(round)
@@ -355,7 +358,10 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the server's sum in units of updates. If the clip moves, return it decoded."""
+        """Return the noised sum before decoding, in units of updates.
+
+        If the clip moves, decode it.
+        """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)
         return aggregate.released.astype(np.float64) * self.noise.step

@@ -1,4 +1,4 @@
-"""dp_encrypt: Gaussian local differential privacy for the clipped update."""
+"""dp_encrypt: each client clips its update and adds Gaussian noise (local differential privacy)."""
 
 from __future__ import annotations
 
@@ -79,17 +79,18 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 class DPEncrypt(Protection):
     """Every client sends its clipped update plus Gaussian noise. The server takes the mean.
 
-    MindSpore Federated sends old weights + noised update. The server knows the old weights, so
-    sending only the noised update is equivalent. Clients count equally: a client's number of
-    examples is not protected, and therefore not sent.
+    MindSpore Federated sends old weights + noised update. The server knows the old weights, so this
+    protection sends only the noised update. Clients have equal weights, because numbers of examples
+    are not protected and therefore not sent.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
     everyone who reads the report, as `GaussianMechanism` states. With continuous noise (a
     floating-point Gaussian) the stated epsilon is infinite.
 
-    Under `privacy.unit: example` the update is a sum of clipped contributions and is not clipped
-    itself. Then (dp_eps, dp_delta) holds for one example that is certainly in the round's batch.
-    The stated cost of a report is smaller, because the example may not be drawn (`GaussianSum`).
+    Under `privacy.unit: example`, the update is a sum of clipped contributions and is not clipped
+    itself. (dp_eps, dp_delta) then holds for one example that is certainly in the round's batch.
+    The stated cost of a report is smaller, because the example may not be in the batch
+    (`GaussianSum`).
     """
 
     name = block = "dp_encrypt"
@@ -113,7 +114,7 @@ class DPEncrypt(Protection):
             step, largest = self._mechanism.step, LARGEST * self._mechanism.step
             self._form = _GridForm(self._mechanism, self.dimension, step, largest)
         else:
-            self._mechanism = GaussianMechanism(*chosen, settings.noise)
+            self._mechanism = GaussianMechanism(*chosen, settings.noise, context.apart)
             step, largest = self._mechanism.grid(self.dimension).step, settings.dp_norm_clip
             if settings.noise == "discrete":
                 self._form = _GridForm(self._mechanism, self.dimension, step, largest)
@@ -127,7 +128,7 @@ class DPEncrypt(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: opposite updates, too long for the clip, and opposite examples."""
+        """Yield audit cases: opposite updates longer than the clip, and opposite examples."""
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case(
             "gaussian, an update", gaussian.privatize, 4 * update, -4 * update, gaussian.loss
@@ -156,8 +157,8 @@ class DPEncrypt(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return the noised update, and its likelihood given any clipped update.
 
-        The likelihood ignores that a value beyond the report's limit is written as the limit. This
-        happens to fewer than one value in 10^22.
+        Values beyond the report's limit are written as the limit, which happens to fewer than one
+        in 10^22. The likelihood ignores this.
         """
         output = self._form.read(report).astype(np.float64) * self._form.step
 
@@ -168,7 +169,7 @@ class DPEncrypt(Protection):
 
 
 class DPEncryptServerRound(OneReportRound):
-    """Adds up the reports exactly, in units of their steps."""
+    """Adds up the reports exactly, in units of their step."""
 
     sums = ("_sum",)
 
@@ -215,30 +216,30 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """The encoding of a report's values, and the type of sum in which the server adds them up."""
+    """The encoding of a report's values, and the sum in which the server adds them up."""
 
     fields: tuple[str, ...]
     step: float
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
-        """Return the report's fields: `update` with noise drawn from `entropy`, encoded."""
+        """Return the report's fields: the encoded `update` with noise from `entropy`."""
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of a report without content. It has the length of every report."""
+        """Return the fields of an empty report. All reports have its length."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Check an untrusted report completely and return its values in grid steps."""
+        """Return an untrusted report's values, in grid steps. Every field is checked."""
 
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""
 
 
 class _GridForm(GridReport):
-    """Reports as whole multiples of the grid's step.
+    """Encodes reports as whole multiples of the grid's step.
 
     `limit` is the largest entry of an update plus ten standard deviations of the noise. A value
-    beyond the limit is written as the limit. This is post-processing, so the guarantee does not
-    change. It happens to fewer than one value in 10^22.
+    beyond it is written as the limit. That happens to fewer than one value in 10^22, and costs no
+    privacy.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class _GridForm(GridReport):
 
 
 class _FloatForm:
-    """Reports as the noised update in float32."""
+    """Encodes reports as float32."""
 
     fields: tuple[str, ...] = ("update",)
     step = 1.0
@@ -299,7 +300,7 @@ class _FloatForm:
 
 
 class _WholeSum:
-    """A sum of int32 vectors: exact, and therefore independent of the order of its terms."""
+    """A sum of int32 vectors. It is exact and independent of the order of the vectors."""
 
     def __init__(self, length: int) -> None:
         self._total = np.zeros(length, np.int64)

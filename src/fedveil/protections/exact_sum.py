@@ -20,17 +20,17 @@ PLACES = 44
 MAX_MAGNITUDE = 2.0**40
 MAX_TERMS = 1 << 22
 
-#: Up to 2^9 terms below 2^9 fit in 62 bits, including the places.
+#: Up to 2^9 terms below 2^9, with their binary places, fit in 62 bits.
 _NEAR_MAGNITUDE = 2.0**9
 _NEAR_TERMS = 1 << 9
 _SIGNLESS = np.uint32(0x7FFFFFFF)
 
 
 class ExactSum:
-    """A running sum of `weight * vector` terms over float32 vectors of one length.
+    """A running sum of `weight * vector`, over float32 vectors of equal length.
 
-    `_near` holds the sum of ordinary terms, one integer per entry, in units of 2^-44. Its content
-    moves to `_far` before it could overflow. Larger terms are added to `_far` directly.
+    `_near` holds the sum of ordinary terms as integers in units of 2^-44. Before it could overflow,
+    its content is moved to `_far`. Larger terms are added to `_far` directly.
     """
 
     def __init__(self, length: int) -> None:
@@ -40,7 +40,10 @@ class ExactSum:
         self._far: _WideSum | None = None
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        """Add a term. Raises ValueError, and adds nothing, if an entry is NaN or too large."""
+        """Add `weight * vector`.
+
+        Raises ValueError, and adds nothing, if an entry is NaN or too large.
+        """
         self._claim(1)
         if self._near_terms == _NEAR_TERMS:
             self._move_away()
@@ -64,7 +67,7 @@ class ExactSum:
         self.terms += other.terms
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum as float64, in the sum's own memory. Call it once, after the last term."""
+        """Return the sum as float64. Call it once, at the end: it overwrites the sum's memory."""
         if self._far is None:
             value = into_floats(self._near)
             value *= 2.0**-PLACES
@@ -88,7 +91,7 @@ class ExactSum:
 
 
 class _WideSum:
-    """A sum in its one form: integer parts, and fractions in 0..2^44 - 1, in units of 2^-44."""
+    """A sum as integers, and fractions in 0..2^44 - 1 in units of 2^-44. This form is unique."""
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)
@@ -117,11 +120,9 @@ class _WideSum:
 
 
 def largest_magnitude(vector: npt.NDArray[np.float32]) -> float:
-    """Return the largest magnitude in a contiguous vector, or NaN if an entry is NaN.
-
-    Bit patterns without the sign are compared: larger magnitudes have larger patterns, and NaN has
-    the largest.
-    """
+    """Return the largest magnitude in a contiguous vector, or NaN if an entry is NaN."""
+    # Bit patterns without the sign are compared: larger magnitudes have larger patterns, and NaN
+    # has the largest.
     pattern = _largest_pattern(vector.view(np.uint32))
     return float(np.array(pattern, np.uint32).view(np.float32))
 
@@ -140,7 +141,7 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 
 
 def _pattern(value: float) -> np.uint32:
-    """Return the bits of a float32 as an integer, which grows with a `value` >= 0."""
+    """Return the bits of a float32 >= 0 as an integer, which grows with the float."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
 
 
@@ -157,10 +158,10 @@ def _add_below_numpy(
 def _add_below(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` to `units` and return True, if no entry's pattern reaches `limit`.
+    """Add `factor * vector` to `units`, if the bit pattern of each entry is below `limit`.
 
-    Otherwise add nothing and return False. Each block of entries is checked and then added while it
-    is in the cache.
+    Returns False, and adds nothing, if a pattern reaches `limit`. Each block of entries is checked
+    and then added while it is in the cache.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

@@ -1,4 +1,4 @@
-"""The encoding of a vector of whole grid steps in a report."""
+"""Encodes a vector of whole grid steps in a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedveil.errors import MessageInvalid
 
 
 class GridReport:
-    """Encodes multiples of `step` in -limit..limit, each in the smallest number of bits that fits.
+    """Encodes multiples of `step` in -limit..limit, each in the smallest possible number of bits.
 
     All reports have equal length. `kind` is the integer type that `read` returns.
     """
@@ -35,11 +35,11 @@ class GridReport:
         return {"multiples": pack(multiples, -self.limit, self.width), "step": self.step}
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of an empty report, as long as every report."""
+        """Return the fields of an empty report. All reports have its length."""
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Check an untrusted report completely and return its multiples of the step."""
+        """Return an untrusted report's multiples of the step. Every field is checked."""
         if take(message, "step", float) != self.step:
             raise MessageInvalid("field step is not the step of this job's grid")
         packed = take_array(message, "multiples", "uint8", (self._size,))

@@ -1,4 +1,4 @@
-"""The last round that a client answered with its update."""
+"""Remembers the last round for which a client has sent its update."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from fedveil.errors import AnsweredBefore
 
 
 class Answered:
-    """The last round for which a client's update was sent. Two updates would reveal more than one.
+    """The last round for which a client has sent its update, so that it sends only one.
 
-    This class saves the round's number in memory. If a server could restart a round, a subclass
-    saves it in a file.
+    This class stores the round's number in memory. Where a server could restart a round, a subclass
+    stores it in a file.
     """
 
     def __init__(self) -> None:
         self.last = -1
 
     def check(self, round: int) -> None:
-        """Raise `AnsweredBefore` if the client has already answered `round` or a later one."""
+        """Raise `AnsweredBefore` if the client has answered `round` or a later one."""
         if round <= self.last:
             raise AnsweredBefore(self.last)
 
     def note(self, round: int) -> None:
-        """Record `round` as answered. Call it before the update is sent.
+        """Record that `round` is answered. Call it before the update is sent.
 
-        Raises `AnsweredBefore` if the client has already answered `round` or a later one.
+        Raises `AnsweredBefore` if the client has answered `round` or a later one.
         """
         self.check(round)
         self.last = round

@@ -1,4 +1,4 @@
-"""The terms in which MindSpore Federated describes a protection."""
+"""How MindSpore Federated names a protection and its parameters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Dialect:
-    """A protection's description in a MindSpore Federated server's configuration file.
+    """How a MindSpore Federated configuration file describes a protection.
 
-    `theirs`: True if MindSpore Federated has this protection. Other protections may be written in
-    the same form. `aliases`: other names of its parameters. `one_server`: why only one server is
-    possible, or "". `uploads_as_they_are`: True if MindSpore Federated turns off the compression of
-    uploads under this protection. `refused`: related MindSpore Federated protections, and why they
-    are not supported.
+    - `theirs` is True if MindSpore Federated has this protection.
+    - `aliases` are other names of its parameters.
+    - `one_server` is why only one server is possible, or "".
+    - `uploads_as_they_are` is True if MindSpore Federated does not compress uploads under it.
+    - `refused` maps related protections of MindSpore Federated to why they are not supported.
     """
 
     theirs: bool = True

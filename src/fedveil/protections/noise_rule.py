@@ -1,4 +1,4 @@
-"""Rules that all protections with Gaussian noise in a sum share."""
+"""Rules that all protections with Gaussian noise in a sum have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.protections.base import JobContext
 
 
 class NoiseSettings(Protocol):
-    """Settings that determine the noise: a multiplier, or a target epsilon of the whole run."""
+    """Settings that determine the noise: a multiplier, or the target epsilon of the whole run."""
 
     @property
     def noise_multiplier(self) -> float | None: ...
@@ -31,7 +31,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the job gives `name` no finite sensitivity or no epsilon."""
+    """Raise `InvalidValue` if the protection `name` has no sensitivity or epsilon in this job."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

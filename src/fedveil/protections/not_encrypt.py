@@ -48,9 +48,9 @@ class NotEncryptSettings(Settings):
 
 
 class NotEncrypt(Protection):
-    """Every client sends its update unprotected. The aggregate is the weighted mean of the updates.
+    """Every client sends its update unprotected. The server takes the weighted mean.
 
-    Privacy: none. Everyone who reads a report reads the update exactly (epsilon is infinite).
+    Privacy: none. Everyone who reads a report learns the exact update (epsilon is infinite).
     """
 
     name = block = "not_encrypt"
@@ -65,7 +65,7 @@ class NotEncrypt(Protection):
 
     @classmethod
     def units(cls, settings: NotEncryptSettings) -> Sequence[Whose]:
-        """Return both units, client and example. Neither is protected, so either may be chosen."""
+        """Return both units. The protection protects neither, so a job may choose either."""
         return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:
@@ -82,12 +82,12 @@ class NotEncrypt(Protection):
 
     @property
     def largest_weight(self) -> int | None:
-        """The largest weight that a client may have. None if clients count equally."""
+        """The largest weight of a client, or None if clients have equal weights."""
         return self.settings.max_examples if self.context.weighting == "by_size" else None
 
 
 class NotEncryptServerRound(OneReportRound):
-    """Adds up `weight * update` exactly. Weights are numbers of examples, or 1 if equal."""
+    """Adds up `weight * update` exactly. A weight is 1, or the client's number of examples."""
 
     sums = ("_sum", "_total")
 
@@ -134,7 +134,7 @@ class NotEncryptServerRound(OneReportRound):
 
 
 class NotEncryptClientRound(OneReportClient):
-    """Sends the update, and the client's number of examples if the server weights by size."""
+    """Sends the update, and the number of examples if the server weights clients by it."""
 
     def __init__(self, context: ClientContext, largest_weight: int | None) -> None:
         super().__init__(context)

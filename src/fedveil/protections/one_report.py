@@ -1,4 +1,4 @@
-"""Server and client halves for protections in which every client sends one report."""
+"""Server and client halves of rounds in which every client sends one report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report. Makes the common checks.
 
-    Several instances may share a round, each for other clients, and `merge` combines them at the
-    end. The merged bytes do not depend on the division of the clients. Pickling includes only the
-    attributes that `merge` reads.
+    Several halves may share a round, each with other clients. `merge` combines them at the end, and
+    the result does not depend on which half had which clients. Pickling saves only what `merge`
+    needs.
     """
 
     mergeable = True
@@ -29,10 +29,10 @@ class OneReportRound(PhasedRound):
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
-        """Add the sums and clients of `other` to this half.
+        """Add the sums and the clients of `other` to this half.
 
-        Raises `ValueError` if a client is counted in both halves, if the halves belong to different
-        rounds or types, or if one of them has already returned its aggregate.
+        Raises `ValueError` if a client is in both halves, if the halves differ in round or type, or
+        if one has already returned its aggregate.
         """
         if self._told is not None or other._told is not None:
             raise ValueError("a half that has returned its aggregate has no sums any more")
@@ -47,7 +47,7 @@ class OneReportRound(PhasedRound):
         self._asked = self._invited
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the running sums, and the clients whose reports the sums include."""
+        """Return the running sums, and the clients whose reports are in them."""
         context = RoundContext((), self._context.round, np.empty(0, np.float32))
         names = ("_invited", "_asked", "_answered", "phase", *self.sums)
         return {"_context": context, **{name: vars(self)[name] for name in names}}
@@ -57,7 +57,7 @@ class OneReportRound(PhasedRound):
 
 
 class OneReportClient(ABC):
-    """A client half that answers the opening with its only report."""
+    """A client half that answers the round's opening with its only report."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
@@ -66,7 +66,7 @@ class OneReportClient(ABC):
         return True
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the report. Raises `ClientWithheld` unless `message` opens this round."""
+        """Return the report. Raises `ClientWithheld` if `message` does not open this round."""
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:
@@ -81,4 +81,4 @@ class OneReportClient(ABC):
 
     @abstractmethod
     def _report(self, opening: Message, update: Update) -> Message:
-        """Return the report of `update`. Raises `ClientWithheld` if the client sends none."""
+        """Return the report of `update`. Raises `ClientWithheld` if there is none."""

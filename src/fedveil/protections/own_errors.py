@@ -1,4 +1,4 @@
-"""An exception in a user's own protection, as one sentence with its file and line."""
+"""Reports an exception in a user's own protection as one sentence with its file and line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedveil.protections.base import Protection
 
 @contextmanager
 def own_errors(protection: Protection) -> Iterator[None]:
-    """Turn an exception that the code of a user's own protection raises into `RunStopped`.
+    """A context that turns exceptions of a user's own protection into `RunStopped`.
 
-    fedveil's own errors pass, and so do exceptions that no code of the user's raised.
+    fedveil's own errors, and exceptions from elsewhere, are not changed.
     """
     try:
         yield

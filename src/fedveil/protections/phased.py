@@ -1,4 +1,4 @@
-"""Server and client halves for protections with several phases, each answered once by a client."""
+"""Server and client halves of rounds with several phases. A client answers each phase once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.rounds.outcomes import ClientId, check_sender
 
 
 class PhasedRound(ABC):
-    """A server half that asks in one phase after another, and drops clients that miss a phase."""
+    """A server half with one phase after another. It drops clients that do not answer a phase."""
 
     mergeable = False
     #: True if a round without reports still has an aggregate.
@@ -48,7 +48,7 @@ class PhasedRound(ABC):
         return self.room + self.room_an_entry * len(self._context.model)
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check sender, phase and round, then add the message to this phase's sums."""
+        """Check an answer's sender, phase and round, and add it to this phase's sums."""
         asked = self._asked if self.phase is not None and self._told is None else ()
         check_sender(client, self._invited, asked, self._answered)
         try:
@@ -71,7 +71,7 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate, which is computed once. The computation may overwrite the sums."""
+        """Return the aggregate. It is computed once, and may overwrite the sums."""
         if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
         if self._told is None:
@@ -87,18 +87,18 @@ class PhasedRound(ABC):
 
     @abstractmethod
     def _fold(self, client: ClientId, message: Message) -> None:
-        """Check the phase's own fields of `message` completely, then add them to the running sums.
+        """Add `message` to the running sums, after checking all fields that belong to the phase.
 
         Raises `MessageInvalid`, and changes nothing, if a field is wrong.
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the current phase's messages to those that `answered` the previous one."""
+        """Return the phase's first messages, for the clients that answered the last phase."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """Return the aggregate. Called only if at least one client has answered the last phase."""
+        """Compute the aggregate. Called only if a client has answered the last phase."""
 
 
 class PhasedClient(ABC):
@@ -133,4 +133,7 @@ class PhasedClient(ABC):
 
     @abstractmethod
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
-        """Return the answer's fields, or raise `ClientWithheld`. Only training has an `update`."""
+        """Return the answer's fields. Raises `ClientWithheld` if there is none.
+
+        `update` is None except in the phase in which clients train.
+        """

@@ -1,8 +1,8 @@
-"""pw_encrypt: secure aggregation with pairwise masks that survives dropouts.
+"""pw_encrypt: secure aggregation with pairwise masks, which survives dropouts.
 
-The server learns the weighted mean of the survivors' updates (`SecureSum` states what else stays
-hidden). The mean itself has no guarantee unless the server adds noise to it. Then the guarantee of
-`CentralNoise` holds against everyone but the server.
+The server learns the weighted mean of the survivors' updates, and nothing else about them (see
+`SecureSum`). The mean itself has no guarantee unless the server adds noise to it. Then the
+guarantee of `CentralNoise` holds against everyone but the server.
 """
 
 from __future__ import annotations
@@ -81,12 +81,14 @@ class PWEncryptSettings(SecureSumSettings):
         description="L2 norm to which each client clips its update under central_eps",
     )
 
-    def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
-        """Return the server's noise for sums in multiples of `step`, or None without noise."""
+    def central_noise(
+        self, step: float, dimension: int, apart: float | None
+    ) -> CentralNoise | None:
+        """Return the noise that the server adds to sums in multiples of `step`, if any."""
         if self.central_eps is None:
             return None
         delta, clip = self.central_delta, self.central_norm_clip
-        return CentralNoise(self.central_eps, delta, clip, step, dimension)
+        return CentralNoise(self.central_eps, delta, clip, step, dimension, apart)
 
 
 def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
@@ -115,18 +117,18 @@ def central_trusts(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class PWEncrypt(SecureSum):
-    """The aggregate is the exact weighted mean of the survivors' quantised updates.
+    """The aggregate is the exact weighted mean of the survivors' updates, after rounding.
 
-    A client's vector holds its weight (its number of examples, or 1) times the quantised update,
-    followed by the weight itself. The sum is taken modulo 2^bits, with the fewest bits for which
-    the sum of a whole cohort with the largest weights cannot wrap.
+    A client's vector is its weight (its number of examples, or 1) times its update in whole
+    numbers, followed by the weight. The sum is taken modulo 2^bits. bits is large enough for a
+    whole cohort with the largest weights.
 
-    Privacy: only that of the sum, which is not differential privacy (epsilon is infinite). With
-    `central_eps`, clients clip their updates to a norm and count equally, and the server adds noise
-    to the sum before anyone reads it. This guarantees (central_eps, central_delta) for a client's
-    whole update in one round, replace-one, against everyone who sees only the mean and what is
-    computed from it. It holds while the server follows the protocol and every client clips. No
-    sampling of clients amplifies it.
+    Privacy: the sum is not differentially private (epsilon is infinite), and nothing but the sum is
+    revealed. With `central_eps`, clients clip their updates to a norm and have equal weights, and
+    the server adds noise to the sum before anyone reads it. This guarantees (central_eps,
+    central_delta) for a client's whole update in one round, replace-one, against everyone who sees
+    only the mean and what is computed from it. It holds if the server follows the protocol and
+    every client clips. Sampling of clients does not amplify it.
     """
 
     name = block = "pw_encrypt"
@@ -158,7 +160,9 @@ class PWEncrypt(SecureSum):
         self.fixed = FixedPoint(settings.clip, settings.entry_bits)
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
-        central = self.central = settings.central_noise(self.fixed.step, context.dimension)
+        central = self.central = settings.central_noise(
+            self.fixed.step, context.dimension, context.apart
+        )
         if self.central is not None and context.weighting != "equal":
             raise InvalidValue("central_eps needs server.weighting = equal")
         beyond, self.norm_clip = (0, math.inf) if central is None else (central.reach, central.clip)
@@ -214,7 +218,7 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, with any central noise. Its entries lie within the clip."""
+        """Return the weighted mean, with any central noise. Entries are within the clip."""
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
             raise ImpossibleSum(f"the weights of {survivors} clients cannot have the sum {weight}")
@@ -232,7 +236,7 @@ class PWEncrypt(SecureSum):
     ) -> npt.NDArray[np.int64]:
         """Return the sum `total` with central noise.
 
-        Nothing else about `total` is released, not even an error: a lying client may have moved it
+        Nothing else about `total` is released, not even an error. A lying client may have moved it
         to the limit at which it wraps, and the noise covers that case as well.
         """
         numbers = total.copy()

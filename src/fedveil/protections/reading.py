@@ -1,7 +1,6 @@
-"""The information that an attacker can read from one client's report.
+"""The information that an attacker can get from one client's report.
 
-An attack on reports receives only readings, so it works against any protection, including a user's
-own.
+Attacks on reports use readings only, so they work against every protection, including a user's own.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from fedveil.base.array_types import Float32s, Float64s, Int8s
 
 @dataclass(frozen=True)
 class Reading:
-    """One report as an attacker reads it.
+    """The information that an attacker gets from one report.
 
-    `estimate` is the update as estimated from this report alone. `weight` is the reliability of
-    each entry of `estimate`: proportional to the inverse variance of its noise, or 0 if the report
-    says nothing about the entry. `scaled` is True if the estimate has the update's size, False if
-    it has only the direction. `log_likelihood` maps an update to ln Pr[this report | update], up to
-    a constant that is equal for all updates; None if the protection does not state it.
-
-    `truths` maps the client's true update to the outcome of each random choice in its report: for
-    each of `Protection.choices`, an array of 1 (the report tells the truth), 0 (it does not) or -1
-    (unknown).
+    - `estimate` is the best estimate of the update from this report alone.
+    - `weight` is the reliability of each entry of `estimate`: proportional to the inverse variance
+      of its noise, or 0 if the report says nothing about the entry.
+    - `scaled` is False if the estimate has only the direction of the update and not its size.
+    - `log_likelihood` maps an update to ln Pr[this report | update], up to a constant. It is None
+      if the protection does not state it.
+    - `truths` maps the client's true update to the outcomes of the random choices in its report:
+      for each of `Protection.choices`, an array of 1 (truthful), 0 (not) or -1 (unknown).
 
         >>> import numpy as np
         >>> from fedveil.protections.reading import Reading
@@ -42,7 +40,7 @@ class Reading:
 
     @classmethod
     def exact(cls, update: Float32s) -> Reading:
-        """Return a reading that reveals `update` itself."""
+        """Return the reading of a report that reveals `update` itself."""
 
         def log_likelihood(candidate: Float32s) -> float:
             return 0.0 if np.array_equal(candidate, update) else -np.inf
@@ -52,7 +50,7 @@ class Reading:
 
     @classmethod
     def nothing(cls, dimension: int) -> Reading:
-        """Return the reading of a report that is equally likely for every update."""
+        """Return the reading of a report that reveals nothing about an update."""
         empty = np.zeros(dimension)
         return cls(empty, empty, log_likelihood=lambda candidate: 0.0)
 
@@ -64,11 +62,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Domain:
-    """The vector space in which a round's sum is released, before anyone decodes it.
+    """The vector space in which a round's sum is released, before it is decoded.
 
-    `encode` maps an update into it and preserves the norm. `decode` is the transpose of `encode`.
-    It may return more entries than an update has. The additional entries do not depend on any
-    update. `moves` is True if every round has its own domain.
+    `encode` maps an update into the space and preserves its norm. `decode` is the transpose of
+    `encode`. It may return more entries than an update has. Updates have no effect on the
+    additional ones. `moves` is True if every round has another space.
     """
 
     length: int
@@ -78,5 +76,5 @@ class Domain:
 
     @classmethod
     def plain(cls, dimension: int) -> Domain:
-        """Return the domain in which an update of `dimension` entries is released unchanged."""
+        """Return the space of updates themselves, with `dimension` entries."""
         return cls(dimension, lambda update: update, lambda released: released)

@@ -1,10 +1,10 @@
-"""Combinations of reports other than their sum, for a server that sees single reports.
+"""Ways to combine reports other than their sum, for a server that sees single reports.
 
     median        the median of the reports' values, entry by entry
     trimmed_mean  the mean, entry by entry, without a share of the largest and smallest values
     norm_bound    the mean of the reports, each shortened to an L2 norm if it is longer
 
-All are functions of the reports alone and cost no privacy, and no result depends on the order of
+All are computed from the reports alone, so they cost no privacy. No result depends on the order of
 the reports. A few lying clients can move the median and the trimmed mean by no more than the spread
 of the other reports (Yin et al., 2018). They can move the bounded mean by no more than the bound.
 """
@@ -27,25 +27,25 @@ _ENTRIES = 1 << 20
 
 
 class Sum(Protocol):
-    """A running sum of reports, or an object used in its place."""
+    """The interface of a running sum of reports. `MiddleSum` has it too."""
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None: ...
     def merge(self, other: Any) -> None: ...
 
     def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum, possibly in the sum's own memory. Call it once, after the last report."""
+        """Return the sum. Call this once, at the end: it may overwrite the sum's memory."""
 
 
 @dataclass(frozen=True)
 class Combining:
-    """The combination of reports that a job chooses, with its parameters."""
+    """The way of combining reports that a job chooses, with its parameters."""
 
     kind: Combination = "mean"
     trim: float = 0.1
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return the sum that the job's choice needs, built on `plain`, an empty ordinary sum."""
+        """Return the sum for this way of combining. `plain` is an empty ordinary sum."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -54,7 +54,7 @@ class Combining:
 
 
 class BoundedSum:
-    """A sum whose terms are shortened to the norm bound before they are added."""
+    """A sum that shortens each report to the norm bound before adding it."""
 
     def __init__(self, plain: Sum, bound: float) -> None:
         self._plain, self._bound = plain, bound
@@ -75,8 +75,8 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    `cut` is the share of the values that is dropped at each end, rounded up to whole reports. At
-    least the middle one or two values of an entry remain.
+    `cut` is the share of values that is dropped at each end, rounded up to whole reports. At least
+    the one or two middle values of an entry remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -1,4 +1,4 @@
-"""rr and oue: perturbed one-hot codes of discretised weights, and the server's mean estimate."""
+"""rr and oue: clients send perturbed one-hot codes of their weights, rounded to a few states."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ _encoding = lru_cache(maxsize=8)(UnaryEncoding)
 
 @lru_cache(maxsize=8)
 def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
-    """Return the loss (epsilon) of a whole report as a decimal number, never rounded down."""
+    """Return the epsilon of a whole report as a decimal number, never rounded down."""
     with localcontext(prec=60, rounding=ROUND_UP):
         return as_written(encoding.loss_per_parameter.epsilon) * dimension
 
 
 class Unary(Protection):
-    """Every client sends perturbed codes of its weights or update. The server estimates their mean.
+    """Every client sends perturbed codes of its weights or update. The server estimates the mean.
 
     The report and its privacy are those of `UnaryEncoding` with the value range `clip`: a report of
-    d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is unbiased
-    for the mean of the clipped and rounded values.
+    d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
+    unbiased estimate of the mean of the clipped and rounded values.
 
-    With `adaptive`, every round opens with its own epsilon (source 002, algorithm 2), computed from
-    the weights before and after the last aggregate, regardless of the server optimiser. A client
-    refuses an epsilon below the job's, and one at which a single report exceeds `total_eps`. It
-    cannot check more, so outside simulation `adaptive` needs `total_eps`.
+    With `adaptive`, every round has its own epsilon (`AdaptiveBudget`), computed from the weights
+    before and after the last aggregate, whatever the server optimiser is. A client refuses an
+    epsilon below the job's, and one at which a single report exceeds `total_eps`. It cannot check
+    more, so deployments need `total_eps`.
 
-    `total_eps` bounds the loss of a client that takes part in every round. It is a bound on the sum
-    of pure losses, which is valid for adaptively chosen ones too.
+    `total_eps` limits the epsilon of a client in every round. It is a limit on the sum of pure
+    losses, which is also valid if they were chosen adaptively.
 
-    With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 bytes
-    of randomness. The server draws the sum of their reports from its exact distribution.
+    With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 random
+    bytes, and the server draws the sum of the reports from its exact distribution.
     """
 
     block = "unary"
@@ -111,7 +111,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why reports of bits are weaker than the demanded sums, or None."""
+        """Return why bits would reveal more than the sums that a client demands, or None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -122,7 +122,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases of one parameter's report in its two forms, sum and bits."""
+        """Yield audit cases: one parameter's report, as a sum and as bits."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -130,7 +130,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return the bounds, with `total_eps` as epsilon if adaptive rounds may reach it."""
+        """Return bounds on epsilon and delta. `total_eps` bounds epsilon in an adaptive run."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -140,14 +140,14 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a whole report's loss (epsilon) at `eps` as a decimal, never rounded down."""
+        """Return a report's epsilon, never rounded down, for the encoding's parameter `eps`."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
-        """Raise `MessageInvalid` if no round of this job can end with the fields of `state`."""
+        """Raise `MessageInvalid` if `state` cannot be the end of a round of this job."""
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
@@ -177,7 +177,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """Return a client's epsilon in all rounds so far, including one opened with `state`."""
+        """Return a client's epsilon in all rounds, up to one that starts with `state`."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
@@ -192,15 +192,15 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return the values to clip and encode: the client's new weights or its update."""
+        """Return the values to encode: the client's new weights, or its update."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the estimate of every entry from one report, and the report's likelihood.
+        """Return an estimate of every entry from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, return the exact states. A report of sums with more than 127
-        cells has no likelihood.
+        With `fidelity: aggregate`, the estimate is exact. Sums with more than 127 cells have no
+        likelihood.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -217,13 +217,13 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Describe a report's random choices. Empty if epsilon changes or reports are exact."""
+        """Return a report's random choices. Empty if epsilon changes, or if reports are exact."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
-    """The server half for either `fidelity`: makes opening, estimate and next epsilon."""
+    """The common part of the server halves for both values of `fidelity`."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -241,7 +241,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return each parameter's sum of S (see `UnaryEncoding`) over the reports so far."""
+        """Return each parameter's sum, over the reports so far, of the states whose bits are 1."""
 
     @property
     def longest(self) -> int:
@@ -277,7 +277,7 @@ class _ServerRound(OneReportRound):
 
 
 class UnaryServerRound(_ServerRound):
-    """Adds up S for each parameter: the sum of the states whose bit in the report's code is 1."""
+    """Adds up the reports: for each parameter, the sum of the states whose bits are 1."""
 
     sums = ("_running",)
 
@@ -299,7 +299,8 @@ class UnaryServerRound(_ServerRound):
 class UnaryCohortRound(_ServerRound):
     """Counts the clients' exact states, and draws the sum of their reports when all have arrived.
 
-    The draw's key is the exclusive or of the clients' tokens, whatever their order of arrival.
+    The key of the draw is the exclusive or of the clients' random bytes, so it does not depend on
+    their order.
     """
 
     sums = ("_cohort", "_key")
@@ -334,7 +335,7 @@ class UnaryCohortRound(_ServerRound):
 
 
 class UnaryClientRound(OneReportClient):
-    """Clips, codes and perturbs the new weights or the update."""
+    """Clips, encodes and perturbs the new weights or the update."""
 
     #: The share of values that clipping changed. It is exact, so it never leaves the client.
     saturated: float | None = None

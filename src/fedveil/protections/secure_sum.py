@@ -2,7 +2,7 @@
 
 A server that follows the protocol learns the sum of the survivors' vectors, and nothing else about
 any of them (`fedveil.secagg`). With `active_security` this also holds for a server that lies, under
-the conditions in docs/secure-aggregation.md. A subclass defines the vector and the mean.
+the conditions in docs/secure-aggregation.md. Subclasses define a client's vector and the mean.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from fedveil.secagg.terms import Terms
 
 
 class ImpossibleSum(ValueError):
-    """Raised for a sum that honest clients cannot produce."""
+    """Raised for a sum that honest clients cannot have."""
 
 
 class SecureSum(Protection):
-    """A protection whose server sees the clients' integer vectors only as a sum.
+    """A protection whose server sees only the sum of the clients' integer vectors.
 
-    A round releases one sum only: two sums that differ by one client would reveal its vector.
+    A round releases one sum only. Two sums that differ by one client would reveal its vector.
     """
 
     settings: SecureSumSettings
@@ -78,9 +78,9 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's vector. Raises `ClientWithheld` if the client has none to add.
+        """Return the client's vector. Raises `ClientWithheld` if there is none.
 
-        `told` is the untrusted message that the server made with `words`.
+        `told` are the untrusted fields that the server made with `words`.
         """
 
     @abstractmethod
@@ -89,7 +89,7 @@ class SecureSum(Protection):
     ) -> npt.NDArray[np.float64]:
         """Return the mean update of `survivors` clients from their sum. May overwrite `total`.
 
-        Raises `ImpossibleSum` if honest clients cannot produce this sum.
+        Raises `ImpossibleSum` if honest clients cannot have this sum.
         """
 
     def words(self, state: State) -> Message:
@@ -106,24 +106,24 @@ class SecureSum(Protection):
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases of a round: just one without masks. Consistency requires active security."""
+        """The names of a round's phases. Without masks, clients send vectors in a single phase."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)
 
     @classmethod
     def against(cls, settings: SecureSumSettings) -> str:
-        """Describe the server that the guarantee holds against, or that adds the noise."""
+        """Return a phrase for the attackers against whom the guarantee holds."""
         return super().against(settings) if cls.rests_on_server(settings) else settings.server
 
     @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
-        """Return the setting "cipher_time_window" and its value in seconds."""
+        """Return the job key of the time limit for a phase, and its value in seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property
     def least_clients(self) -> int:
-        """The least number of clients that can reconstruct secrets and release their sum."""
+        """The smallest number of clients that can reconstruct secrets and release their sum."""
         return max(self.settings.threshold(self.context.clients_per_round), self.least_survivors)
 
     @classmethod
@@ -132,7 +132,7 @@ class SecureSum(Protection):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why an app cannot use these settings, or None. An app has no roster of keys."""
+        """Return why a Flower app cannot use these settings, or None. Apps have no key roster."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which a protected "
@@ -169,7 +169,10 @@ class SecureSum(Protection):
     def outcome(
         self, total: npt.NDArray[np.int64], survivors: int, context: RoundContext
     ) -> Aggregate:
-        """Return the aggregate of a sum. Raises `RoundVoid` if honest clients cannot produce it."""
+        """Return the aggregate of a sum.
+
+        Raises `RoundVoid` if honest clients cannot have this sum.
+        """
         try:
             released = total.copy() if self.audited else None
             mean = self.mean(total, survivors, context.round)
@@ -179,11 +182,10 @@ class SecureSum(Protection):
             raise RoundVoid("unmask", survivors, needed, str(impossible)) from None
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return a reading that reveals nothing: a masked vector is uniform for every update."""
         return Reading.nothing(self.dimension)
 
     def terms(self, round: int) -> Terms:
-        """Return the terms of secure aggregation, known to all before the round."""
+        """Return the public parameters of secure aggregation in this round."""
         settings = self.settings
         sharing = settings.sharing_clients(self.context.clients_per_round)
         return Terms(
@@ -200,12 +202,12 @@ class SecureSum(Protection):
         )
 
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
-        """Return a digest of all that vectors are made from, including the server's `words`."""
+        """Return a digest of all that vectors are made from, with the server's fields `words`."""
         origin = self._model_digest(context)
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        """Return a digest of all that updates are made from. It is cached by round and model."""
+        """Return a digest of all that updates are made from. The last result is cached."""
         if context.origin:
             return context.origin
         kept = self._digested
@@ -215,11 +217,11 @@ class SecureSum(Protection):
         return kept[2]
 
     def graph_entropy(self, round: int) -> Entropy:
-        """Return the randomness from which the server draws the sparse masking graph."""
+        """Return the randomness of the sparse masking graph, which the server draws."""
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """Return a client's signing key: its own, or in a simulation one derived from the seed."""
+        """Return the client's signing key, or None. In a simulation it is derived from the seed."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:
@@ -236,7 +238,7 @@ class SecureSum(Protection):
 
 
 class MaskedServerRound:
-    """Carries the messages of `fedveil.secagg.Server` and computes the mean from its secure sum."""
+    """The server half: passes messages to a `fedveil.secagg.Server` and averages its sum."""
 
     mergeable = False
 
@@ -271,7 +273,7 @@ class MaskedServerRound:
         self._server.receive(client, message)
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase and start the next. Raises `RoundVoid` if too few clients answered."""
+        """Close the phase, and start the next. Raises `RoundVoid` if too few clients answered."""
         try:
             messages = self._server.advance()
         except RoundVoid as void:
@@ -282,7 +284,6 @@ class MaskedServerRound:
         return {client: {**message, **self._words} for client, message in messages.items()}
 
     def merge(self, other: Any) -> None:
-        """Refuse to merge: masks cancel only within one server's sum."""
         raise InvalidValue(
             f"{self._protection.name} has one server (server_num = 1): masks cancel only in the "
             "sum of all clients, so several servers cannot unmask"
@@ -299,7 +300,7 @@ class MaskedServerRound:
 
 
 class MaskedClientRound:
-    """Makes the client's vector when it is asked for. `fedveil.secagg.Client` does the rest."""
+    """The client half: makes the client's vector for a `fedveil.secagg.Client`."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
@@ -312,7 +313,6 @@ class MaskedClientRound:
         )
 
     def wants_update(self, message: Message) -> bool:
-        """Return True in the phase of masked vectors, in which the answer contains the update."""
         return message.get("phase") == TRAINS
 
     def respond(self, message: Message, update: Update | None) -> Message:
@@ -344,7 +344,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """Adds up vectors without masks, in simulation: an equal sum for a fraction of the work."""
+    """A simulation's server half without masks. The sum is equal, for a fraction of the work."""
 
     sums = ("_total",)
 
@@ -381,7 +381,7 @@ class BareServerRound(OneReportRound):
 
 
 class BareClientRound(OneReportClient):
-    """Sends the vector without masks."""
+    """A simulation's client half without masks."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         super().__init__(context)

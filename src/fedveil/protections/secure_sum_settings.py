@@ -1,4 +1,4 @@
-"""The parameters of secure aggregation, and the rules and advice about them."""
+"""The parameters of secure aggregation, with the rules and advice about them."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class SecureSumSettings(Settings):
     def sharing_clients(self, clients: int) -> int:
         """Return how many clients share secrets at most: ceil(share_secrets_ratio * clients).
 
-        The ratio is read as the decimal in the job file, so that 0.07 of 100 clients is 7.
+        The ratio is taken as the decimal in the job file, so 0.07 of 100 clients is 7.
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
-        """Return how many clients can reconstruct a secret in a round of `clients` clients.
+        """Return how many of `clients` clients are needed to reconstruct a secret.
 
-        The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret. A
-        server that lies and colludes with a third of them then cannot unmask the others
-        (docs/secure-aggregation.md). The threshold is at most s - 1, so that one client may drop
-        out, and at least 2, since the sum of one vector is no secret.
+        The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret.
+        Then a server that lies and colludes with a third of them cannot unmask the others
+        (docs/secure-aggregation.md). The default is at most s - 1, so that one client may drop out,
+        and at least 2.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -95,10 +95,10 @@ class SecureSumSettings(Settings):
         return asked or sharing <= masking_graph.COMPLETE_UP_TO
 
     def graph_degree(self, clients: int) -> int | None:
-        """Return each client's number of neighbours in the masking graph of `clients` clients.
+        """Return each client's number of neighbours in the masking graph. None if it is complete.
 
-        Returns None for the complete graph. Raises `InvalidValue` if there are more clients than
-        can share secrets.
+        `clients` is the number of clients that share secrets. Raises `InvalidValue` if it is too
+        large.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):
@@ -109,7 +109,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many clients, including itself, hold shares of one client's secrets."""
+        """Return how many clients hold shares of one client's secrets, including that client."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
@@ -196,10 +196,10 @@ def shared_weaker(
 ) -> str | None:
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    In a round of `clients` clients, `asked` needs at least as many neighbours as `demanded`. It
-    also needs at least the threshold, and the ratio of threshold to neighbourhood, that `demanded`
-    has in a round of `expected` clients. If `expected` is None, the threshold must instead be more
-    than half of the neighbourhood.
+    In a round of `clients` clients, `asked` needs at least as many neighbours as `demanded`. Its
+    threshold, and the ratio of threshold to neighbourhood, must be at least those of `demanded` in
+    a round of `expected` clients. If `expected` is None, the threshold must be more than half of
+    the neighbourhood instead.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

@@ -1,4 +1,4 @@
-"""signds: sign dimension select with magnitude randomised response."""
+"""signds: clients send selected dimensions of the update with their sign, and a magnitude bit."""
 
 from __future__ import annotations
 
@@ -54,46 +54,58 @@ class SignDSSettings(Settings):
     }
 
     sign_k: float = Field(
-        0.01, gt=0, le=0.25, description="share of the dimensions in the top-k set"
+        0.01, gt=0, le=0.25, description="share of the update's entries that count as its largest"
     )
     sign_eps: float = Field(
-        100.0, gt=0, le=100, description="epsilon of the selected dimensions of one report"
+        100.0, gt=0, le=100, description="epsilon of the entries and the sign that a report names"
     )
     sign_thr_ratio: float = Field(
         0.6,
         ge=0.5,
         le=1,
-        description="smallest expected share of top-k dimensions among the selected",
+        description="smallest expected share of largest entries (sign_k) among those that a report "
+        "names",
     )
     sign_global_lr: float = Field(
-        1.0, gt=0, description="global step if the magnitude is not estimated"
+        1.0, gt=0, description="the server's step if it does not estimate the magnitude"
     )
     sign_dim_out: int = Field(
-        0, ge=0, le=50, description="number of selected dimensions; 0: the best number"
+        0,
+        ge=0,
+        le=50,
+        description="number of entries that a report names; 0: the largest number that "
+        "sign_thr_ratio allows",
     )
     sign_mag_eps: float | None = Field(
-        None, gt=0, le=100, description="epsilon of the magnitude bit; null: sign_eps"
+        None,
+        gt=0,
+        le=100,
+        description="epsilon of the bit about the size of the largest entries; null: sign_eps",
     )
     magnitude: Literal["estimated", "fixed"] = Field(
         "estimated",
-        description="estimated, or fixed: uses only sign_global_lr and sends no magnitude bit",
+        description="estimated: the clients' bits about the size of their largest entries decide "
+        "the server's step; fixed: the step is sign_global_lr, and clients send no bit",
     )
     regrow: bool = Field(
-        False, description="let the estimate grow again after five rounds in a row below r"
+        False,
+        description="if true, the estimated magnitude grows again after five rounds in a row in "
+        "which it was below that of most clients",
     )
 
 
 class SignDSProtection(Protection):
-    """Every client reports selected dimensions, their sign, and one bit on the magnitude.
+    """Every client reports selected dimensions, their sign, and one bit about the magnitude.
 
-    In each dimension, the aggregate of n reports is (lr_global / n) * (reports of +1 - reports of
-    -1). With `magnitude: estimated`, lr_global is 2 * r_est * n. r_est is the server's estimate of
-    the clients' magnitude, and this round's bits move it before it is used. If fewer than 5% of the
-    reports have bits, lr_global is `sign_global_lr` and r_est does not change. With `magnitude:
-    fixed`, lr_global is `sign_global_lr` and no bit is sent. Clients count equally.
+    In each dimension, the aggregate of n reports is (lr_global / n) * (number of +1 - number of
+    -1). With `magnitude: estimated`, lr_global is 2 * r_est * n, where r_est is the server's
+    estimate of the clients' magnitude. This round's bits change r_est before it is used. If fewer
+    than 5% of the reports have bits, lr_global is `sign_global_lr` and r_est does not change. With
+    `magnitude: fixed`, lr_global is `sign_global_lr` and no bit is sent. Clients have equal
+    weights.
 
-    Privacy: sign_eps per update for dimensions and sign, and sign_mag_eps for the bit. Both are
-    pure, replace-one, and both are counted. Source: 000.
+    Privacy: sign_eps per update for dimensions and sign, plus sign_mag_eps for the bit. Both are
+    pure and replace-one. Source: MindSpore Federated's document on SignDS.
     """
 
     name = block = "signds"
@@ -111,21 +123,18 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the state before round 1: MagRR's first magnitude estimate and its phase.
-
-        The state also counts the rounds of zero bits. It is empty if the step is fixed.
-        """
+        """Return the state of a new `MagnitudeEstimator`, or an empty one if the step is fixed."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless the state has the estimator's fields with valid values."""
+        """Raise `ValueError` unless `state` has valid values for the estimator's fields."""
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield two audit cases: the selection from opposite updates, and the response to a bit."""
+        """Yield two audit cases: a selection from opposite updates, and the response to a bit."""
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])
         yield Case("randomised response, a bit", response.perturb, *bits, response.loss)
@@ -134,7 +143,7 @@ class SignDSProtection(Protection):
         yield Case("signds, an update", selection.select, ramp, -ramp, selection.loss)
 
     def spending(self, state: State) -> Sequence[Spending]:
-        """Return the loss of dimensions and sign and, if it is sent, of the magnitude bit."""
+        """Return the loss of the selection and, if a magnitude bit is sent, the loss of the bit."""
         selection = Spending(self.mechanism.loss)
         return [selection, Spending(self.response.loss)] if self.estimated else [selection]
 
@@ -145,7 +154,7 @@ class SignDSProtection(Protection):
         return SignDSClientRound(context, self)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the direction in the selected dimensions. The others have weight 0."""
+        """Return the report's sign in the selected dimensions. Others have weight 0."""
         estimate = super().reading(context, report).estimate
         sign, bit = take(report, "sign", int), report.get("bit")
         code, dim_out = take(report, "indices", bytes), self.mechanism.plan(self.dimension).dim_out
@@ -171,7 +180,7 @@ class SignDSProtection(Protection):
         return Reading(estimate, weight, scaled=False, log_likelihood=log_likelihood, truths=truths)
 
     def choices(self) -> Sequence[Choice]:
-        """Describe a report's random choices: selection, sign, and the bit if one is sent."""
+        """Return a report's random choices: selection, sign and, if sent, the magnitude bit."""
         chance = self.mechanism.chance_of_favoured(self.dimension)
         found = [
             Choice("a favoured selection", self.mechanism.eps, chance, 1),
@@ -183,7 +192,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Adds up the signs in each dimension, and counts the bits and those that are 1."""
+    """Adds up the signs in each dimension, and counts the magnitude bits by value."""
 
     sums = ("_signs", "_bits", "_ones")
 
@@ -240,7 +249,7 @@ class SignDSServerRound(OneReportRound):
 
 
 class SignDSClientRound(OneReportClient):
-    """Selects dimensions of the update, and perturbs the bit about the update's magnitude."""
+    """Selects dimensions of the update, and perturbs the magnitude bit."""
 
     def __init__(self, context: ClientContext, protection: SignDSProtection) -> None:
         super().__init__(context)

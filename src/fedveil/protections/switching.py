@@ -11,10 +11,10 @@ from fedveil.settings.settings import Settings
 
 
 def switched(job: Mapping[str, Any], position: str) -> list[str]:
-    """Return the settings that put `job` under the protection `position`, which adds noise.
+    """Return the settings that put `job` under another protection, `position`, which adds noise.
 
-    A protection with noise needs equal weights and clips reports before they are combined. A
-    setting that both protections inherit from the same class keeps its value.
+    They include equal weights and the ordinary sum, because noise needs both. Settings that both
+    protections inherit from the same class keep their values.
     """
     changes = {"protection": position} if job["protection"]["name"] != position else {}
     if job["server"]["weighting"] == "by_size":
@@ -26,7 +26,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings that `other` inherits too, as keys of its own block."""
+    """Return the settings that the protection `other` also has, as keys of its own block."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

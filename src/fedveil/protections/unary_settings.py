@@ -49,7 +49,9 @@ class UnarySettings(Settings):
     )
     clip: float = Field(1.0, gt=0, description="values are clipped to [-clip, clip]")
     adaptive: bool = Field(
-        False, description="the next round's epsilon is eps divided by the models' similarity"
+        False,
+        description="if true, the next round's epsilon is eps divided by the similarity of the "
+        "last two models",
     )
     total_eps: float | None = Field(
         None, gt=0, description="the run stops before a client's total loss would exceed this"
@@ -62,7 +64,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return the setting to change so that an audit can read reports, or None."""
+    """Return the setting that an audit of reports needs, and why. None if the settings allow it."""
     if settings.fidelity == "per_client":
         return None
     return (

@@ -1,4 +1,4 @@
-"""Privacy accounts of a run that are not in its other records: a line of strict JSON each."""
+"""Saves privacy accounts of a run that its other records do not have, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.record.recorder import read_line, strict
 from fedveil.record.run_folder import RunFolder
 
 ACCOUNTS = "accounts.jsonl"
-#: How a line ends that is about values without any protection.
+#: The end of a line about values that are sent without any protection.
 UNPROTECTED = "sent unprotected"
 
 
@@ -27,7 +27,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the accounts saved in a run's folder. `intact` around it explains errors."""
+    """Return a run folder's accounts. Call it within `intact`, which explains errors."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

@@ -1,4 +1,4 @@
-"""A language model before and after its training: a figure, and continuations of prompts."""
+"""Compares a language model before and after its training: a metric, and continued prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEFORE_AFTER = "before-after.jsonl"
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """A figure called `what`, or the continuation of the prompt `what`, with both models."""
+    """A result before and after training: of the metric `what`, or of the prompt `what`."""
 
     kind: str
     what: str
@@ -24,16 +24,12 @@ class BeforeAfter:
 
 
 def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
-    """Write the lines to a run's folder."""
     text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
     folder.write_atomically(BEFORE_AFTER, text.encode())
 
 
 def read_before_after(path: Path) -> list[BeforeAfter]:
-    """Return the comparisons of before and after in the run's folder `path`.
-
-    Call it within `intact`, which explains its errors.
-    """
+    """Return the comparisons in run folder `path`. Call it within `intact`, to explain errors."""
     file = path / BEFORE_AFTER
     if not file.exists():
         return []

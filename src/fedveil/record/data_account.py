@@ -1,8 +1,8 @@
 """The account of a data set: what all trainings and questions together cost one of its clients.
 
-Trainings and questions of the same data set name the same file. Each of them charges the account
-before it asks for reports, and only if the account stays within its limit. A charge is never taken
-back. It is that of a client that takes part in everything, so it bounds every client's cost.
+All trainings and questions on a data set name the same file. Each charges the account before it
+asks for reports, and stops if that would exceed the account's limit. Charges are never taken back.
+They are for a client that takes part in everything, so the account bounds every client's cost.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ _CLIENT = 0
 
 
 class DataAccount:
-    """An account in a file. Several processes may charge it, one after the other.
+    """An account in a file. Only one process at a time may charge it.
 
-    Whoever asks may choose the next question in view of earlier answers (`privacy.adaptive_sum`).
+    Charges may depend on earlier results, so they add up as in `privacy.adaptive_sum`.
     """
 
     def __init__(self, path: Path, unit: str) -> None:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge a round's losses, and write the account. The error names the round by `what`.
+        """Charge a round's losses, and write the account. Errors call the round `what`.
 
-        Raises `LimitReached`, and charges nothing, if that would bring the account above `limit` at
-        `delta`.
+        Raises `LimitReached`, and charges nothing, if the account would exceed `limit` at `delta`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):
@@ -58,7 +57,7 @@ class DataAccount:
         return AdaptiveSum.of(self._read()[1]).figure(delta)
 
     def line(self, delta: float) -> Line:
-        """Return `figure` as a line of an account."""
+        """Return the `figure` with a description."""
         whose = "a client" if self._unit == "client" else "a row"
         said = f"{whose} in all trainings and questions of the account {self.path}"
         return Line(*self.figure(delta), said)

@@ -1,11 +1,11 @@
-"""A run's event log, with a hash chain beside it that shows a removed or edited line.
+"""A run's event log, and a hash chain that shows whether lines were removed or edited.
 
     events.log     a time and a sentence on each line
     events.chain   for each of these lines, SHA-256 of the chain's previous line and this line
 
-A user who may write the folder can compute a new chain for an edited log. So parties on different
-machines write into their own logs, at the end of a session, where the other's chain stood:
-`anchor` is that sentence. An edited log then contradicts the other party's.
+A user who may write the folder can compute a new chain for an edited log. So at the end of a
+session, each party writes the state of the other parties' chains into its own log (`anchor`). If a
+party then edits its log, the log contradicts what the other parties have written.
 """
 
 from __future__ import annotations
@@ -60,19 +60,23 @@ class EventLog:
 
 
 def anchor(party: str, head: tuple[int, str]) -> str:
-    """Return the sentence that another party's log had this head."""
+    """Return the sentence that states a party's chain: number of lines and last digest."""
     return f"the log of {party} has {head[0]} lines and ends in {head[1]}"
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield a log's statements about other parties' logs: party, number of lines, last digest."""
+    """Yield what a log states about other parties' logs: party, number of lines, last digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
-    """Return sentences on changed lines of a log. `said` has its heads from other parties' logs."""
+    """Return sentences about lines of a log that were changed, removed or added.
+
+    `said` are the chain's states that other parties have written: numbers of lines and last
+    digests.
+    """
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]
     for line in lines:

@@ -1,4 +1,4 @@
-"""Attacks' findings, a line of strict JSON each, beside a run's other records."""
+"""Saves the findings of attacks in a run's folder, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINDINGS = "attacks.jsonl"
 
 
 def add_finding(folder: RunFolder, finding: Finding) -> None:
-    """Append a new finding to the folder's file, after removing an incomplete last line."""
+    """Append a finding to the folder's file. An incomplete last line is removed first."""
     path = folder.path / FINDINGS
     with explained(folder.path):
         old = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
@@ -29,14 +29,14 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data: its fields, refuted claims, and undetectable epsilons."""
+    """Return a finding's fields as plain data, and its `refutes`, `excesses` and `unseen`."""
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}
 
 
 def raise_if_refuted(findings: Sequence[Finding]) -> None:
-    """Raise `ClaimRefuted` if a lower bound of any finding is above its own claim."""
+    """Raise `ClaimRefuted` if any lower bound in `findings` is above its claim."""
     failed = [finding for finding in findings if finding.refutes]
     if failed:
         raise ClaimRefuted(
@@ -46,7 +46,7 @@ def raise_if_refuted(findings: Sequence[Finding]) -> None:
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Return the findings in a run's folder, `path`. The list is empty if no attack was run."""
+    """Return the findings in the run's folder `path`. Empty if no attack was run."""
     file = path / FINDINGS
     if not file.exists():
         return []

@@ -1,4 +1,4 @@
-"""Start and resumption of every kind of run, and the messages about them."""
+"""The start and the resumption of runs: their messages in the log and in errors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return text for a log: "began", or "went on after" the number of completed units.
+    """Return "began" for a log, or "went on after" with the number of completed units.
 
-    `unit` is "round" or "step", and `done` the number completed.
+    `unit` is "round" or "step".
     """
     return f"went on after {unit} {done}" if done else "began"
 
 
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
-    """Log versions, the seconds of preparation since `began`, and `lines`.
+    """Log the versions of libraries, the seconds since `began`, and `lines`.
 
-    `event` logs a line. `what` says what the process runs.
+    `event` logs a line. `what` says what this process runs.
     """
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
@@ -40,9 +40,10 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """Add a non-empty `note`, on how to resume, to errors of type `ends`, which end a run early.
+    """A context that adds `note()` to errors of type `ends`. The note says how to resume the run.
 
-    A model that has raised would raise again, so its error gets no note.
+    Errors of the user's model get no note, because they would occur again. Nor does any error if
+    the note is empty.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The model metrics in a run's records, and the deciding one."""
+"""The names of a model's metrics in a run's records. One of them decides which model is best."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Return a record's metrics except the loss: each name with the direction that is better."""
+    """Return a record's metrics, except the loss. Each name is mapped to its better direction."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return a record's first metric, which decides how good a model is, and its direction."""
+    """Return a record's deciding metric, which is its first one, and its better direction."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of a record's metrics: the deciding one, the loss, and the others."""
+    """Return the names of a record's metrics: the deciding one, the loss, then the others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the best of the figures, which is NaN only if all are."""
+    """Return the best figure. It is NaN only if all figures are."""
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 
@@ -47,14 +47,14 @@ def title(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return True if the metric is a share of the examples, shown as a percentage."""
+    """Return True if the metric is a share of the examples. It is shown as a percentage."""
     return name.replace("_", " ").split(" ")[-1] == "accuracy"
 
 
 def digits(name: str, value: float) -> str:
-    """Format the value of the metric `name` for readers: an accuracy as a percentage.
+    """Format a value of the metric `name` for people. An accuracy is shown as a percentage.
 
-    NaN, the metric of a diverged model, becomes "undefined". JSON and CSV keep the number itself.
+    NaN, the result of a diverged model, becomes "undefined".
     """
     if math.isnan(value):
         return "undefined"
@@ -67,11 +67,11 @@ def digits(name: str, value: float) -> str:
 
 
 def in_words(quality: Mapping[str, Any]) -> str:
-    """Return the metrics of a model, each with its name."""
+    """Return a model's metrics as text, each with its name."""
     found = (f"{k} {digits(k, v)}" for k, v in quality.items() if isinstance(v, float))
     return ", ".join(found)
 
 
 def as_asked(name: str, value: float) -> str:
-    """Format a value that a user chose for the metric `name`, without rounding it."""
+    """Format a value of the metric `name` that a user chose. It is not rounded."""
     return f"{100 * value:.12g}%" if is_share(name) else f"{value:.12g}"

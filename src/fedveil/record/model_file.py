@@ -19,9 +19,9 @@ from fedveil.record.run_folder import MODEL, RunFolder, explained
 
 
 def write_model(folder: RunFolder, model: nn.Module) -> None:
-    """Write every tensor of the model's state dict once, without a copy. Base weights are left out.
+    """Write every tensor of the model's state dict, except the base weights, without copies.
 
-    Names that share a tensor with another name are listed in the file's metadata.
+    A shared tensor is written once. Its other names are listed in the file's metadata.
     """
     tied, base, target = tied_names(model), base_names(model), folder.path / MODEL
     tensors = {
@@ -32,7 +32,7 @@ def write_model(folder: RunFolder, model: nn.Module) -> None:
     partial = target.with_name(target.name + PARTIAL)
     with explained(folder.path):
         try:
-            partial.unlink(missing_ok=True)  # a link there would be written through
+            partial.unlink(missing_ok=True)  # otherwise a link would be followed
             write_new(partial, b"", 0o666)
             mode = stat.S_IMODE(partial.stat().st_mode)  # as every other file of the folder has
             metadata = {"tied": json.dumps(tied, sort_keys=True)}

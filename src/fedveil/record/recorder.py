@@ -1,4 +1,4 @@
-"""A run's records: a line of metrics per round, and its events."""
+"""A run's records: one line of metrics per round, and its events."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ NEEDED = (
 
 
 class Recorder:
-    """Appends to a run folder's metrics and events, and to TensorBoard if requested.
+    """Appends to the metrics and events in a run's folder, and to TensorBoard if requested.
 
-    With `durable`, a record is on disk when `record` returns; otherwise, when `sync` does.
+    With `durable`, each record is on disk when `record` returns. Otherwise all are when `sync`
+    returns.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Recorder:
         self._folder = folder
         self._durable = durable
         with explained(folder.path):
-            # Unbuffered: a line that found no room is not tried again when the file is closed.
+            # Unbuffered, so that closing the file does not retry a line that did not fit on disk.
             self._metrics: IO[bytes] = open_to_append(folder.path / METRICS)
             self._metrics.truncate(kept.size)
             self._metrics.seek(kept.size)
@@ -104,7 +105,7 @@ class Recorder:
             os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
-        """Append a line of text with the time. Line breaks and control characters are replaced."""
+        """Append a line with the time and `text`. Replaces control characters and line breaks."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
             self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
@@ -122,7 +123,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics in a run's folder: their number of bytes, their digest, and the records."""
+    """The metrics in a run's folder: their bytes, their digest, and the records in them."""
 
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -130,7 +131,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of metrics. Raises an error for another `digest`."""
+        """Read the first `size` bytes of the metrics. Raises unless they have this digest."""
         path = folder.path / METRICS
         if size == 0:
             return cls()
@@ -154,10 +155,10 @@ def _append(file: IO[bytes], text: str) -> None:
 def read_whole_lines(
     text: str, path: Path, resume: str, needed: Collection[str] = ()
 ) -> list[Record]:
-    """Parse the metrics of `path`, without an incomplete last line.
+    """Parse the text of the metrics file `path`. An incomplete last line is ignored.
 
-    Raises RunFolderError, which names the command `resume`, for a line that is no record or lacks
-    one of the keys `needed`.
+    Raises RunFolderError for a line that is no record, or that lacks one of the keys `needed`. The
+    error says that the command `resume` continues the run.
     """
     records = list[Record]()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
@@ -183,7 +184,7 @@ def _incomplete(path: Path, line: int, why: str, resume: str) -> str:
 
 
 def read_line(line: str) -> Any:
-    """Return the value in a line of JSON. Raises ValueError if it contains a lone surrogate."""
+    """Return the value in a line of JSON. Raises ValueError if it is not valid Unicode."""
     found = json.loads(line)
     if "\\u" in line:
         json.dumps(found, ensure_ascii=False).encode()
@@ -197,7 +198,7 @@ def _record(line: Any) -> Record:
 
 
 def strict(value: Any) -> Any:
-    """Return `value` for strict JSON: non-finite numbers become the text "inf", "-inf" or "nan"."""
+    """Return `value` for strict JSON: infinite and NaN numbers become "inf", "-inf" or "nan"."""
     if isinstance(value, Mapping):
         return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -208,7 +209,7 @@ def strict(value: Any) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """Convert the texts that `strict` made of non-finite numbers back to floats, at any depth."""
+    """Turn the texts that `strict` made of numbers back into floats, at any depth."""
     if isinstance(value, Mapping):
         return {key: revived(item) for key, item in value.items()}
     if isinstance(value, list):

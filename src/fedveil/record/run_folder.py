@@ -26,7 +26,7 @@ CHECKPOINT = "checkpoint"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 _LOCK = ".lock"
-#: Where runs are without a folder of their own.
+#: The parent folder of runs whose folder is not named.
 RUNS = Path("runs")
 
 
@@ -41,9 +41,10 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create a folder, or use an empty one. `command`, in the error, resumes a run.
+        """Create the folder, or use an empty one. It is locked.
 
-        Without a path, the folder is created under runs/ and named after `name` and the time.
+        Without a path, it is created under runs/ and named after `name` and the time. If the folder
+        has a run already, the error suggests `command` to resume it.
         """
         if path is None:
             path = _new_path(name)
@@ -60,20 +61,20 @@ class RunFolder:
 
     @classmethod
     def of_many(cls, path: Path) -> RunFolder:
-        """Open a folder that contains the folders of several runs. It is created if missing."""
+        """Open a folder of several runs' folders. It is created if it is missing."""
         make_folder(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open the folder of an earlier run. Raises `RunFolderError` if `path` is none."""
+        """Open the folder of an earlier run. Raises `RunFolderError` if `path` is not one."""
         job_of(path)
         with explained(path):
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return a subfolder that shares the lock of this folder. Close only this folder."""
+        """Return a subfolder under the lock of this folder. Only this folder needs to be closed."""
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
@@ -84,7 +85,7 @@ class RunFolder:
         self._lock.close()
 
     def discard(self) -> None:
-        """Release the lock, and remove the folder if it holds nothing else."""
+        """Release the lock. Also remove the folder if it contains nothing else."""
         self.remove(_LOCK)
         self.close()
         with suppress(OSError):
@@ -93,7 +94,7 @@ class RunFolder:
                 RUNS.rmdir()
 
     def write_atomically(self, name: str, data: Pieces) -> None:
-        """Replace a file atomically: a reader sees either the old bytes or the new."""
+        """Replace a file atomically: a reader sees either its old content or its new content."""
         target = self.path / name
         with explained(self.path):
             if target.parent != self.path:
@@ -107,7 +108,10 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if `path` cannot take a new run. `command` resumes one there."""
+    """Raise RunFolderError if `path` cannot become the folder of a new run.
+
+    If `path` has a run, the error suggests `command` to resume it.
+    """
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
@@ -128,7 +132,7 @@ def _refuse_content(path: Path, command: str | None) -> None:
 
 
 def in_use(path: Path) -> bool:
-    """Return True if a process on this machine is writing in the run's folder `path`."""
+    """Return True if a process on this machine has locked the run's folder `path`."""
     try:
         with opened(path / _LOCK, MOST_STREAMED_BYTES) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -144,7 +148,7 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return a file of the folder `path`. `RunFolderError` says that this is not `what`."""
+    """Return file `name` of folder `path`. `RunFolderError` says that `path` is not `what`."""
     if (path / name).is_file():
         return path / name
     if not path.exists():
@@ -182,7 +186,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn system errors, such as a full disk, into a `RunFolderError` of one sentence."""
+    """A context that turns system errors, such as a full disk, into a `RunFolderError`."""
     try:
         yield
     except OSError as error:
@@ -193,7 +197,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends, so that the files in it are complete."""
+    """A context that delays Ctrl-C until its end, so that the files written in it are complete."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The saved job of a run. It is written twice, so that an edited job is not resumed."""
+"""Saves a run's job. A second copy shows whether the job file was edited before a resumption."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
 class AnyJob(Protocol):
-    """A job of any kind, as far as saving and resuming it need."""
+    """A job of any kind, with what is needed to save and resume it."""
 
     def to_yaml(self) -> str: ...
 
@@ -29,7 +29,7 @@ J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Save a job, and the folders of the user's modules among its `names`."""
+    """Save a job, and the import paths of the user's own modules among `names`."""
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
@@ -37,7 +37,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Write the import paths of the user's modules among `names` into the run folder."""
+    """Save the import paths of the user's own modules among `names` in the run folder."""
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
@@ -45,8 +45,8 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
     """Open the folder of an earlier run, and load its job. `stack` closes the folder.
 
-    Raises `RunFolderError` if the job file was edited. The paths from which the first run
-    imported the user's own modules are added to the end of the module search path.
+    Raises `RunFolderError` if the job file was edited. The run's saved import paths are appended to
+    the module search path.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
@@ -82,13 +82,13 @@ def _keys(yaml: str) -> list[str]:
 
 
 def look_beside(job: Path) -> None:
-    """Also search for the user's own modules beside a job file and in its run's saved folders."""
+    """Append a job file's folder, and the saved import paths in it, to the module search path."""
     sys.path.append(str(job.parent.resolve()))
     look_where_a_run_looked(job.parent)
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Append a run's saved import paths to the search path. Returns False if it saved none."""
+    """Append a run's saved import paths to the module search path. False if there are none."""
     imports = path / IMPORTS
     if not imports.exists():
         return False
@@ -99,7 +99,7 @@ def look_where_a_run_looked(path: Path) -> bool:
 
 
 def import_roots(name: str) -> Iterator[Path]:
-    """Yield the folder of the user's own module of `module:function`, if it is in a file."""
+    """Yield the folder from which `name`, a user's `module:function`, was imported, if any."""
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:

@@ -1,4 +1,4 @@
-"""Messages in files, for a process that resumes a run. A sealed one ends in its SHA-256."""
+"""Messages in files, for resuming runs. A sealed message ends in its SHA-256 digest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sealed(message: Message) -> bytes:
 
 
 def sealed_parts(message: Message) -> list[bytes | memoryview]:
-    """Return the encoded message and its digest in pieces, without copying large ones."""
+    """Return the encoded message and its digest as several buffers, without copying large ones."""
     parts, digest = encoded_parts(message), hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -28,7 +28,7 @@ def sealed_parts(message: Message) -> list[bytes | memoryview]:
 
 
 def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
-    """Return the message that `sealed` encoded. Raises `MessageInvalid` if any bit has changed."""
+    """Decode what `sealed` returned. Raises `MessageInvalid` if any bit has changed."""
     data, digest = memoryview(raw)[:-_DIGEST_BYTES], bytes(raw[-_DIGEST_BYTES:])
     if hashlib.sha256(data).digest() != digest:
         raise MessageInvalid("its digest does not match")
@@ -37,7 +37,7 @@ def unsealed(raw: bytes | memoryview) -> dict[str, Value]:
 
 @contextmanager
 def intact(*paths: Path) -> Iterator[None]:
-    """Turn every error in reading and decoding the files `paths` into a `RunFolderError`."""
+    """A context that turns every error in reading the files `paths` into a `RunFolderError`."""
     which = " or ".join(map(str, paths))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Rounds that were started. An interrupted round has a cost too if reports leave a machine."""
+"""Rounds that were started since the last checkpoint. They cost privacy even if interrupted."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST = 1 << 20
 class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
-    A repeated round may cost something else than before, so both costs are recorded, each before a
-    report is requested. The checkpoint's own ledger covers everything before it. If the run
-    `has_begun` rounds, the file must exist.
+    A round may be started several times, with different costs. Each start is recorded before a
+    report is requested. The checkpoint's ledger has everything before. The file must exist if the
+    run `has_begun` rounds.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
@@ -39,7 +39,7 @@ class Attempts:
             raise RunFolderError(f"{path} is missing: it says which rounds were begun")
 
     def begin(self, round: int, cost: Kind) -> None:
-        """Record on disk that `round` starts, and the cost of one of its reports."""
+        """Record on disk that `round` is started, and the cost of one of its reports."""
         self.begun.append((round, cost))
         kinds = list(dict.fromkeys(kind for _, kind in self.begun))
         rows = [(number, kinds.index(kind)) for number, kind in self.begun]
@@ -48,7 +48,7 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """Clear the record, since the checkpoint after `round` covers all rounds in it."""
+        """Clear the record: the checkpoint after `round` has everything."""
         self._done, self.begun = round, []
 
 

@@ -1,1 +1,1 @@
-"""One round of training: the interface of its server half, and the loop that drives it."""
+"""One round of training: its loop, and the interface of the server half that it drives."""

@@ -1,4 +1,4 @@
-"""The loop that drives a round: carries the messages between the two halves, and counts them."""
+"""The loop that drives a round. It carries messages between both halves and counts them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ServerHalf(Protocol):
-    """The server's half of a round: sends the clients messages and receives their answers."""
+    """The server's half of a round: makes messages for clients and processes their answers."""
 
     #: The current phase, or None if the half accepts no more answers.
     @property
@@ -42,43 +42,46 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check a client's answer and add it, or raise `ReportRejected` and change nothing."""
+        """Check a client's answer, and add it.
+
+        Raises `ReportRejected`, and changes nothing, if the answer is invalid.
+        """
 
     def advance(self) -> Mapping[ClientId, Message] | None:
-        """Close the phase, and return the next phase's messages, or None after the last phase."""
+        """Close the phase. Returns the next phase's messages, or None after the last phase."""
 
 
 class MergeableHalf(ServerHalf, Protocol):
-    """A server half whose running sums can be added to those of another server half."""
+    """A server half to which the sums of another server half can be added."""
 
     def merge(self, other: Any) -> None:
-        """Add the running sums of `other`: another server half of the round, for other clients."""
+        """Add the sums of `other`: another server half of this round, for other clients."""
 
 
 class Carrier(ABC):
-    """Carries messages to clients and brings their answers back.
+    """Sends messages to clients and yields their answers.
 
-    A client whose answer is missing has dropped out, but its report may have been sent.
+    A client without an answer has dropped out. Its report may nevertheless have been sent.
     """
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Send `messages` and yield the answers, each valid until the next is requested."""
+        """Send `messages`, and yield the answers. Each is valid until the next is requested."""
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Like `ask`, for a server half that can be merged: reports may be added up elsewhere.
+        """Like `ask`, but reports may be added up before they reach this process.
 
-        After the last answer, `server` contains all reports. The default brings every report to
-        this process. Override it only in a carrier that adds up reports where they are made.
+        After the last answer, `server` has all reports. By default, every report is sent to this
+        process. Override this only in a carrier that adds up reports where they are made.
         """
         return self.ask(phase, messages)
 
 
 @dataclass
 class Outcome:
-    """Result of a round. If the round failed to give a result, `void` says why."""
+    """Result of a round. `void` is the reason if it has no aggregate."""
 
     void: RoundVoid | None = None
     bytes_up: int = 0
@@ -101,7 +104,7 @@ class Outcome:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """Return the value of `call`, or None if the round is void or `call` raises `RoundVoid`."""
+        """Return `call()`, or None if the round is void or `call` raises `RoundVoid`."""
         if self.void is not None:
             return None
         try:
@@ -111,7 +114,7 @@ class Outcome:
             return None
 
     def timed(self, call: Callable[[], T]) -> T:
-        """Return the value of `call`, and add its duration to the server's aggregation time."""
+        """Return `call()`, and add its duration to the server's aggregation time."""
         began = time.perf_counter()
         try:
             return call()
@@ -126,16 +129,16 @@ def drive(
     trains: str,
     charge: Callable[[Collection[ClientId]], None] = lambda asked: None,
 ) -> Outcome:
-    """Run one round to its end, and return its outcome. `opening` holds the first messages.
+    """Run one round to its end, and return its outcome. `opening` are the first messages.
 
-    Clients whose report is refused or withheld, whose training raises, or that do not answer are
-    counted and left out. In the phase `trains` the clients are asked for their reports. Each of
-    them is charged unless it is certain that no report left it: because it says so, or was never
-    reached. Messages of other phases reveal nothing about an update.
+    Clients that fail, refuse or do not answer are counted and left out. In the phase `trains`,
+    clients are asked for their reports. Each of these clients is charged, unless it has certainly
+    sent no report: because it says so, or because the request did not reach it. Messages of other
+    phases reveal nothing about an update.
 
-    `charge` is called with all these clients before the first of them is asked. That charge stands
-    if the process dies before the round ends. If the round ends, `Outcome.charged` holds the
-    clients to charge.
+    `charge` is called with all of these clients before the first is asked. If the process is killed
+    during the round, that charge stays. If the round ends, `Outcome.charged` has the clients to
+    charge.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
@@ -152,7 +155,7 @@ def drive(
 
 
 class _Phase:
-    """One phase of a round: sends its messages to the clients and counts their answers."""
+    """One phase of a round: sends its messages and counts the answers."""
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Give a client's encoded message to the server half. Returns a refusal, or None."""
+        """Give a client's message to the server half. Returns why it is refused, or None."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
@@ -243,14 +246,14 @@ def _is_mergeable(server: ServerHalf) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the bytes sent to all clients together. A shared message counts for each of them."""
+    """Return the bytes of all messages. A message to several clients counts once for each."""
     return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message with the clients that receive it, so that it can be encoded once.
+    """Yield each message with the clients that receive it, so that it is encoded only once.
 
-    Clients share a message if they are neighbours in `messages` and have the same object.
+    Neighbours in `messages` share a message if they have the same object.
     """
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():

@@ -1,4 +1,4 @@
-"""The possible outcomes of asking a client."""
+"""The possible answers when a client is asked, or why there is none."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _LONGEST_REASON = 200
 
 @dataclass
 class Effort:
-    """Cost of an answer, as far as the engine can measure it.
+    """The cost of an answer, as far as it can be measured.
 
-    If clients train together, the first of them reports the time and warnings of all.
+    If clients train together, the first client's answer has the time and the warnings of all.
     """
 
     training_s: float = 0.0
     protection_s: float = 0.0
     aggregation_s: float = 0.0
     warnings: list[str] = field(default_factory=list)
-    #: Reason why the report carries no update of the client's, and whether its training raised.
-    #: Known in a simulation only; it never leaves a client.
+    #: Why the report is of an update of zero, and whether the client's training raised an error.
+    #: Known only in a simulation. Neither leaves a client.
     unusable: str | None = None
     raised: bool = False
 
 
 @dataclass
 class Answer:
-    """One client's answer to a message."""
+    """Base class: one client's answer to a message."""
 
     client: ClientId
     effort: Effort = field(default_factory=Effort, kw_only=True)
@@ -47,14 +47,14 @@ class Report(Answer):
 
 @dataclass
 class Folded(Answer):
-    """A message that was added up where it was made. `size` is its length in bytes."""
+    """An answer whose message has already been added up. `size` is the message's bytes."""
 
     size: int
 
 
 @dataclass
 class Refused(Answer):
-    """A message that left the client but was refused. `size` is its length in bytes."""
+    """An answer whose message was refused. `size` is the message's bytes."""
 
     size: int
     reason: str
@@ -62,27 +62,27 @@ class Refused(Answer):
 
 @dataclass
 class Withheld(Answer):
-    """An answer in which the client declines to send a report."""
+    """An answer that says that the client sends no report, and why."""
 
     reason: str
 
 
 @dataclass
 class Failed(Answer):
-    """An answer that the client's training failed, so that it has no report."""
+    """An answer that says that the client's training failed, so there is no report."""
 
     reason: str
 
 
 @dataclass
 class Unreached(Answer):
-    """Stands for a missing answer: the message did not reach the client."""
+    """Stands for an answer if the message did not reach the client."""
 
 
 def short(reason: str) -> str:
-    """Return text from an untrusted client in a form that is safe for a log and a record.
+    """Return text from an untrusted client in a form that is safe for logs and records.
 
-    It is one line of at most 200 characters, escaped as a whole if any character is unprintable.
+    It is one line of at most 200 characters. It is escaped if any character is unprintable.
     """
     text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
     text = text if text.isprintable() else repr(text)
@@ -95,7 +95,7 @@ def check_sender(
     asked: Collection[ClientId],
     answered: Collection[ClientId],
 ) -> None:
-    """Raise `ReportRejected` unless the client was asked in this phase and has not answered yet.
+    """Raise `ReportRejected` unless the client was asked in this phase and has not yet answered.
 
     `invited` are the clients of the round, `asked` and `answered` those of this phase.
     """

@@ -1,12 +1,12 @@
-"""Secure aggregation: the server learns the sum of the clients' vectors and nothing else of them.
+"""Secure aggregation: the server learns the sum of the clients' vectors, and nothing else.
 
 This holds for a server that follows the protocol. With active security it also holds for a server
 that lies.
 
-Double masking with shared secrets (Bonawitz et al., Practical Secure Aggregation for
-Privacy-Preserving Machine Learning, 2017), on the complete graph or a sparse one (Bell et al.,
-Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020). `Client` and `Server` are
-state machines that send nothing themselves. `run_round` plays a whole round in memory.
+The protocol is double masking with shared secrets (Bonawitz et al., Practical Secure Aggregation
+for Privacy-Preserving Machine Learning, 2017), on the complete graph or on a sparse one (Bell et
+al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020). `Client` and `Server`
+are state machines that send nothing themselves. `run_round` runs a whole round in memory.
 """
 
 from __future__ import annotations

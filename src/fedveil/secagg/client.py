@@ -23,18 +23,19 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
 
 class Client:
-    """The client's half of a round: answers each message once, in order, and trusts none of them.
+    """The client's half of a round.
 
-    It sends only public keys, sealed shares, its masked vector, and one share for each client of
-    its neighbourhood: either of the seed or of the key, never of both. The masked vector is uniform
-    in the ring for anyone who lacks `threshold` shares of its seed or its pairwise keys. A message
-    that could extract more, or that is not the next one, raises `ClientWithheld` and ends the round
-    for this client, which then answers nothing more.
+    It answers each message once, in order, and trusts none of them. It sends only public keys,
+    encrypted shares, its masked vector, and one share of each client in its neighbourhood: either
+    of that client's seed or of its key, never of both. The masked vector is uniform for everyone
+    who has fewer than `threshold` shares of its seed or of its pairwise keys. If a message is out
+    of order or asks for too much, the client raises `ClientWithheld` and answers nothing more in
+    this round.
 
-    Under active security it discloses shares only if `threshold` survivors have signed exactly what
-    it has signed itself: the same survivors, senders, origin, keys and terms. Its own keys, drawn
-    for this attempt at the round, are among them. The caller must make sure that only one vector of
-    a round is sent.
+    Under active security, it discloses shares only if `threshold` survivors have signed exactly
+    what it has signed itself. The signed text covers the survivors, senders, origin, keys and
+    terms, with this client's own new keys among them. The caller must make sure that a client sends
+    only one vector in a round.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -72,9 +73,9 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """Return the answer to a message. The masked phase sends `vector`, overwriting it.
+        """Return the answer to a message. In the masked phase it is `vector`, masked in place.
 
-        `origin` is a digest of what the vector was made from, which must be equal for all clients.
+        `origin` is a digest of what the vector was made from. It must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -89,11 +90,11 @@ class Client:
         return {"phase": phase, "round": self.terms.round, **answer}
 
     def keep(self) -> Message:
-        """Return the secret state that another process needs to answer the next message.
+        """Return the secret state with which another process can answer the next message.
 
-        The message is empty if this client answers nothing more. Two clients resumed from one state
-        could be asked for both kinds of share of one peer, so whoever stores the state must give it
-        out only once.
+        It is empty if this client answers nothing more. Whoever stores the state must give it out
+        only once. Otherwise two copies of the client could be asked for both kinds of share of one
+        peer.
         """
         if self._state.phase is None:
             return {}
@@ -114,10 +115,7 @@ class Client:
         return kept
 
     def take_up(self, kept: Message) -> None:
-        """Resume from the state that `keep` returned for this client.
-
-        The round's terms must not change.
-        """
+        """Resume from the state that `keep` returned. The round's terms must be unchanged."""
         if take(kept, "context", bytes) != self.terms.context:
             raise ClientWithheld("the round's terms are others than at its beginning")
         self._view = take(kept, "view", bytes)
@@ -164,7 +162,7 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Return the shares of this client's seed and mask key, dealt to its neighbours."""
+        """Return the encrypted shares of this client's seed and mask key, for each neighbour."""
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]
@@ -192,10 +190,9 @@ class Client:
         return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Return the cipher key of each member of the neighbourhood in the message.
+        """Return the cipher key of each member of this client's neighbourhood, from the message.
 
-        Checks the message, and saves the members' mask keys and the digest of the message's
-        content.
+        Checks the message, and saves the members' mask keys and a digest of the content.
         """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
@@ -245,7 +242,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Save the shares sealed for this client. Returns the dealers whose box does not open."""
+        """Decrypt and save the shares for this client. Returns dealers of invalid shares."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]
@@ -266,7 +263,7 @@ class Client:
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Return this client's signature of the survivors and of all that it was shown."""
+        """Return this client's signature of the survivors and of everything it was shown."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -289,7 +286,7 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Disclose a share of each dealer: of a survivor's seed, or a dropped client's key."""
+        """Disclose one share of each dealer: of a survivor's seed, or of a dropped client's key."""
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
             raise ClientWithheld("asked for both kinds of share of one client")
@@ -307,10 +304,10 @@ class Client:
         return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
-        """Raise an error unless at least `threshold` survivors signed what this client signed.
+        """Raise an error unless `threshold` survivors signed what this client signed.
 
-        The signed text covers this client's keys of this attempt at the round. Signatures of
-        another attempt therefore do not count.
+        The signed text has this client's keys for this attempt at the round. So signatures of
+        another attempt do not count.
         """
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")

@@ -1,4 +1,4 @@
-"""The server's record of who dealt shares to whom, and of the secrets that they give."""
+"""The server's record of a round's shares: who dealt them, who holds them, and their secrets."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedveil.secagg.terms import Terms
 
 
 class Disclosure:
-    """The server's record of a round's shares: who dealt them to whom, and which were disclosed.
+    """The server's record of a round's shares.
 
-    A client that deals shares is a dealer. Each member of its neighbourhood, itself included, is a
-    holder and gets one share of each of the dealer's two secrets. A holder's place in the
-    neighbourhood is the share's point. Once the survivors are decided, each holder discloses one
+    A client that deals shares of its two secrets is a dealer. Each member of its neighbourhood,
+    itself included, is a holder and gets one share of each secret. The number of the share is the
+    holder's place in the neighbourhood. Once the survivors are known, each holder discloses one
     share of each dealer.
     """
 
@@ -35,8 +35,8 @@ class Disclosure:
         self._tags: dict[int, bytes] = {}
         #: Clients that have dealt shares and are not in the sum.
         self.dropped: frozenset[int] = frozenset()
-        #: Holder -> the dealers whose boxes it could not open, in order; and dealer -> its holders
-        #: that have no shares of it.
+        #: Holder -> the dealers whose shares for it are invalid, in order; and dealer -> the
+        #: holders that have no valid share of it.
         self._refused: dict[int, list[int]] = {}
         self._without: dict[int, set[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
@@ -55,7 +55,7 @@ class Disclosure:
     def dealers_to(self, holder: int) -> list[int]:
         """Return the clients that dealt shares to this holder, itself included, in order.
 
-        Call it once all have dealt.
+        Call it after all dealers have dealt.
         """
         number = self._graph.numbers[holder]
         if number not in self._dealers:
@@ -64,26 +64,27 @@ class Disclosure:
         return self._dealers[number]
 
     def deals_to(self, holder: int, dealers: Sequence[int]) -> bool:
-        """Return True if all `dealers` dealt shares to the holder, which is also its own dealer."""
+        """Return True if all of `dealers` dealt shares to this holder."""
         places = self._places[self._graph.numbers[holder]]
         return all(dealer in places and dealer in self._tags for dealer in dealers)
 
     def refuse(self, holder: int, dealers: list[int]) -> None:
-        """Record that this holder has no valid shares from these dealers, which are in order."""
+        """Record that the shares of these dealers, in order, are invalid for this holder."""
         if dealers:
             self._refused[holder] = dealers
         for dealer in dealers:
             self._without.setdefault(dealer, set()).add(holder)
 
     def decide(self, survivors: Collection[int]) -> None:
-        """Record the clients in the sum. Shares of their mask seeds are disclosed.
+        """Record which clients are in the sum.
 
-        For all other clients, shares of their mask keys are disclosed instead.
+        Holders will disclose shares of these clients' mask seeds, and of all other clients' mask
+        keys.
         """
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return how many of `answered` hold shares of the dealer that has the fewest holders."""
+        """Return, for the dealer with the fewest holders in `answered`, the number of these."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -101,7 +102,7 @@ class Disclosure:
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Store the shares that a holder discloses, or none if `MessageInvalid` is raised."""
+        """Save the shares that a holder discloses. Saves none if it raises `MessageInvalid`."""
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
@@ -113,7 +114,7 @@ class Disclosure:
         self._shares[holder] = shamir.decode_shares(shares)
 
     def join(self) -> dict[int, Secret]:
-        """Reconstruct the secret of every dealer that was disclosed: its seed or its mask key.
+        """Reconstruct one secret of each dealer: its seed if it survived, else its mask key.
 
         Raises `RoundVoid` if a dealer's shares match no secret.
         """
@@ -141,7 +142,7 @@ class Disclosure:
         return secrets
 
     def spoilt(self, dealer: int) -> NoReturn:
-        """Raise `RoundVoid`, because this dealer's shares do not match its secret."""
+        """Raise `RoundVoid`, because the shares of this dealer do not match its secret."""
         raise RoundVoid(
             "unmask",
             0,
@@ -160,7 +161,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the place of the dealer's share among those that the holder disclosed."""
+        """Return the position of the dealer's share among the shares that the holder disclosed."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

@@ -1,8 +1,8 @@
-"""Real vectors as whole numbers, so that their sum is exact.
+"""Encodes real vectors as whole numbers, so that their sum is exact.
 
-An entry x in [-clip, clip] becomes x / step, step = clip / largest, rounded at random to one of the
-two neighbouring whole numbers such that its mean is x / step. Each probability is exact to 2^-53.
-Entries beyond the clip are set to it.
+An entry x is limited to [-clip, clip], divided by the step clip / largest, and rounded at random to
+one of the two neighbouring whole numbers, such that its mean is x / step. Each probability is exact
+to 2^-53.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PART = 1 << 16
 
 
 class FixedPoint:
-    """Encodes reals in [-clip, clip] as whole numbers of up to 2^(bits-1) - 1, for exact sums."""
+    """Encodes reals in [-clip, clip] as whole numbers up to 2^(bits-1) - 1, for exact sums."""
 
     def __init__(self, clip: float, bits: int) -> None:
         self.clip = positive("clip", clip)
@@ -28,11 +28,11 @@ class FixedPoint:
         self.step = self.clip / self.largest
 
     def clips(self, vector: Array) -> bool:
-        """Return True if the vector has entries of magnitude above `clip`."""
+        """Return True if an entry of the vector is larger than `clip` in magnitude."""
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector, in `out` if given, clipped, scaled and randomly rounded."""
+        """Return the vector clipped, scaled and randomly rounded, written to `out` if given."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
@@ -41,7 +41,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """Convert a sum of whole numbers to the real vector that it encodes, in place."""
+        """Convert a sum of encoded vectors to the sum of real vectors, in place."""
         real = into_floats(total)
         real *= self.step
         return real
@@ -58,7 +58,10 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Write each entry, clipped, scaled, and rounded up with its fraction as probability."""
+    """Write each entry to `out`: clipped, scaled, and rounded up or down at random.
+
+    The probability of rounding up is the fraction.
+    """
     scale = largest / clip
     for i in range(len(part)):
         scaled = min(max(np.float64(part[i]), -clip), clip) * scale

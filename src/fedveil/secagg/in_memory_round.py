@@ -1,4 +1,4 @@
-"""A whole round in memory, with every message encoded and decoded as on the wire."""
+"""Runs a whole round in memory. Every message is encoded and decoded as on a network."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Vectors = Mapping[int, Array]
 
 @dataclass(frozen=True)
 class SecureSum:
-    """The sum of the survivors' vectors, and the bytes of each phase for all clients together.
+    """The sum of the survivors' vectors, and each phase's bytes for all clients together.
 
-    `total` is int64 for integer vectors. For real vectors it is float64, exactly the sum of the
-    quantised vectors.
+    `total` is int64 for integer vectors. For real vectors it is float64, the exact sum of the
+    rounded vectors.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round
@@ -56,14 +56,13 @@ def run_round(
     bits: int = 16,
     entropy: Entropy | None = None,
 ) -> SecureSum:
-    """Play one round in memory among the clients that have a vector, and return their sum.
+    """Run one round in memory among the clients in `vectors`, and return the sum.
 
-    A client in `drop[phase]` is silent from that phase on. `threshold` is the number of shares that
-    reconstruct a secret: 1..n for n clients, or 1..neighbours + 1 if each client has that many
-    `neighbours` in a sparse graph. Real vectors are clipped to `clip` (default: the largest
-    magnitude among them) and quantised to `bits` bits per entry. Integer vectors are summed
-    unchanged. `entropy` defaults to the operating system's. Raises `RoundVoid` if too few clients
-    are left.
+    A client in `drop[phase]` answers nothing from that phase on. `threshold` shares reconstruct a
+    secret: 1..n for n clients, or 1..neighbours + 1 if each client has that many `neighbours` in a
+    sparse graph. Real vectors are clipped to `clip` (default: the largest magnitude among them) and
+    rounded to `bits` bits per entry. Integer vectors are summed unchanged. `entropy` defaults to
+    the operating system's. Raises `RoundVoid` if too few clients are left.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round
@@ -107,7 +106,7 @@ def run_round(
 
 @dataclass
 class _InMemory(Carrier):
-    """Carries messages between the server and clients in one process, encoded as on the wire."""
+    """Carries messages between server and clients in one process, encoded as on a network."""
 
     clients: Mapping[int, Client]
     numbers: Vectors
@@ -151,7 +150,10 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return whole numbers, their largest magnitude, and the decoder of a sum of reals."""
+    """Return the vectors as whole numbers, the largest magnitude in them, and a decoder.
+
+    The decoder is for real vectors, otherwise None.
+    """
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

@@ -1,8 +1,7 @@
-"""Keys of one client and one round: agreement, derived seeds, sealed shares, signatures.
+"""The keys of one client in one round: key agreement, seeds, encrypted shares, signatures.
 
-Every derived value is bound to what the clients on both sides were shown (`view`: job, round,
-terms, keys and more) and to their identities. Nothing from one round, attempt or pair is therefore
-valid in another.
+Every derived value depends on both clients' identities and on what they were shown (`view`: job,
+round, terms, keys and more). So nothing from one round, attempt or pair is valid in another.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
 _ID_BYTES = 8
-# A `seal_key` seals one message and is forgotten, so the nonce never meets its key again.
+# A `seal_key` encrypts only one message, so the nonce may be constant.
 _NONCE = bytes(12)
 _ENDS = struct.Struct("<qq").pack
 
@@ -53,7 +52,7 @@ class KeyPair:
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def agree(self, public: X25519PublicKey) -> bytes:
-        """Return the secret that X25519 gives this key pair and the owner of `public`.
+        """Return the X25519 shared secret of this key pair and the owner of `public`.
 
         Raises `InvalidValue` for a key of low order.
         """
@@ -71,7 +70,7 @@ def public_key(raw: bytes) -> X25519PublicKey:
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Return True if agreement with this public key gives zero whatever the private key is."""
+    """Return True if key agreement with this public key gives zero for every private key."""
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -80,17 +79,16 @@ def has_low_order(raw: bytes) -> bool:
 
 
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
-    """Return the seed of the mask between two clients, which both derive.
-
-    HKDF-SHA256 (RFC 5869): the salt is `view`, what the two were shown; the input is `shared`, the
-    agreed secret of their mask keys; the info is a label and both identities, the smaller first.
-    """
+    """Return the seed of the mask between two clients. Both derive the same one."""
+    # HKDF-SHA256 (RFC 5869): the salt is `view`, what the two were shown; the input is `shared`,
+    # the agreed secret of their mask keys; the info is a label and both identities, the smaller
+    # first.
     low, high = min(one, other), max(one, other)
     return _derive(shared, view, b"pair mask" + _ENDS(low, high))
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key that seals one message, which sender and receiver both derive.
+    """Return the key that encrypts one message. Sender and receiver derive the same one.
 
     `shared` is the agreed secret of their cipher keys, and `view` what they were shown.
     """
@@ -98,10 +96,10 @@ def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
-    """Encrypt shares for `receiver` by AES-256-GCM. The result is 16 bytes longer.
+    """Encrypt shares for `receiver` with AES-256-GCM. The result is 16 bytes longer.
 
-    `key` must be the `seal_key` of this sender, receiver and view, and seal nothing else. The
-    associated data names all three again.
+    `key` must be the `seal_key` of this sender, receiver and view, and encrypt nothing else.
+    Sender, receiver and view are authenticated too.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 
@@ -115,7 +113,7 @@ def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -
 
 
 class Identity:
-    """A client's long-lived Ed25519 key. Its public half is in the job's roster.
+    """A client's long-term Ed25519 signing key. The job's roster has its public key.
 
     >>> from fedveil.entropy import Secure
     >>> from fedveil.secagg import Identity
@@ -134,7 +132,7 @@ class Identity:
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text that `keys_text` or `survivors_text` made."""
+        """Return the signature of a text from `keys_text` or `survivors_text`."""
         return self._private.sign(text)
 
     def __repr__(self) -> str:
@@ -142,17 +140,17 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that a client signs when it advertises its public keys."""
+    """Return the text that a client signs when it sends its public keys."""
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """Return the text that a client signs for a list of survivors and for all that it was shown."""
+    """Return the text that a client signs for a list of survivors and all that it was shown."""
     return b"fedveil survivors" + view + _ids(survivors)
 
 
 def is_signed(public: bytes | None, signature: bytes, text: bytes) -> bool:
-    """Return True if the owner of the public key signed `text`. None is the key of a stranger."""
+    """Return True if the owner of the public key signed `text`. False if there is no key."""
     try:
         Ed25519PublicKey.from_public_bytes(public or b"").verify(signature, text)
     except (InvalidSignature, ValueError):

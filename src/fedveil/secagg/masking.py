@@ -1,9 +1,9 @@
-"""Masks: vectors of uniform ring elements, each the AES-256-CTR keystream of a seed.
+"""Masks: vectors of uniform numbers modulo 2^bits, each the AES-256-CTR keystream of a seed.
 
-The ring is the integers modulo 2^bits. A vector is stored in lanes of 32 or 64 bits, the narrower
-that fit an element. Lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and
-`Ring.reduce` cuts a result to the ring's own bits. The keystream is read as whole little-endian
-lanes, so the low bits, which make the elements, are uniform.
+A vector is stored in lanes of 32 or 64 bits, the narrower that fit. Lanes wrap around, which is
+arithmetic modulo a multiple of 2^bits, and `Ring.reduce` cuts the result to the ring's own bits.
+The keystream is read as whole little-endian lanes, so their low bits, which are the elements, are
+uniform.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIGNED = 1 << 16
 
 
 class Ring:
-    """The ring of the integers modulo 2^bits, in which vectors are masked and summed."""
+    """The integers modulo 2^bits, in which vectors are masked and summed."""
 
     def __init__(self, bits: int) -> None:
         self.bits = integer("bits", bits, 1, 64)
@@ -40,9 +40,8 @@ class Ring:
     def for_sum(cls, terms: int, largest: int, beyond: int = 0) -> Ring:
         """Return the smallest ring in which a sum of `terms` terms cannot wrap.
 
-        The terms' magnitudes are at most `largest`. Sums lie in -reach .. reach, reach = terms *
-        largest, and further out by up to `beyond` if something is added to them. These 2 * (reach +
-        beyond) + 1 values must fit 64 bits.
+        The terms' magnitudes are at most `largest`. `beyond` is how much the sum may exceed terms *
+        largest, if something is added to it. All possible sums must fit 64 bits.
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
@@ -61,10 +60,9 @@ class Ring:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
-        """Convert ring elements to the whole numbers that they stand for.
+        """Convert ring elements to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
 
-        These lie in -2^(bits-1) .. 2^(bits-1) - 1. `lanes` may lie at the beginning of `out`: they
-        are read from the end.
+        `lanes` may be the beginning of `out`, because they are read from the end.
         """
         numbers = np.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits
@@ -76,11 +74,9 @@ class Ring:
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add each seed's mask to a vector, in place, or subtract it if the seed's flag is False.
-
-    Each stretch of the vector gets all masks before the next stretch, so that the vector is read
-    from memory once.
-    """
+    """Add the mask of each seed to a vector in place. Subtract it if the seed's flag is False."""
+    # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
+    # memory once.
     per_block = _BLOCK_BYTES // vector.itemsize
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     keystream = np.frombuffer(buffer, vector.dtype)

@@ -1,8 +1,8 @@
 """The graph of clients that mask with each other and hold shares of each other's secrets.
 
-The complete graph joins everybody with everybody (Bonawitz et al., 2017). The sparse one is for a
-server that follows the protocol (Bell et al., 2020): the server draws an order that puts the
-clients on a circle, and joins each to its nearest on either side.
+In the complete graph, all clients are neighbours (Bonawitz et al., 2017). The sparse graph is for a
+server that follows the protocol (Bell et al., 2020): the server places the clients on a circle in
+random order, and joins each to the nearest ones on either side.
 """
 
 from __future__ import annotations
@@ -32,33 +32,31 @@ VOID = 2.0**-20
 
 @dataclass(frozen=True)
 class MaskingGraph:
-    """The neighbourhoods of all clients: each is a client and its neighbours, and has a number.
+    """The neighbourhoods of all clients. A neighbourhood is a client and its neighbours.
 
-    `numbers` maps a client to its neighbourhood's number, and `members` a number to that
-    neighbourhood's clients, in order. All clients of the complete graph share neighbourhood 0, so
-    work that depends on a neighbourhood alone is done once.
+    `numbers` maps a client to the number of its neighbourhood, and `members` a number to the
+    clients of that neighbourhood, in order. In the complete graph all clients share neighbourhood
+    0, so work for a neighbourhood is done only once.
     """
 
     numbers: dict[int, int]
     members: list[list[int]]
 
     def around(self, client: int) -> list[int]:
-        """Return the client's neighbourhood: itself and its neighbours, in order."""
+        """Return the client and its neighbours, in order."""
         return self.members[self.numbers[client]]
 
 
 def complete(clients: Sequence[int]) -> MaskingGraph:
-    """Return the graph that joins each client to all others."""
     everybody = sorted(clients)
     return MaskingGraph(dict.fromkeys(everybody, 0), [everybody])
 
 
 def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> MaskingGraph:
-    """Return a random graph that joins each client to `neighbours` others.
+    """Return a random graph in which each client has `neighbours` neighbours.
 
-    It joins each to one more if `neighbours` and the number of clients are both odd, since no graph
-    has an odd number of vertices of odd degree. If there are at most `neighbours` other clients,
-    all are neighbours.
+    If `neighbours` and the number of clients are both odd, each client has one more, because no
+    such graph exists. If there are too few clients, all are neighbours.
     """
     ordered = sorted(clients)
     n = len(ordered)
@@ -77,22 +75,21 @@ def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> Masking
 
 @lru_cache
 def automatic(clients: int, threshold: int) -> int | None:
-    """Return the fewest neighbours that are safe for `clients` clients and this `threshold`.
+    """Return the smallest safe number of neighbours for `clients` clients and this `threshold`.
 
-    Returns None, for the complete graph, up to `COMPLETE_UP_TO` clients or if no number below half
-    of the clients is safe: little would be saved. A number is safe under two conditions:
+    Returns None, for the complete graph, if there are at most `COMPLETE_UP_TO` clients, or if no
+    number below half of the clients is safe. A number is safe under two conditions:
 
-    - If a share `CORRUPT` of the clients colludes with the server, then with probability at most
-      `UNMASKED` some neighbourhood has `threshold` of them, or the remaining honest clients are no
-      longer connected on the circle.
-    - If a share `DROPPED` is silent, then with probability at most `VOID` some neighbourhood has
-      fewer than `threshold` clients left.
-
-    More neighbours make it likelier that `threshold` of them are corrupt, and less likely that too
-    few remain or that the circle is cut. Bisection finds both ends of the range that may be safe.
-    If the lower end is not safe, the reason is that the two chances of being unmasked add up; the
-    second falls by a constant factor with each step and soon vanishes.
+    - If a share `CORRUPT` of the clients colludes with the server: with probability at most
+      `UNMASKED`, a neighbourhood has `threshold` of them, or the other clients are no longer
+      connected on the circle.
+    - If a share `DROPPED` drops out: with probability at most `VOID`, fewer than `threshold`
+      clients of a neighbourhood are left.
     """
+    # More neighbours make it likelier that `threshold` of them are corrupt, and less likely that
+    # too few remain or that the circle is cut. Bisection finds both ends of the range that may be
+    # safe. If the lower end is not safe, the reason is that the two chances of being unmasked add
+    # up; the second falls by a constant factor with each step and soon vanishes.
     if clients <= COMPLETE_UP_TO:
         return None
     corrupt, dropped = math.ceil(CORRUPT * clients), math.ceil(DROPPED * clients)
@@ -101,7 +98,8 @@ def automatic(clients: int, threshold: int) -> int | None:
         return clients * _tail(clients, corrupt, k, threshold)
 
     def apart(k: int) -> float:
-        # The circle is cut where k/2 in a row are gone. Two cuts are needed; one is counted.
+        # The circle is cut where k/2 clients in a row are gone. Two cuts disconnect clients.
+        # Counting one cut is on the safe side.
         return float(clients * ((corrupt + dropped) / clients) ** (k // 2))
 
     def enough(k: int) -> bool:
@@ -115,10 +113,10 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability that `drawn` of `clients` include at least `least` of the `marked`.
+    """Return the probability that at least `least` of `drawn` clients are among the `marked`.
 
-    Terms further than 8 sqrt(drawn) from the mean are omitted: together they have a probability
-    below 2^-180 (Hoeffding).
+    The `drawn` clients are drawn from `clients`. Probabilities far from the mean are omitted.
+    Together they are below 2^-180.
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

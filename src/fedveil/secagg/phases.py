@@ -1,7 +1,8 @@
-"""The phases of a round and the fields of their messages.
+"""The phases of a round, and the fields of their messages.
 
-Every message also carries `phase` and `round`. A neighbourhood is a client and its neighbours in
-the masking graph, in ascending order. Arrays with a row for each member keep that order.
+Every message also has the fields `phase` and `round`. A neighbourhood is a client and its
+neighbours in the masking graph, in ascending order. An array with a row for each member has this
+order.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ Fields: TypeAlias = dict[Phase, tuple[tuple[str, ...], tuple[str, ...]]]
 FIELDS: Fields = {
     # Two public keys.
     "advertise": ((), ("cipher_key", "mask_key")),
-    # The neighbourhood's keys; shares of the client's two secrets, sealed, and their tags.
+    # The neighbourhood's keys; encrypted shares of the client's two secrets, and their tags.
     "share": (("clients", "cipher_keys", "mask_keys"), ("sealed", "tags")),
-    # The shares that are meant for it; its masked vector, and whose shares did not open.
+    # Encrypted shares for the client; its masked vector, and the dealers of invalid shares.
     "masked": (("senders", "sealed"), ("vector", "refused")),
-    # Who is in the sum; that list, signed (active security only).
+    # The clients in the sum; a signature of that list (active security only).
     "consistency": (("survivors",), ("signature",)),
     # The clients in the sum and the others; a share of each client's seed or of its key.
     "unmask": (("survivors", "dropped"), ("shares",)),
@@ -65,7 +66,7 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the length of the longest honest answer, for `members` in a neighbourhood."""
+    """Return the length of the longest honest answer, with `members` clients in a neighbourhood."""
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
     return encoded_bytes({"phase": phase, "round": terms.round, **answer})
@@ -74,7 +75,7 @@ def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
 def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
     """Read client numbers from the field `name` of an untrusted message.
 
-    Raises `MessageInvalid` unless they ascend and there are at most `most`.
+    Raises `MessageInvalid` unless they ascend and are at most `most` numbers.
     """
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:
@@ -104,23 +105,24 @@ def as_rows(rows: Sequence[bytes], size: int) -> Uint8s:
 
 
 def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]:
-    """Read `count` strings of `size` bytes each from the field `name` of an untrusted message."""
+    """Read `count` byte strings of `size` bytes from the field `name` of an untrusted message."""
     return [row.tobytes() for row in take_array(message, name, "uint8", (count, size))]
 
 
 def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
-    """Read a mapping of clients to strings of `size` bytes from an untrusted message.
+    """Read a mapping from clients to byte strings from two fields of an untrusted message.
 
-    The field `ids` holds the clients, and the field `name` a row for each.
+    The field `ids` has the clients, and the field `name` a row of `size` bytes for each.
     """
     clients = take_ids(message, ids)
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
-    """Return a mapping of clients to strings of `size` bytes as two fields of a message.
+    """Return a mapping from clients to byte strings as two fields of a message.
 
-    The field `ids` holds the clients in ascending order, and the field `name` a row for each.
+    The field `ids` has the clients in ascending order, and the field `name` a row of `size` bytes
+    for each.
     """
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -1,4 +1,4 @@
-"""Secret bytes that cannot be printed."""
+"""Secret bytes that cannot be printed by mistake."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SECRET_BYTES = 32
 class Secret:
     """Thirty-two secret bytes: a mask seed or a private key.
 
-    Its printed form shows none of them. It cannot be pickled or hashed, and is compared in constant
-    time.
+    Printing a secret shows none of its bytes. It cannot be pickled or hashed. Secrets are compared
+    in constant time.
     """
 
     __slots__ = ("_value",)

@@ -29,16 +29,17 @@ _SEEDS_AT_ONCE = 4096
 
 
 class Server:
-    """The server's half of a round: sums masked vectors as they arrive, then removes the masks.
+    """The server's half of a round.
 
-    `receive` refuses a message with `ReportRejected`, which leaves the state unchanged. A client
-    that has not answered when `advance` closes a phase has dropped out. `advance` raises
-    `RoundVoid` if too few are left, and the sum is never unmasked. `entropy` draws the sparse graph
-    and, if more clients answer than may share secrets, the clients that continue. `origin` is a
-    digest of the data that the vectors were made from. It must be equal on server and clients.
+    It adds up masked vectors as they arrive, then removes the masks. `receive` refuses a message
+    with `ReportRejected`, which changes nothing. A client that has not answered when `advance`
+    closes a phase has dropped out. If too few are left, `advance` raises `RoundVoid` and the sum is
+    never unmasked. `entropy` draws the sparse graph. It also draws the clients that continue if
+    more clients answer than may share secrets. `origin` is a digest of the data that the vectors
+    were made from. It must be equal on server and clients.
 
-    Memory: the sum, and for each client and neighbour a sealed pair of shares until they are passed
-    on, two tags, and in the end one share.
+    Memory: the sum, and for each client and neighbour two tags, a pair of encrypted shares until it
+    is passed on, and finally one share.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -80,18 +81,18 @@ class Server:
 
     @property
     def phase(self) -> Phase | None:
-        """Return the phase whose answers are accepted, or None when the round has ended."""
+        """Return the phase whose answers are accepted, or None after the round."""
         return self._state.phase
 
     @property
     def longest(self) -> int:
-        """Return the largest number of bytes of an honest answer of this phase."""
+        """Return the largest size in bytes of an honest answer in this phase."""
         members = max(map(len, self._graph.members), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 
     @property
     def complete(self) -> bool:
-        """Return True if the sum is unmasked and available."""
+        """Return True if the sum is unmasked."""
         return self._state.name == "complete"
 
     def opening(self) -> Message:
@@ -114,7 +115,7 @@ class Server:
         self._answered.add(client)
 
     def advance(self) -> dict[int, Message] | None:
-        """Close the phase, and return the next one's messages, or None once the sum is unmasked."""
+        """Close the phase. Returns the next phase's messages, or None once the sum is unmasked."""
         self._close()
         if self.phase is not None:
             return self._ask(self.phase)
@@ -122,7 +123,7 @@ class Server:
         return None
 
     def _close(self) -> None:
-        """Close the phase, and choose whom to ask next. Raises `RoundVoid` for too few answers."""
+        """Close the phase, and choose who continues. Raises `RoundVoid` if too few answered."""
         closed, answered = self._state.name, sorted(self._answered)
         self._state.after(Event.ENOUGH)  # raises an error if the round has ended
         actions = SERVER_ACTIONS[closed]
@@ -139,9 +140,9 @@ class Server:
         return messages
 
     def total(self) -> Int64s:
-        """Return the sum of the survivors' vectors, once `advance` has returned None.
+        """Return the sum of the survivors' vectors, after `advance` has returned None.
 
-        The caller may change it: it is this server's own memory.
+        It is this server's own memory. The caller may change it.
         """
         if not self.complete:
             raise InvalidValue("the sum is asked for and the masks are not off it")
@@ -198,7 +199,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that continue: all that answered, or a random draw if too many did."""
+        """Return the clients that continue: all that answered, or a random choice of them."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
@@ -208,7 +209,7 @@ class Server:
         return answered
 
     def _decide_survivors(self, answered: list[int]) -> list[int]:
-        """Record that the vectors of `answered` are in the sum. Returns them: all continue."""
+        """Record that the sum has the vectors of the clients `answered`. Returns these clients."""
         self.survivors = frozenset(answered)
         self._disclosure.decide(self.survivors)
         return answered
@@ -217,11 +218,17 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many answers the dealer with the fewest holders has, and the threshold."""
+        """Return the number of answers from holders of the worst dealer, and the threshold.
+
+        The worst dealer is the one for which fewest holders answered.
+        """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many vectors came and are needed, or `_count_holders` if enough came."""
+        """Return how many vectors arrived and how many are needed.
+
+        If enough vectors arrived, return the result of `_count_holders` instead.
+        """
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)
@@ -236,7 +243,7 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return the message from `make` for each client, once for equal neighbourhoods."""
+        """Return a message for each client. `make` is called once for each neighbourhood."""
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -274,7 +281,7 @@ class Server:
         return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
-        """Return each client's message: which of its neighbours survived, and which dropped out."""
+        """Return messages that say which of a client's dealers survived and which dropped out."""
         signed: dict[str, Value] = {}
         if self.terms.active_security:
             signed = {"signers": as_ids(asked), "signatures": self._signatures_of(asked)}
@@ -307,7 +314,7 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the survivors' own masks, and those that they share with dropped clients."""
+        """Remove the survivors' own masks, and the masks between survivors and dropped clients."""
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

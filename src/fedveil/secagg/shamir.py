@@ -1,12 +1,12 @@
-"""Shamir's secret sharing over the prime field of 2^61 - 1, many secrets at a time.
+"""Shamir's secret sharing over the prime field of 2^61 - 1, for many secrets at a time.
 
-A 256-bit secret is cut into five limbs of 52 bits. Each is the constant term of a polynomial of
-degree threshold - 1 whose other coefficients are uniform in the field. A share is the five values
-at one point other than zero, eight bytes each, little endian, always forty bytes. Fewer shares than
-the threshold are jointly uniform for every secret.
+A 256-bit secret is cut into five limbs of 52 bits. Each limb is the constant term of a polynomial
+of degree threshold - 1, whose other coefficients are uniform in the field. A share is the values of
+the five polynomials at one point other than zero, in forty bytes (eight each, little endian). Fewer
+shares than the threshold are uniform for every secret.
 
-The prime is a Mersenne prime: 2^61 = 1 in the field, so products are reduced by shifts, and NumPy's
-64-bit lanes suffice for the arithmetic.
+For this prime, products are reduced by shifts, because 2^61 = 1 in the field. NumPy's 64-bit
+integers suffice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ELEMENTS_AT_ONCE = 1 << 18
 def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entropy) -> Field:
     """Return shares of every secret at the points 1..points: an array [points, secrets, limbs].
 
-    `threshold` shares of a secret reconstruct it.
+    Any `threshold` shares of a secret reconstruct it.
     """
     integer("points", points, 1, MAX_POINTS)
     integer("threshold", threshold, 1, points)
@@ -56,11 +56,11 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 
 
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
-    """Reconstruct secrets from shares, as None for each whose shares fit no secret.
+    """Reconstruct secrets from shares. The result is None for shares that fit no secret.
 
-    `shares` is an array [secrets, shares, limbs]. `points` are the points of the shares: one row
-    for all secrets, [shares], or one row for each, [secrets, shares]. At least the threshold's
-    number of shares is needed. More shares of one polynomial give an equal secret.
+    `shares` is an array [secrets, shares, limbs]. `points` are the shares' points: [shares] if all
+    secrets have the same, otherwise [secrets, shares]. Each secret needs at least as many shares as
+    the threshold. More shares give the same secret.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
@@ -77,12 +77,12 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
 
 
 def encode_shares(shares: Field) -> bytes:
-    """Return shares as bytes, forty for each."""
+    """Return shares as bytes, forty for each share."""
     return shares.astype("<u8").tobytes()
 
 
 def decode_shares(data: bytes) -> Field:
-    """Return shares from bytes as an array [shares, limbs]. Refuses a limb outside the field."""
+    """Return shares as an array [shares, limbs]. Raises an error for a limb outside the field."""
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")
     shares: Field = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, LIMBS)
@@ -114,7 +114,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write each column's polynomial at 1, 2, ... to the rows of `values`, by Horner's rule."""
+    """Write each column's polynomial at the points 1, 2, ... to the rows of `values`."""
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):
@@ -130,13 +130,13 @@ def _evaluate(coefficients: Field, values: Field) -> None:
 
 
 def _reduced(value: Field) -> Field:
-    """Return `value`, which is below 2^64, reduced to 0..p-1, where p = 2^61 - 1."""
+    """Return `value`, which is below 2^64, modulo p = 2^61 - 1."""
     value = (value & _P) + (value >> _61)
     return np.where(value >= _P, value - _P, value)
 
 
 def _times_small(value: Field, factor: Field) -> Field:
-    """Return value * factor, below 2^62 and not reduced. Needs value < 2^61, factor <= 2^20."""
+    """Return value * factor, not reduced, below 2^62. Requires value < 2^61 and factor <= 2^20."""
     high = (value >> _32) * factor
     low = (value & _LOW32) * factor
     # high * 2^32 = (high's bits from 29 on) * 2^61 + (its lower 29) * 2^32, and 2^61 = 1.
@@ -145,7 +145,7 @@ def _times_small(value: Field, factor: Field) -> Field:
 
 
 def _times(one: Field, other: Field) -> Field:
-    """Return the product of field elements, by four products of 32-bit halves."""
+    """Return the product of two field elements, from four products of 32-bit halves."""
     a1, a0 = one >> _32, one & _LOW32
     b1, b0 = other >> _32, other & _LOW32
     middle = a1 * b0 + a0 * b1  # below 2^62
@@ -157,16 +157,16 @@ def _times(one: Field, other: Field) -> Field:
 
 
 def _sum(values: Field) -> Field:
-    """Return the sums of field elements over the second axis, which has at most 2^31 terms."""
+    """Return the sums of field elements over the second axis, with at most 2^31 terms."""
     high = _reduced((values >> _32).sum(axis=1, dtype=np.uint64))
     low = _reduced((values & _LOW32).sum(axis=1, dtype=np.uint64))
     return _reduced(_times(high, np.full_like(high, 1 << 32)) + low)
 
 
 def _lagrange_at_zero(points: Field) -> Field:
-    """Return the weights with which values of a polynomial p at `points` give p(0).
+    """Return the weights that give a polynomial's value at 0 from its values at `points`.
 
-    There is a row of weights for each row of distinct points x: p(0) = sum of weight_i * p(x_i),
+    `points` has a row for each polynomial, and so has the result: p(0) = sum of weight_i * p(x_i)
     with weight_i = product over j != i of x_j / (x_j - x_i).
     """
     numerator, denominator = np.ones_like(points), np.ones_like(points)

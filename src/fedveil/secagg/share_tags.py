@@ -1,8 +1,8 @@
-"""Tags of shares, by which a server tells a true share from a wrong one.
+"""Tags of shares. The server uses them to recognise a wrong share.
 
-A dealer sends the server a tag of each share: the first 16 bytes of a SHA-256 of the share and of
-where it belongs. A share is uniform in a space of 2^305, so its tag reveals nothing about it.
-Finding another share with an equal tag is infeasible.
+A dealer sends the server a tag of each share: the first 16 bytes of a SHA-256 of the share, its
+dealer, its holder and its kind. A share is uniform among 2^305 values, so its tag reveals nothing
+about it. It is infeasible to find another share with the same tag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLACE = struct.Struct("<qqB")
 
 
 class Tagger:
-    """Computes the tags of a round's shares, by which the server recognises a share as dealt."""
+    """Computes the tags of a round's shares."""
 
     def __init__(self, context: bytes) -> None:
         self._prefix = b"fedveil share" + context
@@ -33,9 +33,9 @@ class Tagger:
     def tags(
         self, ends: Iterable[tuple[int, int]], kinds: Iterable[Kind], shares: bytes
     ) -> list[bytes]:
-        """Return the tag of each share in `shares`, a concatenation.
+        """Return the tag of each share. `shares` is a concatenation.
 
-        `ends` holds the (dealer, holder) of each share, and `kinds` its kind.
+        `ends` has the (dealer, holder) of each share, and `kinds` its kind.
         """
         prefix, place, sha256 = self._prefix, _PLACE.pack, hashlib.sha256
         starts = range(0, len(shares), SHARE_BYTES)

@@ -1,23 +1,24 @@
-"""State tables of a round: the states of a client and of the server, and their transitions.
+"""The states of a client and of the server in a round, and the allowed transitions.
 
-A round runs in lockstep: the server asks, the clients answer, and no phase begins before the
-previous one is closed. Each half is in one state, a row of its table, and an event moves it to the
-state that the row names. Events that a row does not name are illegal there and refused. Only
-`RoundState` moves a half. How a half processes a message, and which clients have answered, is
-stored outside the tables.
+A round runs in lockstep: the server asks, the clients answer, and no phase starts before the
+previous one is closed. Each half is in one state, which is a row of its table. An event leads to
+the state that the row names. Events that the row does not name are refused. Only `RoundState`
+changes a half's state. The tables do not contain how messages are processed, or which clients have
+answered.
 
-A client's state is the phase whose message it waits for. Answering moves it on, so that a repeated
-message is out of order: a client asked twice could be asked for both kinds of share of one peer. A
-message that is out of order or refused moves it to `withheld` for good: a server that has lied once
-gets nothing more. After its last answer it is `done`.
+A client's state is the phase whose message it waits for. An answer leads to the next phase, so a
+repeated message is out of order: a client that answered twice could be made to disclose both kinds
+of share of one peer. A message that is refused or out of order leads to the final state `withheld`,
+because a server that has lied once gets nothing more. After its last answer a client is `done`.
 
-The server's state is the phase whose answers it accepts. An answer of another phase is illegal and
-changes nothing. Closing a phase opens the next if enough have answered. Otherwise it ends in
-`void`, since fewer than the threshold can unmask nothing. After the last phase it is `unmasking`,
-and then `complete`, or `void` if a dealer's shares do not match its secret.
+The server's state is the phase whose answers it accepts. An answer of another phase is refused and
+changes nothing. Closing a phase leads to the next one if enough clients have answered. Otherwise
+the round ends in `void`, because fewer clients than the threshold can unmask nothing. After the
+last phase the state is `unmasking`, and then `complete`, or `void` if a dealer's shares do not
+match its secret.
 
-Active security adds a phase before any share is disclosed: the survivors sign the list of survivors
-that they were shown, so that the server cannot show one list to some and another to others.
+With active security there is one more phase before any share is disclosed. In it, the survivors
+sign the list of survivors that they were shown, so the server cannot show different lists.
 
 A second table names the server's actions in each phase.
 """
@@ -35,7 +36,7 @@ State: TypeAlias = Literal[Phase, "done", "withheld", "unmasking", "complete", "
 
 
 class Event(Enum):
-    """An event of a round other than a message. A message's event is its phase."""
+    """An event of a round that is not a message. For a message, the event is its phase."""
 
     REFUSAL = "the client refuses to answer"
     ENOUGH = "the phase is closed, and enough have answered it"
@@ -78,11 +79,11 @@ SIGNING_SERVER: Table = {
 
 
 class Actions(NamedTuple):
-    """Names of the server's methods for one phase.
+    """The names of the server's methods for one phase.
 
-    The method `asks` returns the messages that open the phase, and `takes` processes an answer. To
-    close the phase, `counts` returns how many answers count and how many are needed. If they are
-    enough, `closes` returns the clients that continue.
+    `asks` returns the messages that open the phase, and `takes` processes an answer. When the phase
+    is closed, `counts` returns how many answers count and how many are needed. If there are enough,
+    `closes` returns the clients that continue.
     """
 
     asks: str
@@ -120,7 +121,7 @@ def _server_refusal(state: State, event: Phase | Event) -> InvalidValue:
 
 
 class RoundState:
-    """The state of the client's or the server's half of a round. Only this class changes it."""
+    """The state of a client's or the server's half of a round. Only this class changes it."""
 
     def __init__(
         self, table: Table, refusal: Callable[[State, Phase | Event], FedveilError]
@@ -131,11 +132,11 @@ class RoundState:
 
     @property
     def phase(self) -> Phase | None:
-        """Return the phase whose messages are accepted, or None if none are."""
+        """Return the phase whose messages are accepted, or None if none are accepted."""
         return _OPEN.get(self.name)
 
     def after(self, event: Phase | Event) -> State:
-        """Return the state that an event leads to. Raises an error if the event is illegal."""
+        """Return the state to which an event leads. Raises an error if the event is not allowed."""
         row = self._table[self.name]
         if event not in row:
             raise self._refusal(self.name, event)
@@ -145,7 +146,7 @@ class RoundState:
         self.name = self.after(event)
 
     def resume(self, name: State) -> None:
-        """Resume from the state with this name, of another process. Only a new object can do so."""
+        """Set the state to the one that another process saved. Only a new object can resume."""
         if name not in self._table or self.name != "advertise":
             raise InvalidValue(f"state {self.name} of this round cannot become {name}")
         self.name = name

@@ -1,4 +1,4 @@
-"""The terms that clients and server of one round agree on before it begins."""
+"""The terms of a round: parameters that clients and server know before it starts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ def _nobody(client: int) -> None: ...
 
 @dataclass(frozen=True)
 class Terms:
-    """The public parameters of a round, from a client's own job and not from a server's message.
+    """The public parameters of a round. A client takes them from its own job, not from the server.
 
-    A client checks the server's messages against its own knowledge: it has not answered this round
-    before (`Answered`), the length is that of the model it trains, and all parameters are unchanged
-    since the round's beginning. In a Flower app the parameters come from an offer and are checked
-    against pins.
+    A client checks the server's messages against what it knows itself: it has not answered this
+    round before (`Answered`), the length is that of its model, and the parameters have not changed
+    during the round. In a Flower app, parameters come from the server's offer and are checked
+    against the client's pins.
 
-    `length` is the number of entries of a vector. The ring is the integers modulo 2^bits. `sharing`
-    is the largest number of clients that share secrets. `threshold` is how many of a neighbourhood
-    reconstruct a secret; it is safe in relation to `sharing`. `neighbours` is how many each client
-    has in the masking graph, None for the complete graph. `roster` returns a client's Ed25519
-    public key, or None for a stranger; it is used if `active_security` signs what clients say.
-    `least` is the fewest vectors in a sum that a client helps to unmask, as far as it sees which
-    are in it; in the complete graph it sees all.
+    - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
+    - `sharing` is the largest number of clients that share secrets.
+    - `threshold` is how many clients of a neighbourhood can reconstruct a secret.
+    - `neighbours` is each client's number of neighbours in the masking graph. None is the complete
+      graph.
+    - `active_security` makes clients sign what they say. `roster` returns a client's Ed25519 public
+      key, or None if it has none.
+    - `least` is the smallest number of vectors in a sum that a client helps to unmask, as far as it
+      can see which vectors are in it. In the complete graph it sees all.
 
         >>> from fedveil.secagg import Terms
         >>> terms = Terms(b"a job", 3, length=700, bits=20, threshold=8, sharing=11)
@@ -75,10 +77,7 @@ class Terms:
 
     @cached_property
     def context(self) -> bytes:
-        """Return a digest of all terms but the roster.
-
-        Every key, share and signature is bound to it.
-        """
+        """Return a digest of all terms except the roster. Keys, shares and signatures need it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
         return hashlib.sha256(b"fedveil secure aggregation 3" + encode(terms)).digest()

@@ -1,24 +1,24 @@
-"""The view: everything that a client has been shown of a round, as one digest.
+"""The view: everything that a client has been shown in a round, as one digest.
 
 The digest covers everything that a server could show differently to different clients. The keys of
-sealed shares are derived from the digest of what was shown before them, and so are masks. Clients
-with different views therefore cannot open each other's shares, and their masks do not cancel, so
-that the sum stays noise. This costs a hash of the neighbourhood's keys, and no phase.
+encrypted shares, and the masks, are derived from the digest of what was shown before. So clients
+with different views cannot decrypt each other's shares. Their masks do not cancel either, and the
+sum stays noise. This costs one hash of the neighbourhood's keys, and no extra phase.
 
-By itself it does not stop a lying server. The server knows every view, so the keys of enough
-clients still remove masks, and it may have replaced clients' keys by its own. Active security adds
-signatures: each client signs its view with the survivors that it was shown, and discloses a share
-only if t survivors have signed equal ones.
-
-Why that suffices for 2t > n + c, with n clients that share secrets and c of them on the server's
-side. A client u is opened alone only if t - c honest clients disclose shares of its seed, and if
-each of its masks is known by the key that u was shown for the peer. A peer whose key is known is
-not among those that disclose. Otherwise t - c honest clients, itself among them, would have signed
-its view with a list that names it and so disclose its seed. Of the n that hold its shares, fewer
-than t - c are then left for its key. So u was shown t - 1 - c such peers, t - c clients that
-disclose, itself, and the c. These are 2t - c clients, but only n are allowed. The same count for a
-group that is opened together gives at least t - c of them.
+This alone does not stop a lying server. The server knows every view and may have replaced clients'
+keys by its own, so the keys of enough clients still remove masks. Active security adds signatures:
+each client signs its view together with the survivors that it was shown, and discloses a share only
+if t survivors have signed the same.
 """
+
+# Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's
+# side. A client u is unmasked alone only if t - c honest clients disclose shares of its seed, and
+# if each of its masks is known by the key that u was shown for the peer. A peer whose key is known
+# is not among those that disclose. Otherwise t - c honest clients, itself among them, would have
+# signed its view with a list that names it and so disclose its seed. Of the n that hold its shares,
+# fewer than t - c are then left for its key. So u was shown t - 1 - c such peers, t - c clients
+# that disclose, itself, and the c. These are 2t - c clients, but only n are allowed. The same count
+# for a group that is unmasked together gives at least t - c of them.
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return the digest of what clients are shown before shares are dealt.
+    """Return the digest of what clients have been shown before they deal shares.
 
-    It covers the terms and, in the complete graph, all keys (`public`). In a sparse graph
-    neighbours have different neighbourhoods, so they have only the terms in common.
+    It covers the terms and, in the complete graph, all keys (`public`). In a sparse graph, clients
+    have different neighbourhoods and only the terms in common.
     """
     fields: dict[str, Value] = {"context": terms.context}
     if terms.neighbours is None:
@@ -46,10 +46,10 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Return the digest of what clients are shown before vectors are masked.
+    """Return the digest of what clients have been shown before they mask vectors.
 
-    It covers `keys`, the digest of `keys_view`; `origin`, the digest of what the vectors are made
-    from; and, in the complete graph, the clients that share secrets (`sharers`).
+    It covers `keys` (the digest of `keys_view`), `origin` (the digest of what the vectors are made
+    from) and, in the complete graph, the clients that share secrets (`sharers`).
     """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:

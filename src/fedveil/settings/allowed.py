@@ -1,6 +1,6 @@
-"""The allowed values of a settings field, in words, and a sentence for each wrong value.
+"""Describes a settings field's allowed values in words, and each wrong value in a sentence.
 
-Messages and reference page take their wording from here, so they cannot disagree.
+Error messages and the reference page both use these words, so they always agree.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ NAME = "NAME"
 
 @dataclass(frozen=True)
 class TextRule:
-    """A condition on a text, used as `Annotated[str, AfterValidator(rule)]`."""
+    """A validator of text, used as `Annotated[str, AfterValidator(rule)]`.
+
+    A text must be one of `words` or match `pattern`. Messages describe the pattern as `form`.
+    """
 
     words: tuple[str, ...]
     form: str
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """Return the value. Raises ValueError if it is neither one of the words nor of the form."""
+        """Return the value. Raises ValueError if it is no word and does not match the pattern."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
@@ -59,7 +62,7 @@ class TextRule:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allowed values of one field: any of the alternatives that are set."""
+    """The allowed values of one field. Each attribute that is set allows another kind of value."""
 
     words: tuple[str, ...] = ()
     text: str = ""
@@ -91,7 +94,7 @@ class Allowed:
         return " or ".join(part for part in parts if part)
 
     def complaint(self, value: object) -> str:
-        """Return why `value` was refused."""
+        """Return the part of a sentence that says why `value` is wrong, like "is not a number"."""
         kinds = int if self.number == "whole number" else int | float
         if self.interval and isinstance(value, kinds) and not isinstance(value, bool):
             besides = f" and not {' or '.join(self.words)}" if self.words else ""
@@ -108,7 +111,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name` for a mere name or file, if a function is meant."""
+        """Return a hint to write `file:name`, if a function's name is expected and incomplete."""
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -122,7 +125,7 @@ def allowed(field: FieldInfo) -> Allowed:
 
 
 def block_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a block of keys, which may be null. None for a plain value."""
+    """Return the settings class of a field that holds a block of keys (or null), else None."""
     either = get_origin(field.annotation) in _EITHER
     members = get_args(field.annotation) if either else (field.annotation,)
     kind, *others = [member for member in members if member is not type(None)]
@@ -130,7 +133,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of the blocks in a field that maps names to blocks, or None."""
+    """Return the settings class of the blocks if the field maps names to blocks, else None."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -156,18 +159,18 @@ def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> dict[Path, str]:
-    """Return one sentence for each wrong key of `model`, by the key's path."""
+    """Convert pydantic's errors to one sentence for each wrong key, by the key's path."""
     found: dict[Path, str] = {}
     for item in error.errors(include_url=False):
         path, sentence = _sentence(model, item["loc"], item["input"])
         if item["type"] == "invalid_key":
             sentence = f"{dotted(path)} is a key that is not text"
-        found[path] = sentence  # a union fails once per member, with equal paths
+        found[path] = sentence  # pydantic reports a union once per member, with equal paths
     return found
 
 
 def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[BaseModel]) -> str:
-    """Return the sentence about a key that does not exist in `block`, a part of `root`."""
+    """Return the sentence about an unknown key of `block`, which is part of the class `root`."""
     place, name = path[:-1], path[-1]
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
@@ -194,17 +197,17 @@ def dotted(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a user's text unchanged, or escaped if it would break the line."""
+    """Return a user's text. It is escaped if it contains line breaks or control characters."""
     return text if text.isprintable() else repr(text)
 
 
 def unspaced(text: str) -> str:
-    """Return a hint if `text` is a key and its value without a space after the colon, else ""."""
+    """Return a hint if `text` lacks the space after a colon, as in `key:value`, else ""."""
     return "; a space is missing after the colon" if _UNSPACED.match(text) else ""
 
 
 def shown(value: object) -> str:
-    """Format a value as in a job file. A long value is truncated."""
+    """Format a value as it looks in a job file. A long value is truncated."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -212,14 +215,14 @@ def shown(value: object) -> str:
 
 
 def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], FieldInfo | None]:
-    """Follow `path` from `root` into its blocks.
+    """Follow a key's `path` from the settings class `root` into its blocks, as far as they exist.
 
-    Returns how many keys of the path lead to the last block, that block, and the field of the next
-    key in it. The field is None at the path's end, or if the block lacks that key.
+    Returns the number of keys followed, the last block, and the field of the next key in it. The
+    field is None at the path's end, or if the block lacks that key.
     """
     block, named = root, False
     for i, key in enumerate(path):
-        if named:  # a user's name of the block that follows
+        if named:  # this key is a name that the user gave to the next block
             named = False
             continue
         field = block.model_fields.get(key)
@@ -237,7 +240,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
     if field is not None:
         return _value_sentence(here, allowed(field), rest, value)
     if end == len(path):
-        named = followed(root, (*path, NAME))[0] > end  # a user's name was expected
+        named = followed(root, (*path, NAME))[0] > end  # the user's name for a block is missing
         what = "a mapping of names to blocks of keys" if named else "a block of keys"
         hint = unspaced(value) if isinstance(value, str) else ""
         if not named and "name" in block.model_fields and isinstance(value, str):
@@ -251,7 +254,10 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 
 
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
-    """Return a wrong value's path and sentence. `rest` is pydantic's addition to the path."""
+    """Return the path of a wrong value, and the sentence about it.
+
+    `rest` is what pydantic adds to the path for a key or value inside a mapping.
+    """
     if field.each is not None and rest:
         path = (*path, rest[0])
         if rest[-1] == "[key]" and not field.words:

@@ -1,4 +1,4 @@
-"""Base of every kind of job: reading, writing, and reporting all of its problems at once."""
+"""Base class of all jobs: reads and writes them, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedveil.settings.settings import Settings
 
 
 class CheckedJob(Settings):
-    """A job's typed settings.
+    """Typed settings of a job.
 
-    Raises JobError with all problems, of single values and of combinations.
+    Raises JobError with all problems of single values and of combinations.
     """
 
     def __init__(self, /, **data: Any) -> None:
@@ -45,12 +45,12 @@ class CheckedJob(Settings):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
-        """Load a job from a YAML file, or the default job, with `key=value` settings on top."""
+        """Load a job from a YAML file, or the default job, and apply `key=value` overrides."""
         return cls.read({} if path is None else yaml_file.read(path), overrides)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], overrides: Sequence[str]) -> Self:
-        """Build the job that a file's keys describe, with `key=value` settings on top."""
+        """Build a job from the parsed keys of a file, and apply `key=value` overrides."""
         return cls._checked(*yaml_file.apply(data, overrides, cls))
 
     @classmethod
@@ -76,7 +76,7 @@ class CheckedJob(Settings):
         return self._checked(data, problems)
 
     def changes(self, before: Self) -> list[str]:
-        """Return the settings that differ from those of the job `before`, one text per key."""
+        """Return the settings that differ from the job `before`, one text per key."""
         return [
             f"{key} = {now} where the run has {then}"
             for key, now, then in differences(self.model_dump(), before.model_dump())

@@ -11,7 +11,7 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield each key that differs, as a dotted path below `place`, and both values as in YAML."""
+    """Yield each key that differs, as a dotted path below `place`, and both values as YAML."""
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

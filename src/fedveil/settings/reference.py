@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import InvalidValue, nearest
 from fedveil.settings.allowed import NAME, allowed, block_of, blocks_of, shown
 
-#: The rows of a page so far, each without its key -> the block that has them.
+#: The table rows printed so far, without their keys -> the block that has them.
 _Told: TypeAlias = dict[tuple[str, str], str]
 #: At least this many rows that already occur in an earlier block are replaced by a reference.
 _ALIKE = 3
@@ -21,7 +21,8 @@ _ALIKE = 3
 
 def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
     """Return the page in Markdown: the introduction, every key of `job`, and the rules."""
-    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))  # some occur twice
+    # a rule may be registered for several keys
+    between = "\n".join(f"- {rule}" for rule in dict.fromkeys(rules))
     return "\n".join([introduction, *_tables(job, "", {}), f"## Between keys\n\n{between}\n"])
 
 
@@ -36,9 +37,9 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Return the rows of a reference page's tables as plain texts, by the setting's key.
+    """Parse a reference page. Returns each key's table row, as plain text by column.
 
-    `part` is a key or a block whose rows to return. None: all.
+    `part` limits the result to one key, or to the keys of one block.
     """
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
@@ -59,7 +60,10 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
-    """Yield a table of the values in `model`, at the path `place`, then those of its blocks."""
+    """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
+
+    Keys that an earlier table already described are only referenced. `told` collects them.
+    """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"
     lines = [title, "", inspect.cleandoc(model.__doc__ or "").partition("\n")[0], ""]

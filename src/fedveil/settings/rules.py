@@ -1,7 +1,7 @@
-"""Rules between the keys of a job, and advice: one mechanism for all kinds of jobs.
+"""Rules between the keys of a job, and advice. All kinds of jobs use this mechanism.
 
 A broken rule is an error. It is reported together with the errors of single keys. Advice is a
-warning. Either is a function from a job to a sentence, or to None if there is nothing to report.
+warning. Each is a function that takes a job and returns a sentence, or None if the job is fine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Register a rule with the keys that it reads. It is skipped if one has a wrong value."""
+        """Register a rule that reads these keys. It is skipped if one of them has a wrong value."""
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads
@@ -33,7 +33,7 @@ class Rules(Generic[J]):
         return register
 
     def advised(self, check: Check[J]) -> Check[J]:
-        """Register a piece of advice."""
+        """Register a function that returns advice."""
         self._advised.append(check)
         return check
 

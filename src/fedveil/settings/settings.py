@@ -1,4 +1,4 @@
-"""Base classes of job settings: blocks of keys, and validators of their texts."""
+"""Base classes of a job's blocks of keys, and validators of texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedveil.settings.allowed import TextRule
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
-    """Return a validator of `words`, or of texts like `pattern`, which messages call `form`."""
+    """Return a validator of texts: one of `words`, or a match of `pattern`, called `form`."""
     return AfterValidator(TextRule(words, form, pattern))
 
 
 def function_text(form: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts one of `words`, or a name in a user's module."""
+    """Return a validator that accepts one of `words`, or a function's name such as `file:name`."""
     return text(form, FUNCTION, *words)
 
 
@@ -49,7 +49,7 @@ class Settings(BaseModel):
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise an error that says how to change a setting: settings are immutable."""
+        """Raise an error that explains how to change a setting, because settings are immutable."""
         if name in type(self).model_fields:
             raise JobError(
                 [
@@ -61,10 +61,10 @@ class Settings(BaseModel):
 
 
 class Block(Settings):
-    """A section of a job file. A section that is present but empty has the default values."""
+    """A section of a job file. If a section has no keys, all its keys have default values."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        """Yield each key that is set without effect, and the key that causes it (`Under`)."""
+        """Yield each key that is set but ignored, and the key that causes this (see `Under`)."""
         for name, field in type(self).model_fields.items():
             changed = getattr(self, name) != field.default
             for mark in (m for m in field.metadata if changed and isinstance(m, Under)):
@@ -100,9 +100,9 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Return the block for a choice by a mere `word`, with the other choices from `held`."""
+        """Expand `word` to a whole block. Settings of other choices in `held` are kept."""
         if held.get("name") == word:
-            return dict(held)  # chosen already: its settings stay
+            return dict(held)  # this choice is selected already, so its settings stay
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}
         return {**kept, "name": word}
 

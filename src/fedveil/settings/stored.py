@@ -1,4 +1,4 @@
-"""Results that a run computes from its data and stores as JSON for a later run."""
+"""Results that a run computes from its data and saves as JSON for later runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedveil.settings.settings import Settings
 
 
 class Stored(Settings):
-    """A stored result. `what` names its kind in messages, with its article."""
+    """A saved result. Messages call it `what`, such as "a summary of a table"."""
 
     what: ClassVar[str]
 
     @classmethod
     def read(cls, data: bytes, source: str) -> Self:
-        """Decode what `written` encoded. Raises DataInvalid that names `source`."""
+        """Decode what `written` encoded. Raises DataInvalid with a sentence that names `source`."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:
             raise DataInvalid(f"{source} is damaged: it is not {cls.what}") from None
 
     def written(self) -> bytes:
-        """Encode as JSON, from which every number can be read back exactly."""
+        """Encode as JSON, without loss of precision."""
         return self.model_dump_json(indent=1).encode() + b"\n"

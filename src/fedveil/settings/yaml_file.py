@@ -1,9 +1,8 @@
-"""A job as text: reads strict YAML, applies `key=value` settings, and writes YAML.
+"""Job files: reads strict YAML, applies `key=value` settings, and writes YAML.
 
 Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
-PyYAML's safe loader. It refuses a key that is given twice. It reads `1e-3` as a number, as YAML 1.2
-does. And it refuses a file with an implausible number of values, written out or repeated by
-aliases.
+PyYAML's safe loader. It refuses duplicate keys. It reads `1e-3` as a number, as YAML 1.2 does. It
+also refuses a file with too many values. A value that aliases repeat counts each time.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _TEXT = "tag:yaml.org,2002:str"
 _BOOL = "tag:yaml.org,2002:bool"
 #: Keys that PyYAML reads as true or false without this. YAML 1.2 reads them as text.
 _WORDS = ("on", "off", "yes", "no")
-#: The most values in a text, keys included. Then even 5,000 unknown keys get their sentences within
-#: two seconds.
+#: The most values in a text, keys included. Errors for 5,000 unknown keys then take 2 seconds.
 MOST_VALUES = 10_000
 #: The most values that all aliases of a text may stand for together.
 _MOST_ALIASED = 10_000
@@ -77,7 +75,11 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats. Raises an error inside the repeated block."""
+        """Count the values that an alias repeats. Raises an error if there are too many.
+
+        `stands_for` is their number. It is None for an alias inside its own block, which is an
+        error.
+        """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -161,7 +163,7 @@ def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str,
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, where the value would be read as a job file."""
+    """Raise JobError for `--set KEY VALUE`, whose value would be taken for the job file."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]
@@ -171,7 +173,7 @@ def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> Non
 
 
 def refuse_unquoted(words: Sequence[str]) -> None:
-    """Raise JobError if the shell split a setting such as training={lr: 0.05} at its spaces."""
+    """Raise JobError if a setting was not quoted and the shell split it at its spaces."""
     for place, word in enumerate(words):
         if "=" not in word or not _open(word):
             continue
@@ -182,7 +184,7 @@ def refuse_unquoted(words: Sequence[str]) -> None:
 
 
 def _open(*words: str) -> bool:
-    """Return True if a bracket of these words is not closed in them."""
+    """Return True if the words together have an opening bracket without a closing one."""
     text = "".join(words)
     return text.count("{") > text.count("}") or text.count("[") > text.count("]")
 
@@ -228,7 +230,7 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that `mine` lacks are keys of `other`.
+    """Raise JobError if all of a file's keys that are unknown to `mine` are keys of `other`.
 
     `sentence` follows the file's name in the error: the kind of job, and the command that takes it.
     """
@@ -254,11 +256,11 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with `key=value` settings on top, and a sentence for each invalid setting.
+    """Apply `key=value` settings to `data`.
 
-    Settings of whole blocks are applied first. So `protection=signds` does not undo
-    `protection.signds.sign_k=0.2`, in any order. If two settings have the same key, the later one
-    wins.
+    Returns the result, and a sentence for each wrong setting. Settings of whole blocks are applied
+    first. So `protection=signds` does not undo `protection.signds.sign_k=0.2`, in any order. If two
+    settings have the same key, the later one wins.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -281,7 +283,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return `data` with these settings on top, as `apply` does, and unknown keys as sentences."""
+    """Apply parsed settings to `data`. Returns the result, and a sentence for each unknown key."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -291,7 +293,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without a parent of it that is no block."""
+    """Copy `data` without the value at `path`, or without a parent that is not a block of keys."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -301,7 +303,7 @@ def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _near(path: FilePath) -> str:
-    """Return a suggestion of a job file in the same folder, if `path` does not exist."""
+    """Return a suggestion of a job file in the same folder, if `path` does not exist, else ""."""
     try:
         files = [] if path.exists() else [*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]
     except OSError:
@@ -348,11 +350,11 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Return the content `held` of a block with `value` set at `path`.
+    """Return a block's content `held` after `value` was set at `path`.
 
-    If `value` is a mapping, it sets only the keys that it names. Nothing is changed in place:
-    YAML's aliases may have put one block in several places. If there is no block at `path`,
-    validation reports it later.
+    A mapping `value` sets only the keys that it contains. Nothing is changed in place, because YAML
+    aliases may share one block between several places. If there is no block at `path`, validation
+    reports it later.
     """
     if isinstance(held, str):
         held = _opened(block, {}, held)
@@ -385,5 +387,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the content for which `word` stands in a choice, and `word` in any other block."""
+    """Expand `word` to a block if `block` is a choice. Otherwise returns `word` unchanged."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

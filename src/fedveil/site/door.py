@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from flwr.app import Context, Error, Message
 
@@ -23,7 +24,9 @@ from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.always_answers import reason
 from fedveil.protections.base import TIMING, Protection, Spending
 from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.site import isolation
 from fedveil.site.account import Release, SiteAccount
+from fedveil.site.code_process import CodeSandbox, CodeTraining
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, SiteLog
@@ -74,7 +77,16 @@ class Door:
         owner = Charges(self._account(name), self._site.policy, order, self._server)
         member = self._site.member(self._server, order.job, data_set, owner)
         _check_client(order, member.client)
-        return order.job, member
+        return order.job, replace(member, training=self._training(order) if order.code else None)
+
+    def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
+        """Return the training by code of the job's own, in a process of its own."""
+        code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
+        assert limit_s is not None, "a rule of the policy"
+        modules = self._site.admission.modules(order)
+        means = isolation.working()[0] if code.isolation == "strong" else None
+        sandbox = CodeSandbox(modules, means, int(code.memory_gb * 1e9), limit_s)
+        return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
         """Return the order in an app's archive, which is read once. Raises `SiteRefused`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,11 +89,20 @@ class Site:
         )
 
     @contextmanager
-    def log(self, server: str) -> Iterator[SiteLog]:
-        """Open the log of a server, which one process at a time writes."""
+    def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
+        """Open the log of a server, which one process at a time writes.
+
+        Without `wait`, raises `SiteError` if another process writes it.
+        """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with alone(path / LOG):
+        with ExitStack() as held:
+            try:
+                held.enter_context(alone(path / LOG, wait=wait))
+            except BlockingIOError:
+                raise SiteError(
+                    f"another process serves {server} from {self.folder}: end it first"
+                ) from None
             log = EventLog(path / LOG)
             try:
                 yield SiteLog(log)

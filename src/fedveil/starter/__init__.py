@@ -1,4 +1,4 @@
-"""The files that `fedveil init` writes, and the job that runs without a file."""
+"""The files that `fedveil init` writes, and the default job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.record.run_folder import make_folder
 
 #: The job of `fedveil run` without a file.
 DEFAULT_JOB = Path(__file__).parent / "private_digits.yaml"
-#: What these attacks attack without a file: a job on which each succeeds.
+#: The job that each of these attacks uses without a job file. On it, the attack succeeds.
 ATTACKED_JOBS = {
     "gradient": Path(__file__).parent / "attacked.yaml",
     "exact": Path(__file__).parent / "attacked_batch.yaml",
@@ -20,7 +20,7 @@ ATTACKED_JOBS = {
 
 
 class Template(NamedTuple):
-    """A template: its written files, each with its source here, and the command that runs it."""
+    """A template of `fedveil init`: its files with their sources, and the command that runs it."""
 
     files: dict[str, str]
     run: str = "fedveil run job.yaml"

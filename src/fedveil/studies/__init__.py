@@ -1,1 +1,1 @@
-"""Studies: several runs in one folder, compared with each other or with a source."""
+"""Studies: several runs in one folder, which are compared with each other or with a paper."""

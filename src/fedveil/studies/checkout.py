@@ -1,4 +1,4 @@
-"""Finds the sources' experiments: the package `experiments` of a checkout, not in the wheel."""
+"""Finds the package `experiments`, which a checkout contains but the wheel does not."""
 
 from __future__ import annotations
 

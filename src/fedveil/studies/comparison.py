@@ -1,9 +1,9 @@
 """The runs of a comparison: one for each protection, sweep value, epsilon and seed.
 
-All runs are equal except for the protection. The job's seed, and not its protection, determines
-data, partition, initial model, cohorts and the randomness of training, so all runs with one seed
-are equal until a report leaves a client. Clients are weighted as the job says. If it says nothing,
-they count equally, because most protections require that.
+All runs are equal except for the protection. Data, partition, initial model, cohorts and the
+randomness of training depend on the job's seed but not on its protection. So all runs with one seed
+are equal until a report leaves a client. Clients are weighted as the job says. By default all have
+equal weight, because most protections require that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 
 class Goal(NamedTuple):
-    """A metric on the test examples, and the value that a run should reach."""
+    """A metric on the test examples, and the value to reach."""
 
     figure: str
     value: float
@@ -59,7 +59,7 @@ class Goal(NamedTuple):
 
 
 class Asked(Settings):
-    """The options of a comparison. Its job is not among them."""
+    """The options of a comparison, without the job."""
 
     protections: list[str] = Field(min_length=1)
     seeds: Annotated[int, Field(ge=1)] = 1
@@ -72,7 +72,7 @@ class Asked(Settings):
 
 @dataclass(frozen=True)
 class Setting:
-    """A protection with its settings, which is one line of the comparison's tables.
+    """A protection with its settings. The comparison's tables have one line for each.
 
     `changes` are the job keys to change, with their values. `epsilon` is the target cost of the
     whole run, or None.
@@ -98,7 +98,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. If the run is impossible, `job` is None and `reason` says why."""
+    """One run of a comparison. If it is impossible, `job` is None and `reason` says why."""
 
     setting: Setting
     seed: int
@@ -116,9 +116,10 @@ Solutions = dict[str, dict[str, str] | str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A job and the options of a comparison. Raises `JobError` if they cannot be compared.
+    """A job and the options of a comparison.
 
-    `solutions` has the parameters that earlier searches found.
+    Raises `JobError` if the protections cannot be compared. `solutions` holds protection parameters
+    that earlier searches found.
     """
 
     job: Job
@@ -139,14 +140,14 @@ class Comparison:
 
     @cached_property
     def goal(self) -> Goal | None:
-        """The value of a metric that the runs should reach, or None."""
+        """The metric and value that the runs should reach, or None."""
         if self.asked.target is None:
             return None
         return Goal.of(self.asked.target, make_task(self.job).measures)
 
     @cached_property
     def settings(self) -> Sequence[Setting]:
-        """The settings to compare, a table line each. Raises `JobError` for impossible ones."""
+        """The settings to compare, one per table line. Raises `JobError` if one is impossible."""
         found, problems = [], dict[str, list[str]]()
         for position in self.asked.protections:
             try:
@@ -199,9 +200,10 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return a protection's target epsilons. Raises `JobError` if `changes` fix its cost.
+        """Return a protection's target epsilons.
 
-        Returns [None] without targets, or without such a parameter.
+        Raises `JobError` if `changes` already fix its cost. Returns [None] if there are no targets,
+        or if the protection has no cost parameter.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
@@ -233,7 +235,7 @@ class Comparison:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return `problem` with the names of those protections that have it, unless all have it."""
+        """Return a sentence about `problem` that names the protections, unless all have it."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

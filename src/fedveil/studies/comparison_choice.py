@@ -1,4 +1,4 @@
-"""The protection to take after a comparison, and the sentence about unequal promises."""
+"""Recommends a protection after a comparison, and warns if the guarantees are not equal."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ EPSILONS = (2.0, 8.0)
 
 
 def side_by_side(job: Job) -> list[str]:
-    """Return the default protections of a comparison: none, the job's own, all with a promise.
+    """Return the default protections of a comparison: none, the job's, and all with a guarantee.
 
-    `pw_encrypt` is omitted, because it has the noise of `central_gaussian`.
+    `pw_encrypt` is omitted, because it adds the same noise as `central_gaussian`.
     """
     built_in = ("not_encrypt", *(name for name in (*GAUSSIAN, *OTHERS) if name != "pw_encrypt"))
     return list(dict.fromkeys((*built_in, job.protection.name)))
 
 
 def decides_cost(key: str) -> bool:
-    """Return True if the job key decides what some protection's report costs."""
+    """Return True if the job key is the cost parameter of a protection."""
     for position in POSITIONS.values():
         cost = position.cost_key(position.settings_type())
         if cost is not None:
@@ -41,7 +41,7 @@ def decides_cost(key: str) -> bool:
 
 
 def unequal(found: Sequence[Line]) -> str | None:
-    """Return a sentence if the settings have finite epsilons that were not made equal, or None."""
+    """Return a warning if the settings have different finite epsilons, else None."""
     spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
     finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
     solved = {line.setting.epsilon for line in found} - {None}
@@ -54,10 +54,10 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return the card that says which protection to take, or None if no promise was made equal.
+    """Return a card that recommends a protection, or None if no epsilons were made equal.
 
-    At each epsilon, it is the best of the protections that hold against the server. If none does,
-    or if a trusted server allows a better model, the card says so.
+    At each epsilon it recommends the best protection that needs no trusted server. The card says so
+    if there is none, or if a protection with a trusted server gives a better model.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []
@@ -117,7 +117,7 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if training has improved the model since its first test, over all seeds."""
+    """Return True if the model is better at the end than at its first test, over all seeds."""
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

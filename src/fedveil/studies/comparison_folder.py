@@ -1,4 +1,4 @@
-"""A comparison's folder: the request in a file, and a run's folder for each cell.
+"""A comparison's folder: the request in a file, and one run folder per cell.
 
     comparison.yaml     the job, the options, and the parameters that searches found
     runs/CELL/          a run's folder, as `fedveil run` makes it
@@ -39,7 +39,7 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """A finished cell: its run, or why there is none, and why the run was not attacked."""
+    """The outcome of one cell: a run, or the reason why there is none."""
 
     cell: Cell
     run: ReadRun | None
@@ -48,7 +48,7 @@ class Result:
 
 
 class ComparisonFolder:
-    """The folder of a comparison. It is locked while it is open."""
+    """The folder of a comparison. It is locked while in use."""
 
     def __init__(self, folder: RunFolder, comparison: Comparison) -> None:
         self.path = folder.path
@@ -57,7 +57,7 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path | None, comparison: Comparison, stack: ExitStack) -> ComparisonFolder:
-        """Open a new folder, or one of the same job's comparison. `stack` closes it."""
+        """Open a new folder, or the existing folder of an equal comparison. `stack` closes it."""
         _ = comparison.settings  # fail before a folder is created
         if path is not None and (path / COMPARISON).is_file():
             before = cls.reopen(path, stack)
@@ -89,7 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save solved parameters. Raises if a cell has another job's run."""
+        """Return all cells, and save solved parameters. Raises if a folder has another job."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -115,9 +115,10 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Return the result with an attack's finding, if asked for and of the first seed.
+        """Attack a result's run, if the comparison asks for it.
 
-        A run is attacked only once. `step` is called with the attack's progress.
+        Returns the result with the finding. Only the runs of the first seed are attacked, and only
+        once. `step` receives the progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
@@ -136,7 +137,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context in which an early end names the command that resumes the comparison."""
+        """Return a context in which an early end names the command to resume the comparison."""
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:

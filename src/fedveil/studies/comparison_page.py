@@ -1,4 +1,4 @@
-"""A comparison as one page: its tables and plots, and the command that repeats it."""
+"""A comparison as one page: tables, plots, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.studies.comparison_table import Line, plots, tables
 
 
 def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Page:
-    """Return the page of all results, a line per setting, with the value `goal` to reach."""
+    """Return the page of all results, a table line per setting. `goal` is the value to reach."""
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
     clients = "the clients that the data has" if number is None else f"{number:,} clients"
@@ -41,7 +41,6 @@ def _text(part: str | Fact) -> str:
 
 
 def markdown(shown: Page) -> str:
-    """Format a page as Markdown. The plots are files beside it."""
     parts = [f"# {shown.title}\n", *(f"{_text(part)}\n" for part in shown.lead)]
     for section in shown.sections:
         parts += [part.markdown() for part in section.parts if isinstance(part, Table)]

@@ -1,4 +1,4 @@
-"""The results of a comparison as tables and plots. A line has one setting, over all seeds."""
+"""Results of a comparison as tables and plots. A line shows one setting, over all seeds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEDGER = {
 }
 _PARTS = ("training", "protection", "aggregation")
 _NOTHING = "-"
-#: With more curves, the areas from the least to the most hide each other.
+#: With more curves, the areas between smallest and largest value would hide each other.
 _MOST_SPREADS = 6
 #: A cell of a setting without a finished run. The last table says why.
 _NO_RESULT = "no result"
@@ -39,7 +39,7 @@ _NO_RESULT = "no result"
 
 @dataclass(frozen=True)
 class Line:
-    """The runs of one setting, one per seed. A run that failed is only in `failures`."""
+    """The runs of one setting, one per seed. Failed runs are only in `failures`."""
 
     setting: Setting
     runs: Sequence[ReadRun]
@@ -54,12 +54,12 @@ class Line:
 
     @cached_property
     def upload(self) -> float:
-        """The bytes that a client sends per round."""
+        """The number of bytes that a client sends per round."""
         return _mean([f for run in self.runs for f in run.figures("bytes_up_per_client")[1]])
 
     @cached_property
     def share(self) -> float:
-        """The protection's share of the time spent on training, protection and aggregation."""
+        """The protection's share of the time for training, protection and aggregation."""
         sums = {
             part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
             for part in _PARTS
@@ -72,19 +72,19 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the ledger figure `what`, the largest over the seeds, or None."""
+        """Return the ledger's epsilon with the key `what`, the largest over the seeds, or None."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
     @cached_property
     def finding(self) -> Finding | None:
-        """The last finding of a membership attack, or None."""
+        """The most recent finding of a membership attack, or None."""
         found = [f for run in self.runs for f in run.findings if f.attack == "membership"]
         return found[-1] if found else None
 
     @cached_property
     def success(self) -> Measured | None:
-        """The largest area under the ROC curve of any attack on the model. Guessing has 0.5."""
+        """The largest AUC of any attack on the model. Guessing has 0.5."""
         if self.finding is None:
             return None
         others = ("report's", "sum's", "client")  # attacks on messages, not on the model
@@ -97,7 +97,7 @@ class Line:
 
 
 def lines(results: Sequence[Result]) -> list[Line]:
-    """Return a line for each setting, in order."""
+    """Group results by setting, in order. Returns a line for each."""
     settings = dict.fromkeys(result.cell.setting.name for result in results)
     found = []
     for name in settings:
@@ -115,7 +115,7 @@ def _remarks(result: Result) -> Iterator[str]:
 
 
 def tables(found: Sequence[Line], goal: Goal | None = None) -> Iterator[Table]:
-    """Yield tables of quality with the round that reaches any `goal`, of cost, of guarantees."""
+    """Yield tables of quality (and when the `goal` is reached), of costs, and of guarantees."""
     yield _quality(found, goal)
     yield _privacy(found)
     failed = [[str(line.setting), text] for line in found for text in line.failures]
@@ -180,7 +180,7 @@ def _privacy(found: Sequence[Line]) -> Table:
 
 
 def plots(found: Sequence[Line]) -> Iterator[Plot]:
-    """Yield plots of the deciding metric over the rounds, and over the target epsilons if any."""
+    """Yield plots of the main metric over the rounds, and over target epsilons if there are any."""
     name = _figures(found)[0]
     curves = [_by_round(line, name) for line in found if line.runs]
     if curves:
@@ -228,7 +228,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of `key` over finite epsilons, one for each set of other changed keys."""
+    """Yield curves of the metric `key` over finite epsilons, one per set of other settings."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:
@@ -250,7 +250,7 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Return the mean of all figures, and with `bounds` the least and the largest."""
+    """Format the mean of all figures and, with `bounds`, the smallest and largest."""
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

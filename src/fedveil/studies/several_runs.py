@@ -1,4 +1,4 @@
-"""Runs of a study, one folder each. A missing run is trained, an existing one is read."""
+"""The runs of a study, one folder each. Missing runs are trained, existing ones are read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedveil.record.run_folder import JOB, MODEL
 
 
 def other_than(job: Job, folder: Path) -> list[str]:
-    """Return the settings in which `job` differs from the job of the run in `folder`, if any.
+    """Return the settings that differ between `job` and the job of the run in `folder`.
 
-    A number of clients that the run counted in its data is no difference.
+    The number of clients does not count if the run itself determined it from the data.
     """
     if not (folder / JOB).is_file():
         return []
@@ -27,12 +27,12 @@ def other_than(job: Job, folder: Path) -> list[str]:
 
 
 def refuse_other(path: Path, job: Job) -> None:
-    """Raise an error if the folder `path` has a different job's run."""
+    """Raise an error if the folder `path` holds a run of a different job."""
     refuse_changed(path, other_than(job, path))
 
 
 def refuse_changed(path: Path, changes: Sequence[str]) -> None:
-    """Raise an error if there are `changes` between the job and that of the run in `path`."""
+    """Raise an error if a job has `changes` compared with the job of the run in `path`."""
     if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
@@ -42,7 +42,7 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """If the block ends early, name the `command` that resumes the whole study, and not one run."""
+    """Return a context in which an early end names the `command` to resume the study."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:
@@ -52,7 +52,7 @@ def resumed_by(command: str) -> Iterator[None]:
 
 
 def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None = None) -> ReadRun:
-    """Return the finished run of `job` in `folder`. Starts or resumes the run if necessary."""
+    """Return the finished run of `job` in `folder`. Starts or resumes it if necessary."""
     from fedveil.entry.simulation import resume, simulate
 
     if not (folder / JOB).is_file():
@@ -63,5 +63,5 @@ def ended_run(job: Job, folder: Path, progress: Callable[[Record], None] | None 
 
 
 def first_round(run: ReadRun, key: str, reached: Callable[[float], bool]) -> int | None:
-    """Return the first round in which `reached` is True for the metric `key`, or None."""
+    """Return the first round whose metric `key` satisfies `reached`, or None."""
     return next((n for n, value in zip(*run.figures(key), strict=True) if reached(value)), None)

@@ -1,4 +1,4 @@
-"""Short trial runs of every protection that can state a promise for a job, at one epsilon."""
+"""Short trial runs at one epsilon, of every protection that gives a guarantee for a job."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A short run of a candidate. `candidate` is None for runs without protection.
+    """A short run of one protection. `candidate` is None for the run without protection.
 
-    `metric` is the deciding metric with the better direction, `value` its last value, and
-    `examples` names the examples. A failed trial has the reason in `failure` and the value NaN.
+    `metric` is the main metric and says which direction is better, `value` is its last value, and
+    `examples` says on which examples. A failed trial has a `failure` reason and the value NaN.
     """
 
     name: str
@@ -54,17 +54,17 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A key that sorts the best trial first, and a promise without trust before others."""
+        """A sort key: the best trial first, those without a trusted server before others."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, math.inf if math.isnan(self.value) else sign * self.value
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
-    """Run each protection at epsilon `target`, and none. `tell` is called before each step.
+    """Run each protection at epsilon `target`, and once without protection.
 
-    `target` is for a whole run of the job, of which a trial uses the first `ROUNDS` rounds. No
-    files remain.
+    `target` is for a whole run of the job, of which a trial runs the first `ROUNDS` rounds. No
+    files remain. `tell` is called before each step.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)
@@ -87,7 +87,7 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
 
 
 def best(found: Sequence[Trial], unit: str) -> Trial | None:
-    """Return the best trial with a promise for this unit of privacy, or None if none has learnt.
+    """Return the best trial with a guarantee for this unit of privacy, or None if none has learnt.
 
     A trial has learnt if its gain over the untrained model is at least `LEAST_GAIN` of the gain
     without protection.
@@ -118,7 +118,7 @@ def _tried(
         except (InvalidValue, JobError):
             if not share:
                 raise
-            continue  # such as a job whose clients have one example each
+            continue  # for example, no example can be held out if each client has only one
         except (RunFailed, RunStopped, ModelInvalid) as error:
             return Trial(name, candidate, figure, noise, failure=str(error))
         metric, better = deciding(last)
@@ -129,7 +129,7 @@ def _tried(
 
 
 def _shortened(job: Job, rounds: int, share: float) -> Job:
-    """Return the first `rounds` rounds of a job. Clients hold out `share` of their examples."""
+    """Copy a job with fewer rounds, in which clients hold out `share` of their examples."""
     data = job.model_dump()
     data["rounds"] = rounds
     data["evaluation"] |= {"clients": share, "every": rounds}

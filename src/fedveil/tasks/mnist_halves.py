@@ -3,9 +3,9 @@
     left:  left    a convolution, a dense layer, normalised   ┐
     right: right   the same                                   ┴→  top: the leader's two layers
 
-The values sent for each example are centred, so that about half of them are above 0: their signs,
-which EmbeddingDP sends, then distinguish the halves. The leader's layers accept numbers and bits
-alike.
+The outputs that the followers send are normalised, so that about half of the values are above 0.
+Their signs, which EmbeddingDP sends, are then informative. The leader's layers accept numbers and
+bits alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 
 class MnistHalves(ByLabel):
-    """The task of recognising digits or clothes, with each half of an image at one follower."""
+    """The task of classifying digits or clothes, with one half of each image per follower."""
 
     leader = "leader"
     followers: tuple[str, ...] = ("left", "right")
@@ -62,7 +62,7 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a follower's image halves [examples, 1, 28, 14], or the leader's labels."""
+        """Return a follower's halves of images [examples, 1, 28, 14], or the leader's labels."""
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

@@ -1,4 +1,4 @@
-"""`pangu`: a language model. The leader keeps the text; another party has the layers.
+"""`pangu`: a language model. The leader has the text, and another party the transformer layers.
 
     embedding: leader <- data.tokens      word and position vectors
     backbone:  cloud  <- embedding        the transformer layers; sees no token and no label
@@ -32,9 +32,10 @@ TOKENIZER = "tokenizer.json"
 
 
 class Pangu:
-    """The task of `task.pangu` settings. Reads the text when the leader's data is requested.
+    """The task with the settings `task.pangu`.
 
-    `folder` is the folder of a resumed run, which contains its tokenizer.
+    Text is read when the leader's data is first requested. `folder` is the folder of a resumed run,
+    which contains its tokenizer.
     """
 
     leader: str = "leader"
@@ -60,7 +61,7 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the three parts, of which only those `here` have modules."""
+        """Return the model's three parts. Only the parts of the parties in `here` have modules."""
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:
@@ -82,7 +83,7 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the subset's windows and labels if `party` is the leader, otherwise no examples.
+        """Return the windows and labels of a subset for the leader, and nothing for another party.
 
         A window's id is its position, counted from the beginning of the subset's text.
         """
@@ -109,7 +110,7 @@ class Pangu:
         }
 
     def files(self, party: str) -> dict[str, bytes]:
-        """Return the leader's tokenizer as a file, which stays with the leader."""
+        """Return files to save in the party's own folder: the leader's tokenizer, or none."""
         tokenizer = self.tokenizer if party == self.leader else None
         if isinstance(tokenizer, text.PairTokenizer):
             return {TOKENIZER: tokenizer.to_bytes()}
@@ -117,7 +118,7 @@ class Pangu:
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """Return the tokenizer of a resumed run, or train one on the training text."""
+        """Return the saved tokenizer of a resumed run, or train one on the training text."""
         if self.settings.tokenizer == "bytes":
             return text.ByteTokenizer()
         kept = None if self._folder is None else self._folder / TOKENIZER

@@ -1,4 +1,4 @@
-"""Loss, metrics and predictions of a task, depending on the kind of its labels."""
+"""Loss, metrics and predictions of tasks, for labels that are classes or numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIGURES = ("auc", "ks", "balanced_accuracy", "f1")
 
 
 class ByLabel:
-    """The loss and metrics of a task whose labels are classes, or numbers if `classes` is None.
+    """The loss and metrics for labels that are classes, or numbers if `classes` is None.
 
     For classes, outputs are logits [examples, classes]. For numbers, they are predictions
     [examples, 1].
@@ -35,7 +35,7 @@ class ByLabel:
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        """Return the names of the classes, ordered by number, or None."""
+        """Return the names of the classes in the order of their numbers, or None."""
         return None
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class ByLabel:
         return separate_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return a batch's sums: the unweighted loss, the correct examples, and `examples`."""
+        """Return sums over a batch: the unweighted loss, the right predictions, and `examples`."""
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -61,7 +61,7 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """Return metrics over all examples, those of numbers in the labels' original unit.
+        """Return metrics over all examples. Metrics of numbers are in the labels' original unit.
 
         `calibrated_loss` is the loss of the probabilities that `predictions` returns.
         """
@@ -80,7 +80,7 @@ class ByLabel:
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Convert scaled numbers back to the unit of the data."""
+        """Convert scaled numbers back to the unit of the original data."""
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:

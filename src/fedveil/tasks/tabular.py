@@ -1,10 +1,10 @@
-"""`tabular`: a wide-and-deep model; the leader and the follower `bank` have features of one table.
+"""`tabular`: a wide-and-deep model. Leader and follower `bank` own different features of a table.
 
     leader: leader_wide, leader_deep   ┐
     bank:   bank_wide,   bank_deep     ┴→  top
 
-Each owner encodes a feature twice, from its own training rows alone: as an interval between
-quantiles, for the wide part, and scaled to mean 0 and variance 1 for the deep part.
+Each owner encodes a feature twice, from its own training rows alone. For the wide part, it is the
+index of an interval between quantiles. For the deep part, it is scaled to mean 0 and variance 1.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 
 
 class Tabular(ByLabel):
-    """One of scikit-learn's tables. The leader has the first half of its features, `bank` the rest.
+    """One of scikit-learn's tables. The leader has the first half of the features, `bank` the rest.
 
     A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and variance
-    1 over the training rows, so that always predicting the mean gives a loss of 1.
+    1 over the training rows, so that always predicting the mean has a loss of 1.
     """
 
     leader = "leader"
@@ -115,13 +115,13 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature, none constant, to mean 0 and variance 1 over the training rows."""
+    """Scale each feature to mean 0 and variance 1 over the training rows. None may be constant."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Return the index, from 0, of each value's interval between the training rows' quantiles."""
+    """Return the index of each value's interval. The bounds are quantiles of the training rows."""
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
     places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
     return torch.from_numpy(places.astype(narrowest(bins)))

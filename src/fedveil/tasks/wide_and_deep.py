@@ -7,10 +7,10 @@ Each owner encodes its features twice. For the wide part a feature is an index t
 a table. The part adds up these rows, which equals a linear layer on one-hot features. For the deep
 part, a dense network, numbers are scaled and each word has a vector.
 
-If a part is linear in the outputs, the sign of its gradient reveals the label to everyone who gets
-one. So a follower's wide part goes through the leader's hidden layer, as the deep parts do. Under
-`wide: linear` it does not, as in the paper, and the follower can then read every label of two
-classes.
+If the outputs are linear in a part, the sign of its gradient reveals the label to whoever receives
+the gradient. So a follower's wide part goes through the leader's hidden layer, as the deep parts
+do. Under `wide: linear` it does not, as in the paper, and the follower can then read every label of
+two classes.
 
 Source: H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, split by owners.
 """
@@ -43,7 +43,7 @@ _OPTIMIZER = Optimizer("adam", lr=0.001)
 
 @dataclass(frozen=True)
 class Features:
-    """The intervals of each of an owner's number columns, and the places of its word columns."""
+    """Sizes of an owner's features: intervals per number column, and indices per word column."""
 
     intervals: tuple[int, ...]
     places: tuple[int, ...] = ()
@@ -59,11 +59,12 @@ def wide_and_deep(
     words: int | None = None,
     here: Collection[str] | None = None,
 ) -> SplitModel:
-    """Build two parts for each owner, and the top, which gives one number or class logits.
+    """Build the split model: a wide and a deep part for each owner of features, and the top.
 
-    An owner whose features are None has parts without modules here. The top has none if the leader
-    is not in `here`. A wide part sends `settings.scores` numbers per example, a deep part
-    `settings.width`. `words` is the size of a word's vector, or None if owners have no words.
+    The top's output is one number, or one logit per class. A wide part sends `settings.scores`
+    numbers per example, a deep part `settings.width`. `words` is the size of a word's vector, or
+    None without words. Parts of parties on other machines have no modules: those of an owner whose
+    features are None, and the top if the leader is not in `here`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -101,7 +102,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs]. `given` has each owner's wide output, then its deep one."""
+        """Return [rows, outputs], from each owner's wide output and then its deep output."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -126,7 +127,7 @@ class Wide(nn.Module):
         self.register_buffer("first", _first_rows(counts), persistent=False)
 
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
-        """Return [rows, scores]. `places` are the indices of intervals, and then those of words."""
+        """Return [rows, scores]. The arguments are indices of intervals, then indices of words."""
         found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
         return found
 
@@ -151,19 +152,22 @@ class Deep(nn.Module):
         )
 
     def forward(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the values to send, [rows, width]. `words` are indices of words."""
+        """Return the part's output, [rows, width]. `words` are indices of words."""
         crossing: torch.Tensor = self.layers(self.joined(numbers, words))
         return crossing
 
     def joined(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the dense network's input: the numbers, followed by each word's vector."""
+        """Return the dense network's input: the numbers, then each word's vector."""
         if self.words is None or words is None:
             return numbers
         vectors = self.words(words.int() + self.first)
         return torch.cat([numbers, vectors.flatten(1)], dim=1)
 
     def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the words [rows, words] nearest to the vectors that each row has side by side."""
+        """Replace word vectors by the nearest words. Returns their indices, [rows, words].
+
+        Each row of `vectors` has the vectors of several words side by side.
+        """
         assert self.words is not None, "there are words"
         tables = self.words.weight.detach().tensor_split(self.first[1:].long())
         each = vectors.chunk(len(tables), dim=1)
@@ -172,5 +176,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return where each column's rows begin in one table of all columns' rows."""
+    """Return where each column's rows begin in one table of the rows of all columns."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

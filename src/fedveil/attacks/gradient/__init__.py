@@ -1,1 +1,1 @@
-"""Recovery of examples from the update that they were trained to: labels first, then the images."""
+"""Recovery of training examples from a client's update: first the labels, then the inputs."""

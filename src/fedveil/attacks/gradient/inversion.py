@@ -28,7 +28,10 @@ _PROBES = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits for an effort: examples in all, examples sought at once, and clients' local steps."""
+    """Limits for an effort, and the `searches` to run.
+
+    `cases` limits the examples in total, `at_once` those sought together, `steps` the local steps.
+    """
 
     cases: int
     at_once: int
@@ -37,7 +40,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits for this effort, and the searches: by squared distance, then by angle."""
+    """Return the limits for this effort, and searches: by squared distance, then by angle."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -51,7 +54,7 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """An attacker's view: its reading of one report or of a cohort's aggregate, and its knowledge.
+    """The attacker's view of one round: its estimate from a report or from a cohort's aggregate.
 
     `clients` are the clients whose examples the attacker seeks. `cohort` is the number of clients
     in the aggregate, or 1 for a report.
@@ -64,7 +67,7 @@ class View:
 
 
 class Sight:
-    """A job before the first report, as its attacker sees it."""
+    """A job before its first round, with all that the attacker knows about it."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -98,7 +101,7 @@ class Sight:
             )
 
     def score(self) -> Score:
-        """Return an empty score. Its guess is the mean training example and the commonest label."""
+        """Return an empty score, whose baseline is the mean example and the commonest label."""
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:
@@ -107,7 +110,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield the attacker's view of one round after another, each with a different cohort."""
+        """Yield the attacker's view of round after round, each with a different cohort."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)
@@ -124,10 +127,11 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """Return a view of the aggregate as the mean of the `clients`' updates.
+        """Return a view that treats the aggregate as the mean of the `clients`' updates.
 
-        If the clients have more examples than the attack can seek at once, or unequally many, the
-        attack seeks only the first client's examples, as if the aggregate were its update.
+        If the clients have more examples than the attack can seek at once, or different numbers of
+        them, the attack seeks only the first client's examples, as if the aggregate were its
+        update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once
@@ -159,12 +163,12 @@ def _what_was_seen(view: View) -> str:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Invert the readings of clients' reports, until enough examples were sought.
+    """Reconstruct examples from clients' reports, until the effort's number of examples was sought.
 
     The attacker knows the job, the number of a client's examples, the mean training example and a
-    few examples of the test set. It receives the reading of one client's report. If a report by
-    itself reveals nothing, it receives the aggregate of the cohort. It then seeks the examples of
-    all clients in the cohort together if they are few enough, otherwise those of one client.
+    few test examples. It receives one client's report or, if a report by itself reveals nothing,
+    the cohort's aggregate. It then seeks the examples of all clients in the cohort together if they
+    are few enough, otherwise those of one client.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

@@ -13,20 +13,22 @@ from fedveil.protections.reading import Reading
 def label_counts(
     reading: Reading, layer: LastLayer, weights: Float32s, count: int, scale: float
 ) -> Int64s:
-    """Return how many of a client's `count` examples have each label, as estimated.
+    """Estimate how many of a client's `count` examples have each label.
+
+    Returns one count per class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
-    learning" (iLRG). In the gradient, a class's row of the last weight over its bias is about the
-    layer's mean input for that class. The layer maps it to the class's mean softmax. With the row
-    P_c of softmax for class c and the mean error e of the biases, the counts n solve
+    learning" (iLRG). In the gradient, a class's row of the last weight divided by its bias is about
+    the layer's mean input for that class. The layer maps this input to the class's mean softmax.
+    With the row P_c of softmax for class c and the mean error e of the biases, the counts n solve
 
         sum over c of n_c (P_c - one-hot(c)) = count * e,    sum over c of n_c = count,
 
-    in the least squares, none below 0. A class whose error is not negative may be absent, and its
-    row says little: typical softmax replaces P_c.
+    by least squares, with no count below 0. A class whose error is not negative may be absent, and
+    its row says little, so typical softmax replaces P_c.
 
-    The equations are those of one step; over many steps the softmax changes. `weights` are those
-    that the client starts from, and `scale` is how far its steps together move a bias for a mean
+    The equations are those of one step; over many steps the softmax changes. `weights` are the
+    client's starting weights. `scale` is how far all its steps together move a bias for a mean
     error of 1: the number of steps times the learning rate.
     """
     from scipy.optimize import nnls  # a third of a second to import
@@ -42,7 +44,7 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Return a row of mean softmax for each class, from the class's own gradient if it has one."""
+    """Return each class's mean softmax as a row, from the class's own gradient if possible."""
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)
@@ -54,7 +56,7 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Round counts to integers that add up to `count`. The largest remainders are rounded up."""
+    """Round counts to integers that add up to `count`: the largest fractions are rounded up."""
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

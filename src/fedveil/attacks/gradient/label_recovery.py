@@ -12,13 +12,13 @@ from fedveil.base.array_types import Float64s, Int64s
 from fedveil.learning.weight_layout import Layout
 from fedveil.protections.reading import Reading
 
-#: The bias's entries of an exact gradient add up to zero. Beyond this share it is not exact.
+#: The bias entries of an exact gradient add up to zero, up to this share of their size.
 _EXACT = 1e-3
 
 
 @dataclass(frozen=True)
 class LastLayer:
-    """The places of a model's last dense layer, its weight and any bias, in the parameter vector.
+    """Positions of a model's last dense layer (weight, and bias if any) in the parameter vector.
 
     `inputs` is the mean of the layer's inputs, and `guesses` the mean softmax of its outputs, both
     over inputs of the model that the attacker considers typical.
@@ -60,11 +60,11 @@ class LastLayer:
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
     """Return, for each class, the mean of softmax minus label over the client's examples.
 
-    It is known up to a factor. This is the gradient of cross-entropy in the last bias. In row c of
-    the last weight the gradient is that of class c times the layer's input. If the reading gives
-    the bias exactly, only the bias is used. Otherwise each row gives one value: its regression on
-    the layer's typical inputs, with every entry weighted as in the reading; or, for a single
-    example, whose rows are all multiples of one vector, the factor of that vector.
+    The result is known up to a factor. It equals the gradient of cross-entropy in the last bias.
+    Row c of the last weight's gradient is class c's error times the layer's input. If the reading
+    gives the bias exactly, only the bias is used. Otherwise each row gives one value: its
+    regression on the layer's typical inputs, with every entry weighted as in the reading. For a
+    single example all rows are multiples of one vector, and the factors are used.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)
@@ -88,11 +88,11 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
 def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None = None) -> Int64s:
     """Return the labels of a client with `count` examples, ascending.
 
-    A class whose error (`error_of`) is negative is present. For a single example exactly one class
-    is, after any number of SGD steps, so the label of an exact report is recovered with certainty
-    (Zhao et al. 2020). For several examples, a class's share of the examples is its expected
-    softmax less its error. Labels are assigned one by one, each to the class that lacks most of its
-    share.
+    A class whose error (`error_of`) is negative is present. A single example makes exactly one
+    class negative, after any number of SGD steps. So its label is recovered with certainty from an
+    exact report (Zhao et al. 2020). For several examples, a class's share of the examples is its
+    expected softmax minus its error. Labels are assigned one by one, each to the class that lacks
+    most of its share.
 
     `scale` is how far one step moves a bias for a mean error of one (the client's learning rate).
     It is None if unknown, as after many steps. The errors of the present classes are then assumed

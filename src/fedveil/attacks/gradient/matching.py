@@ -1,4 +1,4 @@
-"""Search for inputs whose update matches a reading: the distances, and the optimisers."""
+"""Search for inputs whose update is close to the observed one: distances and optimisers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Distance:
-    """Measures how far an update is from a reading, with every entry weighted as in the reading."""
+    """Distance between an update and the attacker's reading. Reliable entries count more."""
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:
         self._weight = torch.tensor(reading.weight / reading.weight.max(), dtype=torch.float32)
@@ -39,7 +39,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Found:
-    """The point at which a search found the lowest value of its objective, and that value."""
+    """Result of a search: the best point, and the objective's value there."""
 
     point: Tensor
     value: float
@@ -74,7 +74,7 @@ def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
 def by_signed_adam(
     objective: Objective, start: Tensor, iterations: int, box: tuple[float, float]
 ) -> Found:
-    """Minimise an objective in a box by Adam on signs, as in Geiping et al. 2020."""
+    """Minimise an objective within `box` by Adam on gradient signs (Geiping et al. 2020)."""
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.Adam([point], lr=0.05 * (box[1] - box[0]))

@@ -1,4 +1,4 @@
-"""Reconstruction of a client's examples from a reading of its update."""
+"""Reconstruction of a client's examples from the attacker's estimate of its update."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The attacker's knowledge besides the reading: the job, and typical data.
+    """The attacker's knowledge besides the observed update: the job, and typical data.
 
     The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
-    example, with values in `box`. If the reading is the mean of several clients' updates, `clients`
-    is their number, and each has `count` examples. `probes` are typical inputs, from which the
-    inputs of the last layer are estimated (`prior` will do). `common` is the label to guess without
-    any knowledge.
+    example, with values in `box`. `clients` is above 1 if the observed update is the mean of
+    several clients, each with `count` examples. `probes` are typical inputs, used to estimate the
+    last layer's inputs (`prior` will do). `common` is the label to guess without any knowledge.
     """
 
     training: UnrolledTraining
@@ -39,18 +38,19 @@ class Knowledge:
 
     @property
     def total(self) -> int:
-        """Return the number of examples sought, those of all clients together."""
+        """Return the number of examples sought, over all clients."""
         return self.count * self.clients
 
 
 @dataclass(frozen=True)
 class Search:
-    """A way to search for the inputs whose update matches a reading.
+    """Settings of a search for inputs whose update is close to the observed one.
 
-    It minimises the `squared` distance by L-BFGS (Zhu et al. 2019). Or it minimises the angle only
-    (`cosine`), with `variation` times the images' total variation, by Adam on signs (Geiping et al.
-    2020). The best of `restarts` starts is the one with the smallest distance, which the attacker
-    sees. A distance below `near` ends the starts, one below `explains` all searches.
+    With `distance` "squared" it minimises the squared distance by L-BFGS (Zhu et al. 2019). With
+    "cosine" it minimises the angle, plus `variation` times the images' total variation, by Adam on
+    signs (Geiping et al. 2020). Of `restarts` starts it keeps the one with the smallest distance. A
+    distance below `near` ends this search early. One below `explains` makes further searches
+    needless.
     """
 
     distance: Literal["squared", "cosine"]
@@ -63,9 +63,9 @@ class Search:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Reconstructed examples and labels, and the distance of their update from the reading.
+    """Reconstructed examples and labels, and the distance of their update from the observed one.
 
-    `by` names the search that found them, or is `guess` if the reading had nothing to search by.
+    `by` names the search that found them. It is `guess` if the report was empty.
     """
 
     examples: Float64s
@@ -81,12 +81,12 @@ def reconstruct(
     draw: torch.Generator,
     labels: Int64s | Literal["joint"] | None = None,
 ) -> Reconstruction:
-    """Reconstruct the examples behind a reading, by one search after another until one explains it.
+    """Reconstruct the examples behind an observed update. Tries searches until one explains it.
 
-    `labels` are the examples' labels; or None, to recover them first; or `joint`, to search for
-    them together with the examples, as Zhu et al. do. The search is also joint if the model does
-    not end in a dense layer. A reading of only a direction is matched by its angle. For an empty
-    reading the result is the typical example.
+    `labels` are the examples' labels. With None they are recovered first. With `joint` they are
+    searched for together with the examples, as Zhu et al. do; this also happens if the model does
+    not end in a dense layer. An update of which only the direction is known is matched by its
+    angle. For an empty reading the result is the typical example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)
@@ -107,7 +107,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer. Without such a layer return `joint`."""
+    """Return the labels recovered from the last layer, or "joint" if there is no such layer."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:
@@ -135,7 +135,8 @@ def _search(
         apart = measure(known.training.update(examples, targets, known.clients))
         if not search.variation:
             return apart
-        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])  # per direction of a square
+        # number of differences per pixel, in each direction of a square image
+        neighbours = examples[0].numel() * (1 - 1 / examples.shape[-1])
         return apart + search.variation * total_variation(examples).mean() / neighbours
 
     best = Found(_start(known, draw, 0), float("inf"))

@@ -1,4 +1,4 @@
-"""Quality of reconstructions: each original is compared with the reconstruction assigned to it."""
+"""Quality of reconstructions. Each original is compared with the reconstruction matched to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """Return how many labels two lists have in common. A label counts as often as it is in both."""
+    """Return the size of the multiset intersection of two lists of labels."""
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())
@@ -31,7 +31,7 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """Scores of reconstructions, with values in [0, 1], beside those of one fixed guess."""
+    """Collects the quality of reconstructions, and of a fixed guess for comparison."""
 
     guess: Float64s
     common: int

@@ -22,9 +22,9 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class UnrolledTraining:
     """Local training from given weights, as a differentiable function of the examples.
 
-    The steps equal the client's trainer up to rounding, except for the order of the examples. Only
-    the client knows that order, so the given order replaces it in every epoch. It makes no
-    difference if a batch holds all of a client's examples. Buffers do not change here, and dropout
+    The steps equal those of the client's trainer up to rounding, except for the order of examples.
+    Only the client knows its order, so every epoch uses the order in which they are given. This
+    makes no difference if a batch holds all of a client's examples. Buffers stay fixed, and dropout
     is off.
     """
 
@@ -53,7 +53,7 @@ class UnrolledTraining:
     def update(self, x: Tensor, targets: Tensor, clients: int = 1) -> Tensor:
         """Return, as one vector, the mean update of `clients` clients that hold equal parts of `x`.
 
-        `targets` holds a distribution over the classes for each example.
+        Row i of `targets` is a distribution over the classes for example i.
         """
         parts = zip(x.chunk(clients), targets.chunk(clients), strict=True)
         return torch.stack([self._alone(*part) for part in parts]).mean(0)
@@ -102,7 +102,7 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return the step rule of `torch.optim.SGD`, or None for a parameter without a gradient."""
+    """Return a function that takes a step of `torch.optim.SGD` with the settings in `plan`."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -123,7 +123,7 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return the step rule of `torch.optim.Adam` with its default constants."""
+    """Return a function that takes a step of `torch.optim.Adam` with its default constants."""
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

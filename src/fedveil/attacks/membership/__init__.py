@@ -1,1 +1,1 @@
-"""Membership inference: telling a model's training examples from others."""
+"""Membership inference: deciding if an example was in a model's training data."""

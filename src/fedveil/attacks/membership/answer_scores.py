@@ -1,4 +1,4 @@
-"""Scores of a model's answer to an example. A member of the training data has a high score."""
+"""Membership scores from a model's output for an example. Members have high scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus each example's loss. The references serve only to choose a threshold.
+    """Return minus each example's loss. This attack uses references only to choose a threshold.
 
     Source: Yeom et al. 2018: a small loss reveals a member.
     """
@@ -32,27 +32,27 @@ def calibrated_loss(answers: Answers, references: References) -> Float64s:
 
 
 def lira(answers: Answers, references: References) -> Float64s:
-    """Return the excess of each example's margin over that of models trained without it.
+    """Return how far each example's margin exceeds its mean under models trained without it.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI
     (offline LiRA): the margin ln(p / (1 - p)) of the true class is nearly normal over models
     trained without the example.
 
-    The unit is the standard deviation of these models' margins. This is the one-sided test of "not
-    a member": its score orders examples as 1 - Pr[Z > z] does. One standard deviation serves all
-    examples, as the source advises for few references.
+    The unit is the standard deviation of these margins. Examples are ordered as by a one-sided test
+    of "not a member". One standard deviation serves all examples, as the source advises for few
+    references.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation
 
 
 def online_lira(answers: Answers, references: References) -> Float64s:
-    """Return the log-likelihood ratio of each example's margin: of a member against not a member.
+    """Return the log-likelihood ratio of each example's margin: member against non-member.
 
-    Source: Carlini et al. 2022, algorithm 1 (online LiRA). The margin is taken as normal over
-    models trained with the example, and as normal over models trained without it. As the source
-    advises, an example has its own deviations only if there are enough references. Unlike in the
-    source, they are moderated by those of all examples (`References.normals`).
+    Source: Carlini et al. 2022, algorithm 1 (online LiRA). Margins are assumed normal, both over
+    the models trained with the example and over those without it. As the source advises, an example
+    has its own standard deviations only if there are enough references. Unlike in the source, they
+    are shrunk towards the standard deviations of all examples (`References.normals`).
     """
     member, other = (
         _log_density(answers.margin, *references.normals(lambda given: given.margin, member))
@@ -70,8 +70,8 @@ def rmia(answers: Answers, references: References) -> Float64s:
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
     RMIA). An example's relative probability is p(true class) under the attacked model, divided by
-    its mean under references of which half were trained on the example. It beats another example
-    if it is at least twice as large. The other examples of the table are the population.
+    its mean under references of which half were trained on the example. One example beats another
+    if its relative probability is at least twice as large.
     """
     sides = [references.normals(lambda given: np.exp(given.truth), member)[0]
              for member in (True, False)]  # fmt: skip

@@ -15,9 +15,9 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class View:
-    """A report, or the sum of a cohort's reports, as the server reads it.
+    """A report, or the mean of a cohort's reports, as the server reads it.
 
-    `clients` are the clients whose updates may be in it, each with the factor `share`.
+    It may contain the updates of `clients`, each multiplied by `share`.
     """
 
     reading: Reading
@@ -26,9 +26,9 @@ class View:
 
 
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
-    """Return the server's view of a round: each report or, if these say nothing, their mean.
+    """Return what the server sees of a round: each report, or their mean if reports reveal nothing.
 
-    `turn_rate` is the probability with which each client of the cohort adds its update in secret.
+    `turn_rate` is the probability with which each client of the cohort secretly adds its update.
     """
     if seen.masked:
         return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
@@ -39,17 +39,18 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
     """Return for each candidate the log-likelihood ratio of "its update is in the view".
 
-    `candidates[i]` is the update that candidate i would have sent. The mean of the other candidates
-    estimates the view without it. The view is projected on the candidate's difference from that
-    mean, and taken as normal: around 0 without the candidate, around the `share` of that difference
-    with it. The spread, from the noise and from the other clients, is that over all candidates. If
-    the reading has no scale, the result is the number of spreads above 0.
+    `candidates[i]` is the update that candidate i would have sent. Each candidate is tested
+    separately. The mean of the other candidates estimates the view without it. The view's component
+    along the candidate's difference from that mean is assumed normal. Its mean is 0 without the
+    candidate, and the `share` of that difference with it. Its spread, which comes from the noise
+    and the other clients, is estimated over all candidates. If the reading has no scale, the result
+    is the number of spreads above 0.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
     centre = candidates.mean(axis=0)
     apart = candidates - centre
-    # Without the candidate, the mean of the others is farther from it than the mean of all.
+    # The mean without the candidate is farther from the candidate than the mean of all.
     apart *= count / (count - 1)
     energy = (apart * apart) @ weight
     length = np.sqrt(energy)
@@ -68,20 +69,21 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Adds up, over rounds, the evidence that each candidate is one of a run's clients."""
+    """Sums over rounds the evidence that each candidate is one of a run's clients."""
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add a view's evidence for each client whose update may be in it."""
+        """Add a view's `log_odds` to the evidence of all clients whose update it may contain."""
         self._found[list(view.clients)] += log_odds
 
     @property
     def scores(self) -> Float64s:
         """Return for each candidate the log-likelihood ratio of "it is one of the clients".
 
-        It is equally likely to be any of them: the ratio is the mean of the clients' ratios.
+        A candidate is equally likely to be any client, so the likelihood ratio is the mean over
+        clients.
         """
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
         return scores

@@ -1,12 +1,12 @@
-"""User-level membership: was this client there? The server compares rounds with a known client.
+"""User-level membership: did a known client take part in a run?
 
-The attacker knows the examples of a candidate, the model of every round, and what the server sees:
+The attacker knows the candidate's examples, the model of every round, and what the server sees:
 each report or, under secure aggregation, only the sum. It trains the candidate's update itself,
-with randomness of its own, and asks whether the round's messages contain it.
+with its own randomness, and decides if the round's messages contain it.
 
-In each game a random half of the data is dealt to clients that take part, and the other half to
-clients that do not. The attacker asks about as many of each. Replacing a client by one of the
-others is the change that the ledger's epsilon is about.
+In each game one random half of the data goes to clients that take part, and the other half to
+clients that do not. The attacker tests equally many of both. The ledger's epsilon is about the same
+change: one client replaced by another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedveil.privacy.finding import Finding, Measured
 
 @dataclass(frozen=True)
 class Game:
-    """A run's clients (`present`), and as many of other examples (`absent`), with candidates."""
+    """Clients that take part in a run (`present`), and equally many that do not (`absent`)."""
 
     present: Target
     absent: Target
@@ -45,9 +45,9 @@ class Game:
 
     @classmethod
     def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
-        """Deal the job's examples to clients that take part and to clients that do not.
+        """Distribute the job's examples to clients that take part and to clients that do not.
 
-        Owners of examples stay whole. There are at most `most` candidates of each kind.
+        All examples of one owner go to one side. There are at most `most` candidates of each kind.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
@@ -67,7 +67,7 @@ class Game:
         return cls(present, absent, *chosen)
 
     def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Play rounds of the job, and return the scores of the members and of the strangers."""
+        """Run rounds of the job. Returns the scores of present clients and of absent ones."""
         target, protection = self.present, self.present.protection
         job = target.job
         state, weights = protection.initial_state(), target.weights
@@ -114,8 +114,8 @@ def measured(
 ) -> tuple[list[Measured], int]:
     """Return the metrics of the attack, and the number of rounds of each game.
 
-    The threshold is the best one for a first game, which the attacker plays by itself. `step` is
-    called after each game with the numbers of games played and of all.
+    The decision threshold is the best one for a first game, which the attacker simulates by itself.
+    `step` is called after each game with the number of finished games and the total.
     """
     target.needs_client_unit("asks whether a client took part")
     rounds = min(target.job.rounds, by_effort(effort, 5, 20, 100))
@@ -134,7 +134,7 @@ def measured(
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Tell clients that take part in a job's rounds from clients that do not."""
+    """Distinguish clients that take part in a job's rounds from clients that do not."""
     found, rounds = measured(
         target, effort, lambda done, total: watch.step(done, total, f"game {done} of {total}")
     )

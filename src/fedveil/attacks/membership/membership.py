@@ -1,12 +1,13 @@
 """Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
-The attacker knows the whole job, and has examples of which it asks whether they were trained on.
-Its reference models are the same job run on random halves of these examples, under the same
-protection. Every threshold is chosen on references, where it knows the members.
+The attacker knows the whole job. It has examples, and wants to know which were trained on. Its
+reference models come from the same job, run on random halves of these examples under the same
+protection. Every threshold is chosen on references, where the attacker knows the members.
 
-For a job, the attack first trains on a random half of its training examples: they are the members,
-the other half is not. A run is attacked as it stands: its training examples are the members, its
-test examples are not, and the references are trained on halves of both together.
+For a job, the attack first trains on a random half of the training examples. This half are the
+members, and the other half are non-members. A finished run is attacked without retraining: its
+training examples are the members, its test examples are non-members. The references are trained on
+random halves of both together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 
-#: Attacks on a trained model, by the name in their metrics; then those with their own threshold.
+#: Attacks on a trained model, by their name in metrics. The last ones have their own threshold.
 METHODS: dict[str, Method] = {
     "loss": loss,
     "calibrated loss": calibrated_loss,
@@ -73,8 +74,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 class Case:
     """The attacked model, a mask of the examples that it was trained on, and reference models.
 
-    `target` is the job on these examples, at the weights that the attacked round starts from.
-    `other` is the same job on the first reference's examples.
+    `target` is the job on these examples, with the weights at the start of the attacked round.
+    `other` is the same job on the examples of the first reference model.
     """
 
     pool: Pool
@@ -127,7 +128,7 @@ class Case:
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Return the metrics of the attacks on the reports of at most `most` clients in one round.
 
-        If the reports say nothing, their sum is attacked, and the second result is True.
+        If reports reveal nothing, their sum is attacked instead, and the second result is True.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

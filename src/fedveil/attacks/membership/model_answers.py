@@ -1,4 +1,4 @@
-"""A model's answers to examples, reduced to what membership attacks use."""
+"""A model's outputs for examples, reduced to the values that membership attacks use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Answers:
 
 @torch.no_grad()
 def answers(model: nn.Module, x: Float32s, y: Int64s) -> Answers:
-    """Return the model's answers to labelled examples."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

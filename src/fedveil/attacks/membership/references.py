@@ -1,4 +1,4 @@
-"""Reference models that an attacker trained on its own choice of examples."""
+"""Reference models, which the attacker trained on examples of its own choice."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Return a quantity's mean for each example, and its spread, under models without it.
+        """Summarise a quantity under the models that were not trained on an example.
 
-        `of` computes the quantity from a model's answers. The spread is one standard deviation for
-        all examples, from these means. It is 1 if no two such models determine it.
+        Returns its mean for each example, and one standard deviation for all examples, around these
+        means. `of` computes the quantity from a model's answers. The deviation is 1 if there are
+        too few models to estimate it.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -62,8 +63,8 @@ class References:
         """Return the mean and standard deviation of a quantity for each example.
 
         They are taken over the models trained on the example if `member`, otherwise over the
-        others. With few references, all examples share the deviation that `outside` describes. With
-        16 or more, an example's variance is a mean of its own and the shared one, weighted by their
+        others. With few references, all examples share one deviation (see `outside`). With 16 or
+        more, an example's variance is a mean of its own and the shared one, weighted by their
         degrees of freedom (Smyth 2004, "moderated" variances).
         """
         given = self.held if member else ~self.held
@@ -81,7 +82,10 @@ class References:
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return means over the `given` models, a shared deviation, and squared differences."""
+        """Return a quantity's mean for each example, one deviation for all, and squared deviations.
+
+        Model r counts for example i if `given[r, i]`.
+        """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
         means: Float64s = np.where(given, values, 0).sum(axis=0) / counts
@@ -95,9 +99,9 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 
 
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
-    """Draw the examples that each of an even number of models is trained on: a random half.
+    """Draw a random half of the examples as training data for each of an even number of models.
 
-    The models form pairs, whose halves are complements, so half of the models are trained on any
+    The models form pairs with complementary halves, so half of the models are trained on any
     example.
     """
     if integer("models", models, 2) % 2:
@@ -110,10 +114,10 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
 
 def threshold(method: Method, references: References) -> float:
-    """Return the threshold of `method` that is best for the references, whose members are known.
+    """Return the threshold of `method` that works best on the references, whose members are known.
 
-    Each reference model is attacked with the help of the others. The scores to which the threshold
-    is applied later are not used here.
+    Each reference model is attacked with the help of the others. The scores of the attacked model
+    are not used, so they stay unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

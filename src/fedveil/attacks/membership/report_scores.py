@@ -1,8 +1,8 @@
-"""Membership scores: which examples one client trained on, from its report.
+"""Membership scores of examples, computed from one client's report.
 
-The attacker knows the weights that the round started from, the reading of the report, and the
-examples that it asks about. It needs no model of its own. A larger score means that an example is
-likelier one of the client's.
+The attacker knows the weights at the start of the round, its reading of the report, and the
+examples to test. It needs no model of its own. A larger score means that the client is likelier to
+have trained on the example.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Scorer: TypeAlias = Callable[[Reading, Float32s, Int64s], Float64s]
 
 
 class ReportScores:
-    """Computes membership scores from the reports of a round that starts at `weights`."""
+    """Computes membership scores from the reports of a round that starts with `weights`."""
 
     def __init__(self, model: nn.Module, weights: Float32s) -> None:
         self._model = copy.deepcopy(model).cpu().eval()
@@ -36,9 +36,9 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return how fast each example's loss falls in the direction of the update's estimate.
+        """Return how fast each example's loss falls in the direction of the estimated update.
 
-        That is the inner product of the example's negative gradient with the estimate, weighted as
+        This is the inner product of the example's negative gradient with the estimate, weighted as
         in the reading and scaled to norm 1. It needs only the update's direction. An empty report
         scores 0.
         """
@@ -51,9 +51,10 @@ class ReportScores:
         return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return how much each example's loss falls when the weights move by the estimated update.
+        """Return how much each example's loss falls if the estimated update is applied.
 
-        This needs a reading that has the update's size. An empty report scores 0.
+        The reading must include the update's size, not just its direction. An empty report scores
+        0.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -89,10 +90,10 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """The readings of one round's reports, and the examples to ask about, as rows of a table.
+    """The attacker's readings of one round's reports, and the examples to test, as table rows.
 
-    Client i trained on the rows `held[i]`. Nobody trained on the rows `strangers[i]`, about which
-    the attacker asks too. If reports say nothing, the only reading is that of their mean
+    Client i trained on the rows `held[i]`. No client trained on the rows `strangers[i]`, which the
+    attacker tests too. If reports reveal nothing, there is a single reading of their mean
     (`summed`), and all clients count as one.
     """
 
@@ -102,10 +103,10 @@ class Round:
     summed: bool = False
 
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
-        """Return the scores of all clients' own examples, and those of their strangers.
+        """Return the scores of the examples that clients trained on, and those of `strangers`.
 
-        Each score is reduced by the example's mean score under the reports of the other clients,
-        which never saw it. That mean shows the example's difficulty.
+        From each score the example's mean score under the other clients' reports is subtracted.
+        Those clients did not train on it, so that mean measures the example's difficulty.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

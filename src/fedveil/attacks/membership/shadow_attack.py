@@ -1,8 +1,8 @@
-"""Shadow models: they train an attack model to recognise members' answers.
+"""Shadow models: they train a classifier that recognises a model's outputs for members.
 
-Source: Shokri et al. 2017, "Membership inference attacks against machine learning models": one
-attack model for each class, here a logistic regression on the answer's largest log-probabilities,
-the true class's, and its margin.
+Source: Shokri et al. 2017, "Membership inference attacks against machine learning models". There is
+one classifier for each class: a logistic regression on the largest log-probabilities, the
+log-probability of the true class, and its margin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fedveil.base.array_types import Bools, Float64s
 
 #: A class with fewer members' or others' answers than this uses the model of all classes.
 _FEW = 20
-#: Log-probabilities are cut off here, since smaller ones say no more.
+#: Smaller log-probabilities are raised to this one, as they add no information.
 _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of "member", by the attack model of its class."""
+    """Return each example's log-odds of "member", by the attack classifier of its class."""
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)
@@ -38,7 +38,7 @@ def shadow_attack(answers: Answers, references: References) -> Float64s:
 
 
 class _Scale:
-    """Scales columns so that an attack model's training data has mean 0 and deviation 1."""
+    """Standardises columns: the attack classifier's training data gets mean 0 and deviation 1."""
 
     def __init__(self, columns: Float64s) -> None:
         bounded = np.maximum(columns, _LEAST)

@@ -1,4 +1,4 @@
-"""Simulated runs of a job on some of its examples."""
+"""Simulated runs of a job on a subset of its examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Pool:
-    """Examples to ask about, and their owners if the data names them."""
+    """Labelled examples to choose training data from, and their owners if the data names them."""
 
     x: Float32s
     y: Int64s
@@ -43,7 +43,7 @@ class Pool:
     def everything(cls, dataset: Dataset) -> Pool:
         """Return a pool of the training examples, followed by the test examples.
 
-        If the data names owners, they are dealt the test examples in turn.
+        If the data names owners, the test examples are assigned to them in turn.
         """
         train, test = cls.training(dataset), dataset.test
         owners = train.owners
@@ -56,9 +56,9 @@ class Pool:
         return len(self.y)
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """Copy the target with the pool's `rows` as its training examples, dealt to clients again.
+        """Copy the target with the pool's `rows` as its training examples, split anew.
 
-        Fewer rows than clients give as many clients, with one row each.
+        If there are fewer rows than clients, each row gets a client of its own.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
@@ -78,7 +78,7 @@ class Pool:
 def rehearse(target: Target) -> nn.Module:
     """Run the target's job in this process, under its protection, and return the final model.
 
-    Clients that train in native code use all cores. The run's record is deleted.
+    Clients that train in native code use all cores. The run folder is deleted.
     """
     data = target.job.model_dump()
     data["simulation"]["workers"] = "auto" if target.trains_natively else 0
@@ -96,10 +96,10 @@ def play_round(
 ) -> Round:
     """Play one round of the target's job with at most `most` clients, and read its reports.
 
-    `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that
-    nobody trains on. Each client is asked about different strangers: as many as it has examples, if
-    there are enough. The number of clients exceeds `most` if the protection needs more. If reports
-    say nothing, their mean is read instead.
+    `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that no
+    client trains on. Each client gets its own share of them, at most as many as it has examples.
+    There are more than `most` clients if the protection needs them. If reports reveal nothing, the
+    attacker reads their mean instead.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

@@ -1,1 +1,1 @@
-"""Attacks on messages between the parties of a split model."""
+"""Attacks on the messages that the parties of a split model exchange."""

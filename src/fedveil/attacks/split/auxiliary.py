@@ -1,8 +1,8 @@
-"""Inversion with public examples: a network trained to turn outputs back into inputs.
+"""Inversion with public examples: a trained network maps outputs of a part back to its inputs.
 
-The attacker has examples of the same kind, and the bottom's output for each. It may have asked for
-these (a follower answers for any example of its data, a service for anybody's), or have a similar
-bottom. It needs neither weights nor architecture.
+The attacker has examples of the same kind, and the output of the attacked part ("the bottom") for
+each. It may have queried the bottom (a follower answers for its own data, a service for anybody's),
+or have a similar one. It needs neither weights nor architecture.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def invert(
     lr: float = 1e-3,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
-    """Reconstruct examples [examples, *shape] from the evidence, by a network trained to do so.
+    """Reconstruct examples [examples, *shape] from the evidence, by a network trained for it.
 
     `public`, [n, *shape], are the attacker's examples, and `outputs`, [n, *output], the bottom's
-    numbers for them before any protection. Training draws their reports anew in every step, as many
-    of each and with as many flipped bits as the evidence has. The network is the best linear map
+    outputs for them before any protection. Every training step draws new noisy reports of them,
+    with the evidence's flip probability and number of reports. The network is the best linear map
     plus a small dense network that corrects it. Every eighth public example is held out to decide
     how much of the correction is used, if any.
     """
@@ -58,7 +58,7 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report: the outputs, or each bit's probability of 1."""
+    """Return the expected report for `outputs`: the outputs, or the probability of each 1 bit."""
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
         return flat
@@ -66,7 +66,7 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of as many reports, with the expectation `seen`, as the evidence has."""
+    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`."""
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))

@@ -1,4 +1,4 @@
-"""The attacker's evidence about a part's outputs, and how badly any candidate outputs fit it."""
+"""The reports of a part's output that an attacker has, and how well candidate outputs fit them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from fedveil.vertical.split import EmbeddingPrivacy
 
-#: Error of numbers, as a share of their spread.
+#: Assumed error of unprotected outputs, relative to their spread.
 _ERROR = 0.03
-#: No bit counts as surer than e^30 to 1.
+#: Limit for the log-odds of a bit.
 _MOST = 30.0
 
 
@@ -19,8 +19,8 @@ _MOST = 30.0
 class Evidence:
     """Reports of a part's outputs for some examples: their mean, [examples, *output], and number.
 
-    `lie` is the probability with which a bit was flipped, or None if the outputs were sent in the
-    clear. If all reports of an example are identical, they count as one report.
+    `lie` is the probability with which a bit was flipped, or None if the outputs were sent without
+    protection. If all reports of an example are identical, they count as one report.
     """
 
     mean: torch.Tensor
@@ -29,7 +29,7 @@ class Evidence:
 
     @classmethod
     def of(cls, reports: torch.Tensor, privacy: EmbeddingPrivacy | None) -> Evidence:
-        """Return the evidence of `reports`, [reports, examples, *output], under any `privacy`."""
+        """Summarise `reports`, [reports, examples, *output], which were sent under `privacy`."""
         mean, count = reports.mean(dim=0), len(reports)
         if privacy is None:
             return cls(mean)
@@ -48,10 +48,10 @@ class Evidence:
 
         The misfit is -ln Pr[the reports | outputs], up to a constant, under a model of the reports:
 
-        - Outputs sent in the clear have a small Gaussian error.
+        - Outputs sent without protection have a small Gaussian error.
         - An EmbeddingDP bit says whether its output is positive. The model smooths this step into
           a slope of width `slope`, so that the misfit has a gradient: the bit is 1 with a
-          probability that rises from 0 to 1 along the slope. It is drawn once, and each report
+          probability that rises from 0 to 1 along the slope. The bit is drawn once, and each report
           flips it independently with probability `lie`. If `lie` is 1/2, all outputs fit equally.
         """
         if self.lie is None:

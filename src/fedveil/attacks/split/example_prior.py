@@ -1,6 +1,7 @@
-"""Priors: the attacker's expectation of examples before it sees anything of them.
+"""Priors: distributions of examples that an attacker assumes before it sees any report.
 
-A prior maps free numbers to examples, and gives the numbers' cost: -ln of a density.
+A prior maps vectors of free numbers, which a search can change, to examples. It also gives each
+vector's cost: -ln of its density.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ _STEP = 0.1
 
 
 class Prior(Protocol):
-    """Distribution of examples without evidence. It maps the numbers of a search to examples.
+    """A distribution of examples, parametrised by free numbers that a search optimises.
 
-    `rate` is the initial step size of a search.
+    `rate` is the initial step size of the search.
     """
 
     @property
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return likely numbers, from which a search for `examples` examples starts."""
+        """Return likely numbers for `examples` examples, where a search starts."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 
@@ -88,5 +89,5 @@ class Smooth:
 
 
 def _from_0_to_1(numbers: torch.Tensor) -> torch.Tensor:
-    """Map numbers to [0, 1] by a sigmoid that is stretched and clipped, to reach both ends."""
+    """Map numbers to [0, 1] by a sigmoid, stretched and clipped so that it reaches 0 and 1."""
     return (1.2 * torch.sigmoid(numbers) - 0.1).clamp(0, 1)

@@ -1,12 +1,12 @@
-"""Inversion of the features behind a part's output, aimed at a job or a run.
+"""Reconstruction of the features behind a part's output, for a job or a run.
 
-Four attackers see equal reports. They know the bottom's architecture (`unsplit`), its weights
-(`known bottom`), its weights and public examples (`both`), or public examples and the bottom's
-output for each (`public examples`). The held-out examples serve as public ones.
+Four attackers get equal reports. They know the part's architecture (`unsplit`), its weights (`known
+bottom`), its weights and public examples (`both`), or public examples and the part's output for
+each (`public examples`). The held-out examples serve as public ones.
 
-For a table with words beside numbers, the attack inverts the inputs of the dense layers: numbers
-and vectors of words. An attacker with the table of vectors decodes each word as that of the
-nearest.
+For a table with words beside numbers, the attack reconstructs the inputs of the dense layers:
+numbers and word vectors. An attacker that has the table of vectors replaces each reconstructed
+vector by the word with the nearest one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Invert the output of every part that reads one column of numbers, and otherwise only words.
+    """Reconstruct the features of every part that reads one column of numbers, and perhaps words.
 
     The metrics depend on the features:
 
@@ -89,7 +89,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One part whose output is sent, its examples and reports, and the inversion methods."""
+    """One attacked part: its examples and reports, and the methods that reconstruct its inputs."""
 
     target: SplitTarget
     part: Part
@@ -97,7 +97,7 @@ class Aim:
 
     @cached_property
     def truth(self) -> torch.Tensor:
-        """Return the examples to find: the first training examples."""
+        """Return the examples that the attack tries to reconstruct: the first training ones."""
         most = by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
         return self._read("train", most)
 
@@ -112,14 +112,17 @@ class Aim:
 
     @property
     def reports(self) -> int:
-        """Return the most reports of each example that are used."""
+        """Return the number of reports of each example that the attack averages."""
         privacy = self.part.privacy
         drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
         return AVERAGED if drawn else 1
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """Return the evidence by its description: one report of each example, then several."""
+        """Return the evidence of one report per example, and of several.
+
+        The keys end the metrics' names: "" for one report, and, for example, ", 10 reports".
+        """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
         found = {"": Evidence.of(reports[:1], self.part.privacy)}
@@ -141,13 +144,13 @@ class Aim:
         }
 
     def plain(self, images: torch.Tensor) -> Float64s:
-        """Scale images to [0, 1], where 0 and 1 are the least and greatest public value."""
+        """Scale images to [0, 1], where 0 is the least public value and 1 the greatest."""
         low, high = self._range
         scaled: Float64s = ((images.double() - low) / (high - low)).clamp(0, 1).numpy()
         return scaled
 
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield metrics, named `what`..., of how near the found examples are to the truth."""
+        """Yield the quality of the reconstruction `found`. Names of metrics begin with `what`."""
         if not self.images:
             yield from self._figures_of_table(what, found)
             return
@@ -181,7 +184,7 @@ class Aim:
             rounds=by_effort(self.effort, 45, 150, 500),
             tell=tell,
         ).inputs
-        return found[:, : self._numbers]  # it has no table of words
+        return found[:, : self._numbers]  # the attacker has no table of words
 
     def _known(
         self, prior: Prior, evidence: Evidence, tell: whitebox_inversion.Step
@@ -202,7 +205,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """Return how many of the bottom's inputs do not come from words, or None for all."""
+        """Return how many inputs are plain numbers, not word vectors. None means all of them."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -223,7 +226,7 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """Return the median, over features, of the correlation of the found values with the truth.
+    """Return the correlation of each feature's found and true values, as a median over features.
 
     The chance level is 0. A constant found value counts as 0. Features that are equal in all
     examples are left out.
@@ -237,9 +240,10 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return the parts that this attack inverts. Raises `AttackImpossible` if there are none.
+    """Return the parts that this attack can reconstruct.
 
-    Such a part reads one column of numbers, and perhaps words, and another party gets its output.
+    Raises `AttackImpossible` if there are none. Such a part reads one column of numbers, and
+    perhaps words, and sends its output to another party.
     """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
@@ -268,5 +272,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress. Each of the `total` inversions counts as a hundred steps."""
+    """Report progress. Each of the `total` inversions counts as 100 steps."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -1,4 +1,4 @@
-"""`fedveil attack labels`: a follower of a split job infers the labels from its gradients."""
+"""`fedveil attack labels`: a follower of a split job infers the labels from received gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedveil.vertical.label_reading import (
     true_of,
 )
 
-#: Number of examples whose labels the attacker knows, as evenly over the classes as they come.
+#: Number of examples whose labels the attacker knows, spread evenly over the classes if possible.
 KNOWN = 10
 #: Steps analysed together. Over more of them the leader's part changes too much.
 _WINDOW = 20
@@ -41,9 +41,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Infer the labels at the first follower, from the first training step and from many steps.
 
     The first step is simulated with several batches, in which the attacker knows one label of every
-    class, 10 at most. Over many steps there are two attackers. One knows the labels of the first 10
-    examples. The other knows none, and the groups that it finds are matched to the classes so that
-    most are right.
+    class, for at most 10 classes. Over many steps there are two attackers. One knows the labels of
+    10 early examples. The other knows none: it clusters the examples, and the clusters are matched
+    to classes so that most are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -85,10 +85,10 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A follower's view of a run's steps: each example's gradient directions and summed norms.
+    """A follower's view of a run's steps: direction and summed norm of each example's gradients.
 
-    `true` are the examples' true labels. `added` holds two summaries of the gradients themselves,
-    [examples, values] each, from `_added`.
+    `true` are the true labels. `added` holds two summaries of the gradients, each [examples,
+    values], from the function `_added`.
     """
 
     windows: list[Window]
@@ -99,7 +99,7 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Follower:
-    """The attacking follower of a job, and what it is assumed to know of the classes."""
+    """The attacking follower of a job, and its assumed knowledge about the classes."""
 
     target: SplitTarget
     party: str
@@ -133,7 +133,10 @@ class _Follower:
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """Return the gradients of a step, part by part: `examples` rows, or zeros if none came."""
+        """Return the gradients that the follower received in a step, one array per part.
+
+        If it received none, the result is one array of zeros with `examples` rows.
+        """
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
@@ -156,10 +159,10 @@ class _Follower:
         return _Begun(windows, norms, self.true[examples], added)
 
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess each example's class, from gradient directions and the labels at indices `known`.
+        """Guess each example's class from gradient directions and the labels at indices `known`.
 
-        Under LabelDP, groups of examples are found first and then named by the known labels, since
-        training may have used other labels than these.
+        Under LabelDP, examples are clustered first and the known labels then name the clusters,
+        since training may have used other labels than these.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -168,7 +171,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess classes from groups found without labels. Those at `known` name the groups."""
+        """Guess classes by clustering the examples. Labels at `known` name the clusters."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -176,7 +179,7 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses among `of`, beside guessing the commonest class."""
+        """Return the share of right guesses at indices `of`, compared with guessing one class."""
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
@@ -205,13 +208,13 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
 def _added(
     examples: Int64s, came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]]
 ) -> dict[str, Float64s]:
-    """Return two summaries of each example's gradients over the steps, all cuts side by side.
+    """Return two summaries of each example's gradients over the steps, with all parts side by side.
 
     `sum` is the sum of the gradients: noise that is drawn anew in each step averages out. `change`
     is the mean over the later half of the steps minus the mean over the earlier half: noise that
-    an example keeps in all steps cancels. `came[s]` holds the examples of step s, and `looks[s]`
-    their gradients, cut by cut. Each cut's gradients are divided by their root mean square length
-    in the step, so that all epochs count alike.
+    stays the same in all steps cancels. `came[s]` holds the examples of step s. `looks[s]` holds
+    their gradients, an array per part. Each is divided by its root mean square length in the step,
+    so that all epochs have equal weight.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))
@@ -227,7 +230,7 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC, at least 1/2, of the rare class along the rows' first singular vector."""
+    """Return the AUC (at least 1/2) of the rare class, scored by the first singular vector."""
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])

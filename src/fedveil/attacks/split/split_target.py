@@ -1,4 +1,4 @@
-"""A vertical job as its attacker sees it: the split model, the parties' data, and the messages."""
+"""A vertical job as an attacker sees it: the split model, the parties' data, and the messages."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """Tensors that were sent in one step, by part, as received. Rows are in the batch's order.
+    """Tensors that parties sent in one step, by part, as received. Rows are in the batch's order.
 
-    `outputs` are sent between parties: numbers, or the bits of EmbeddingDP as 0.0 and 1.0.
-    `gradients` are returned for them, of the step's mean loss. If two parties sent a gradient for
-    one part, it is their sum, which the part's owner computes.
+    `outputs` are numbers, or the bits of EmbeddingDP as 0.0 and 1.0. `gradients` of the step's mean
+    loss were returned for them. If two parties returned a gradient for one part, the value is their
+    sum, which the part's owner computes.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -59,8 +59,8 @@ class Crossed:
 class SplitTarget:
     """A vertical job, its split model with weights, and every party's rows in the agreed order.
 
-    `told` are the labels that training uses, after LabelDP; the true labels are in `rows`.
-    `trained` says that the weights are a run's result and not the initial ones.
+    `told` is the leader's table with the labels used in training, after LabelDP. The true labels
+    are in `rows`. `trained` is True if the weights are a run's result, False if they are initial.
 
         >>> from fedveil.attacks.split.split_target import SplitTarget
         >>> from fedveil.vertical import VerticalJob
@@ -78,7 +78,7 @@ class SplitTarget:
 
     @classmethod
     def of(cls, job: VerticalJob) -> SplitTarget:
-        """Set up a job before its first step, with the data of all its parties."""
+        """Create a target from a job before its first step, with the data of all its parties."""
         return cls._made(job, None)
 
     @classmethod
@@ -104,7 +104,7 @@ class SplitTarget:
         return cls(job, task, split, rows, told)
 
     def under(self, privacy: PrivacySettings) -> SplitTarget:
-        """Copy the target, with this `privacy` block in its job."""
+        """Copy the target, with `privacy` as the privacy block of its job."""
         job = self.job.model_copy(update={"privacy": privacy})
         split = make_split(job, self.task)
         split.joined().load_state_dict(self.split.joined().state_dict())
@@ -116,7 +116,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return how a part's output is sent, to the first of several receivers."""
+        """Return how a part's output is sent to another party, or to the first of several."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -136,17 +136,17 @@ class SplitTarget:
         return figure
 
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
-        """Play one step on the training examples at `positions`, and return its messages.
+        """Run one step on the training examples at `positions`, and return its messages.
 
-        The parties are the run's own, each on a copy of its parts: nothing is learnt. A different
-        `step` draws different reports, as another epoch would. The run's first step sends exactly
-        these messages for its examples and the initial weights. Under `reuse` an example's first
-        report is repeated.
+        The parties work on copies of their parts, so the target's weights stay unchanged. A
+        different `step` draws different noise, as another epoch would. The run's first step sends
+        exactly these messages for its examples and the initial weights. Under `reuse` an example's
+        first report is repeated.
         """
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Yield the examples and messages of the next `steps` steps, in which copies train."""
+        """Train copies of the parts for `steps` steps. Yields each step's examples and messages."""
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
         for step in range(1, steps + 1):
@@ -172,7 +172,7 @@ class SplitTarget:
         return self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
 
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
-        """Return a part's output as its receiver gets it: [reports, examples, *output]."""
+        """Return a part's output as another party receives it: [reports, examples, *output]."""
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
@@ -242,7 +242,7 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run one party's side of an exchange, and append each of its messages to `heard`."""
+    """Run one party's side of an exchange, and append every message that it sends to `heard`."""
     answer: Message | None = None
     while True:
         try:
@@ -265,7 +265,7 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """Return the leader's training rows with the labels of training, from `folder` or drawn."""
+    """Return the leader's training rows with labels after LabelDP, read from `folder` or drawn."""
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:
         return rows

@@ -1,9 +1,9 @@
-"""Recovery of tokens from a split language model's messages, by the owner of the layers between.
+"""Recovery of tokens from a split language model's messages, by the owner of the middle layers.
 
-The embedding sends a vector of each token, as numbers or as EmbeddingDP's bits. The gradient that
-the layers' owner receives is a function of the next token. The attacker has a table of the words'
-vectors: the leader's own, which a shared seed reveals, an older copy of it, or one learnt from
-windows whose text it knows. It may also have text of the same kind.
+The leader's embedding layer sends a vector for each token, as numbers or as EmbeddingDP's bits. The
+gradient that the middle layers' owner receives depends on the next token. The attacker has a table
+of the words' vectors: the leader's own (a shared seed reveals it), an older copy, or one estimated
+from messages whose text it knows. It may also have text of the same kind.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.lazy import special
 from fedveil.base.validate import integer, positive
 
-#: No bit counts as surer than this.
+#: Least probability of either value of a bit.
 _SUREST = 1e-6
-#: Weight of the prior over all texts, in words of a text.
+#: Weight of the overall word frequencies in a text's own, as a number of words.
 _BEFORE = 20.0
 
 
@@ -29,7 +29,7 @@ def lie(eps: float | None) -> float:
 
 
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
-    """Return, for each vector sent, the index of the nearest row of a known table.
+    """Return the index of the nearest row of a known table for each sent vector.
 
     `sent` is [tokens, values], and `known` is [words, values]. Bits are compared with the bits of
     the table. Ties go to the first row.
@@ -40,10 +40,10 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """Return the probability that EmbeddingDP sends 1 for each of `values`.
+    """Return the probability that EmbeddingDP sends a 1 for each of `values`.
 
-    `blur` is the standard deviation of the error in the attacker's values, as of an older table. A
-    large error makes the bit of a value near 0 uncertain. With 0 the values are exact.
+    `blur` is the standard deviation of the error in the attacker's values, for example of an older
+    table. A large error makes the bit of a value near 0 uncertain. At 0 the values are exact.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -58,7 +58,7 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
     """Return ln Pr[the reports of a token | word] for all tokens and words, [tokens, words].
 
     `ones`, [tokens, values], counts the 1s in `reports` reports. `ones_odds`, [words, values], is
-    the probability of a 1 in one report. One report and a known table give the order of `nearest`.
+    the probability of a 1 in one report.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
@@ -67,17 +67,18 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 
 
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
-    """Return ln Pr[sent vector | word] for normal errors of deviation `blur`, up to a constant."""
+    """Return ln Pr[sent vector | word] plus a constant, for normal errors of deviation `blur`."""
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
     return found
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """Return the mean of each word's messages in known text, and their number.
+    """Estimate a table of vectors from messages whose text is known.
 
-    A mean of bits starts from one report of 1/2, so that it is a probability of a 1. A word that
-    never occurs has the mean of all.
+    Returns the mean message of each word, and how often the word occurs. A mean of bits includes
+    one extra report of 1/2, so that it is a probability strictly between 0 and 1. A word that never
+    occurs gets the mean of all.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -88,7 +89,7 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
 
 @dataclass(frozen=True)
 class Habits:
-    """Statistics of a text: the frequency of each word, and of each word after each other one."""
+    """Statistics of a text: the frequency of each word, and of each word after each other word."""
 
     words: Float64s
     after: Float64s
@@ -105,11 +106,11 @@ class Habits:
         return cls(single.astype(np.float64), after)
 
     def posterior(self, likelihood: Float64s) -> Float64s:
-        """Return the probability of each word at each place, given all reports of its text.
+        """Return the probability of each word at each position, given all reports of the text.
 
-        `likelihood` is ln Pr[reports at a place | word]. It and the result are [texts, length,
-        words]. The text is modelled as a Markov chain with this object's frequencies, whose forward
-        and backward passes give the posterior.
+        `likelihood` is ln Pr[reports at a position | word]. It and the result are [texts, length,
+        words]. The text is modelled as a Markov chain with this object's frequencies, and the
+        forward-backward algorithm computes the posterior.
         """
         seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
         forward, backward = np.empty_like(seen), np.empty_like(seen)
@@ -126,19 +127,20 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the likeliest word at each place, [texts, length], with or without `habits`."""
+    """Return the likeliest word at each position, [texts, length]. `habits` add text statistics."""
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
     return found
 
 
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
-    """Return the next token at each place, from the gradient of the head's input there.
+    """Return the next token at each position, from the gradient of the head's input there.
 
-    `hidden`, [places, values], is that input. The head's scores are its inner products with the
-    rows of `word`, and the loss is the mean cross-entropy of `tokens` tokens. So tokens · gradient
-    is the mean of the rows, weighted by their probabilities, minus the next token's row. The next
-    token's row is therefore the nearest one to that mean minus tokens · gradient.
+    `hidden`, [positions, values], is that input. The head's scores are its inner products with the
+    rows of `word`, and the loss is the mean cross-entropy over `tokens` tokens. So tokens ·
+    gradient is the mean of the rows, weighted by their probabilities, minus the next token's row.
+    The attacker computes this mean and subtracts tokens · gradient. The nearest row is the next
+    token.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)
@@ -147,11 +149,11 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """Return the exact probability that the likeliest word is right, if codes are random bits.
+    """Return the exact probability that guessing the likeliest word is right, for random codes.
 
-    There is one report of `values` bits, all words are equally likely, and ties are guessed. With
-    the flip probability q, the true code agrees with the report in A ~ Bin(values, 1 - q) bits, and
-    every other code in Bin(values, 1/2) bits, independently:
+    The attacker sees one report of `values` bits. All words are equally likely, and ties are broken
+    at random. With the flip probability q, the true code agrees with the report in A ~ Bin(values,
+    1 - q) bits, and every other code in Bin(values, 1/2) bits, independently:
 
         sum over a of  Pr[A = a] · (F(a)^words - F(a - 1)^words) / (words · f(a)),
 

@@ -1,4 +1,4 @@
-"""`fedveil attack tokens`: the owner of a split language model's layers recovers the text."""
+"""`fedveil attack tokens`: the owner of a language model's middle layers recovers the text."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.intervals import share
 from fedveil.vertical.split import module_of
 
-#: Reports at fixed weights that are added up.
+#: Number of reports, at fixed weights, that the attacker adds up.
 REPORTS = 10
 #: Assumed error of an older table, as a share of its spread.
 _BLUR = 0.5
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Recover the leader's tokens at the follower, from vectors and from gradients.
+    """Recover the leader's tokens at the follower, from sent vectors and from gradients.
 
-    The follower has the leader's tokenizer. Each metric names what else it has: the leader's tables
-    ("known table"), those from the shared seed ("own copy", for a finished run), or the text of as
-    many windows as it reads ("known text"). "With habits" adds held-out text of the same kind.
+    The follower has the leader's tokenizer. The name of each metric says what else it has: the
+    leader's tables ("known table"), tables from the shared seed ("own copy", for a finished run),
+    or the text of as many windows as it attacks ("known text"). "With habits" adds held-out text of
+    the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -74,7 +75,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return the tokens that each attacker recovers from `read`. `pairs` have known text."""
+    """Return each attacker's tokens for the vectors in `read`. The text of `pairs` is known."""
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -95,7 +96,7 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that each attacker recovers from any backward pass."""
+    """Return the next tokens that each attacker recovers from the gradients, if there are any."""
     if read.returned is None:
         return {}
     found = {
@@ -109,7 +110,7 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The tensors of a language model's two cuts, the leader's tables, and held-out text."""
+    """The two places where a language model is cut, the leader's tables, and held-out text."""
 
     target: SplitTarget
     part: str
@@ -167,13 +168,17 @@ class _Cut:
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """Return the tables before the first step, which any party can make from the job's seed."""
+        """Return the tables before the first step, which the job's seed determines."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the words nearest to those sent, by the tables of words and positions."""
+        """Return the words whose vectors are nearest to the sent ones.
+
+        A token's vector is the sum of its word's row in `word` and its position's row in
+        `position`.
+        """
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -183,10 +188,9 @@ class _Cut:
     def likelihood(
         self, sent: Float64s, reports: int, word: Float64s, position: Float64s, blur: float = 0.0
     ) -> Float64s:
-        """Return ln Pr[reports | word] at each place. `sent` holds sums of `reports` reports.
+        """Return ln Pr[reports | word] at each position. `sent` holds sums of `reports` reports.
 
-        `word` and `position` are the tables of words' and positions' vectors, with errors of
-        standard deviation `blur`.
+        `word` and `position` are tables of vectors, whose errors have standard deviation `blur`.
         """
         spread = (blur or 1e-3 * float(word.std())) / math.sqrt(reports)
         found = np.empty((*sent.shape[:2], len(word)))
@@ -200,7 +204,7 @@ class _Cut:
         return found
 
     def by_text(self, pairs: _Heard, sent: Float64s) -> Int64s:
-        """Return the words sent, by a table learnt from messages whose text is known (`pairs`)."""
+        """Return the words sent, by a table estimated from `pairs`, whose text is known."""
         flat = pairs.first.reshape(-1, pairs.first.shape[-1])
         table, _ = learnt(flat, pairs.truth.reshape(-1), self.shape[0])
         given = sent.reshape(-1, sent.shape[-1])
@@ -211,7 +215,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """Messages for some windows: the first report, the sum of all, and any returned gradients."""
+    """Received messages for some windows of text: first report, sum of reports, gradients."""
 
     first: Float64s
     together: Float64s

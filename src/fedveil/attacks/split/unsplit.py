@@ -1,8 +1,8 @@
-"""UnSplit: inputs and a bottom that together fit the evidence, knowing only the architecture.
+"""UnSplit: finds inputs and a model part that fit the reports, knowing only the architecture.
 
 Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
-and label inference attacks against split learning, 2022, algorithm 1; with several starts, of which
-the best is continued, and rates that fall.
+and label inference attacks against split learning, 2022, algorithm 1. Added here: several starts,
+of which the best is continued, and falling learning rates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedveil.attacks.split.whitebox_inversion import Step, falling
 #: Number of steps on the inputs, then on the bottom, in a round.
 _IN_TURN = 10
 _INPUT_LR, _BOTTOM_LR = 0.1, 0.01
-#: The source's lambda_tv and lambda_l2, for a misfit that is 1 for a guess of the mean.
+#: lambda_tv and lambda_l2 of the source. The misfit is scaled so that guessing the mean gives 1.
 _SMOOTHNESS, _SIZE = 0.003, 0.01
 
 
@@ -31,7 +31,7 @@ _SLOPE = 0.3
 
 @dataclass(frozen=True)
 class Recovered:
-    """The inputs [examples, *shape] found, the bottom found with them, and how badly both fit."""
+    """Result: the inputs [examples, *shape], the part found with them, and the misfit of both."""
 
     inputs: torch.Tensor
     bottom: nn.Module
@@ -49,9 +49,9 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Find inputs and a bottom that fit the evidence, by improving dummies of both in turn.
+    """Find inputs and a model part that fit the evidence, by improving both in turn.
 
-    Inputs lie between `low` and `high`. `make` returns a bottom of the right architecture with
+    Inputs lie between `low` and `high`. `make` returns a part of the right architecture with
     different weights for every number. `starts` of them are tried for a third of the rounds, and
     the best one gets all of `rounds`. Of two solutions that fit equally (such as an image and its
     negative), the darker and smoother is chosen, as in the source. `tell` is called in every round.
@@ -74,7 +74,7 @@ def _told(tell: Step, first: int, total: int, done: int) -> None:
 
 
 class _Pair:
-    """Dummy inputs and a dummy bottom, which are improved in turn."""
+    """Candidate inputs and a candidate model part, which are improved in turn."""
 
     def __init__(
         self, bottom: nn.Module, numbers: torch.Tensor, evidence: Evidence, low: float, high: float
@@ -112,7 +112,7 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the misfit of the bottom's outputs, relative to always guessing the mean."""
+        """Return the misfit of the candidate's outputs, relative to always guessing the mean."""
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale
@@ -126,7 +126,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of a guess without knowledge: the numbers' mean, or even odds for bits."""
+    """Return the misfit of guessing without knowledge: the mean, or probability 1/2 per bit."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -1,7 +1,8 @@
-"""Inversion with a known bottom: likely examples whose outputs fit the evidence.
+"""Inversion with known weights: finds likely examples whose outputs fit the reports.
 
-The attacker has the bottom with its weights. In one process a leader can draw a follower's first
-weights from the job's seed. Between machines every party has a seed of its own.
+The attacker has the model part ("bottom") with its weights. If the job runs in one process, a
+leader can compute a follower's initial weights from the job's seed. Between machines every party
+has a seed of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    Adam optimises the prior's parameters, which determine the examples. It begins at the prior's
+    Adam optimises the prior's free numbers, which determine the examples. It begins at the prior's
     start, and its learning rate falls to 0. Without evidence the result is the prior's most likely
     examples. `tell` is called after each of the `steps` steps.
     """
@@ -57,7 +58,7 @@ def invert(
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
-    """Set the learning rate for the step at `share` of all steps: half a cosine from `lr` to 0."""
+    """Set the learning rate: a cosine schedule from `lr` (`share` is 0) to 0 (`share` is 1)."""
     for group in optimizer.param_groups:
         group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
 

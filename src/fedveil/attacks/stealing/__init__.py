@@ -1,1 +1,1 @@
-"""A malicious server that sends a model made to steal examples, and decodes the answers."""
+"""A malicious server sends a model that makes clients' reports contain their examples."""

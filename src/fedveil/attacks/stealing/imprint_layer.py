@@ -7,8 +7,8 @@ For an example that is alone in its cell, their quotient is the example, exactly
 
 Two forms. `relu`: a row responds to all statistics above its threshold, and a cell is the
 difference of two neighbouring rows. It needs only a Linear followed by a ReLU, and one local step.
-`window`: a row responds only between two bounds (Hardtanh), and the readout is so strong that the
-first step that touches a row always moves it out of its window. The row then keeps its value
+`window`: a row responds only between two bounds (Hardtanh). The following layer is so strong that
+the first step that touches a row always moves it out of its window. The row then keeps its value
 through all further steps of a client.
 """
 
@@ -32,11 +32,11 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """The reported sums of every cell: of delta * x and of delta.
+    """The sums that a report reveals of each cell (neuron) of an imprint: of delta * x and delta.
 
     The sums are over the cell's examples x, with delta the loss's derivative at the cell's neuron.
     `known` marks the entries that were reported. `noise` is the standard deviation of an entry,
-    estimated from the cells that no example reaches.
+    estimated from the cells that contain no example.
     """
 
     weights: Float64s
@@ -53,8 +53,8 @@ class Imprint:
     """A layer that sorts examples into cells by statistics, so that its gradient reveals them.
 
     `directions`, [statistics, features], compute the statistics of an example. Each row of `edges`
-    holds the rising bounds of one statistic's cells, one more than there are cells. The last cell
-    is unreachable and measures the noise.
+    holds the ascending bounds of one statistic's cells, one more than there are cells. No example
+    can fall into the last cell, which measures the noise.
     """
 
     directions: Float64s
@@ -70,7 +70,7 @@ class Imprint:
         form: Form = "window",
         rng: np.random.Generator | None = None,
     ) -> Imprint:
-        """Make an imprint with `cells` cells for each of several statistics.
+        """Create an imprint with `cells` cells for each of several statistics.
 
         Cells are equally likely for `public` examples. The first statistic is the mean of all
         features. Each further one is a random combination, drawn from `rng`.
@@ -91,7 +91,7 @@ class Imprint:
 
     @property
     def cells(self) -> int:
-        """Return the number of cells of each statistic, including the one no example reaches."""
+        """Return the number of cells of each statistic, including the one that stays empty."""
         return int(self.edges.shape[1]) - 1
 
     @property
@@ -100,13 +100,13 @@ class Imprint:
 
     @property
     def unreached(self) -> Bools:
-        """Return a mask of the cells that no example reaches."""
+        """Return a mask of the cells into which no example can fall."""
         last = np.zeros((self.statistics, self.cells), np.bool_)
         last[:, -1] = True
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the cell of each statistic that each example is in: [examples, statistics]."""
+        """Return the cell that holds each example, by statistic: [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)
@@ -115,7 +115,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the layer's weights and biases. `whisper` is the size of an activation."""
+        """Return the layer's weights and biases, for activations of size `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -127,10 +127,10 @@ class Imprint:
         return weights.reshape(self.rows, -1), (-slope * low).ravel()
 
     def model(self, classes: int, gain: float) -> nn.Sequential:
-        """Return a model of this layer and a readout of strength `gain`, for examples of any shape.
+        """Return a model of this layer and an output layer of strength `gain`.
 
-        A local step at learning rate lr over a batch of b examples changes the bias of an example's
-        row by about gain * lr / b.
+        It takes examples of any shape. A local step at learning rate lr over a batch of b examples
+        changes the bias of an example's row by about gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)
@@ -147,7 +147,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return the sums of every cell, from the reading of a change of `model`."""
+        """Extract each cell's sums from the attacker's estimate of an update of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 
@@ -170,7 +170,7 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return the rising bounds of cells into which equally many of `values` fall."""
+    """Return ascending bounds of cells that each contain equally many of `values`."""
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

@@ -1,14 +1,13 @@
-"""Recovery of examples from one change of an imprint: a client's report, or a cohort's sum.
+"""Recovery of examples from one update of an imprint: a client's report, or a cohort's sum.
 
-Secure aggregation hides which client an example came from, and nothing else: for this layer a
-cohort is one batch. Fowl et al. take four cells per example for that. Here a layer may measure
-several statistics. An example found in a cell of its own is subtracted from its cells of the
-others, which leaves those with one example fewer. As in an invertible Bloom filter, three
-statistics need about a cell and a half for each example.
+Secure aggregation only hides which client an example came from: for this layer a cohort is one
+batch. Fowl et al. use four cells per example. Here a layer may measure several statistics. An
+example that is alone in one cell is subtracted from its cells of the other statistics, which leaves
+those with one example fewer. As in an invertible Bloom filter, three statistics need about 1.5
+cells for each example.
 
-Every client receives an equal model. This attack does not need a different model for each client,
-as that of Zhao et al. ("LOKI", 2023) does. Under fedveil's masks theirs fails
-(docs/secure-aggregation.md).
+Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
+different model to each client. It fails under fedveil's masks (docs/secure-aggregation.md).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fedveil.protections.reading import Reading
 
 #: Largest relative difference of examples' deltas, if they step from one model.
 _LIKE = 0.25
-#: Deviations of this many standard deviations are no accident.
+#: Deviations above this number of standard deviations are not attributed to noise.
 _CLEAR = 5.0
 #: Rounding error of float32 in a statistic of values of about 1.
 _ROUNDING = 1e-6
@@ -42,7 +41,7 @@ def cells_needed(examples: int, statistics: int) -> int:
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
-    """Return candidate examples from a reported change of the imprint's model; there may be none.
+    """Return candidate examples, possibly none, from a reported update of the imprint's model.
 
     The attacker knows the model that it sent, the reading, and public examples (`prior`).
     """
@@ -58,11 +57,12 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Return an estimate of delta for each cell, summed over its examples, and its standard error.
+    """Estimate delta for each cell, summed over its examples. Returns it with its standard error.
 
-    delta is the loss's derivative at the cell's neuron, whose sum is the bias's gradient. With
+    delta is the loss's derivative at the cell's neuron, so its sum is the bias's gradient. Under
     noise, the gradients of the weights give a second and better estimate: their product with the
-    statistic's direction is delta times the statistic, which is known up to the cell's width.
+    statistic's direction is delta times the statistic. The statistic is known up to the cell's
+    width.
     """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
@@ -84,12 +84,12 @@ def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
 def _peeled(
     imprint: Imprint, cells: Cells, there: Bools, prior: PublicLaw
 ) -> tuple[Float64s, Int64s]:
-    """Find the examples that are alone in a cell, and subtract them from their other cells.
+    """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the non-empty cells. Returns the examples, and the remaining cells. A cell holds
-    one example if its delta is one example's, and if its quotient of sums lies in the range of
-    values and in the cell. Two examples with deltas of one sign have twice the delta, two of
-    different signs none, and three of different signs are almost never in the range.
+    `there` marks the non-empty cells. Returns the examples, and the cells that remain. A cell is
+    taken to hold one example if its delta has the usual size, and if the quotient of its sums lies
+    in the range of values and in the cell. Two examples whose deltas have one sign give twice the
+    usual delta, two of opposite signs about 0, and three almost always leave the range.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -127,7 +127,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells that the example is certainly in. `cell` is one of them."""
+    """Return the cells that certainly contain the example. It was found in the cell `cell`."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)
@@ -138,8 +138,8 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
     """Return a mask of the examples that may lie in their cell.
 
-    `noise` is the standard deviation of their entries. A negative `noise` marks the examples that
-    surely lie in their cell.
+    `noise` is the standard deviation of their entries. A negative `noise` instead marks the
+    examples that certainly lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

@@ -1,4 +1,4 @@
-"""The attacker's prior knowledge of examples: the distribution of public ones."""
+"""The attacker's prior knowledge: the distribution of public examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNSEEN = 1e-3
 
 @dataclass(frozen=True)
 class PublicLaw:
-    """Distribution of public examples: mean, covariance (by its axes), and range of values."""
+    """Distribution of public examples: mean, principal axes of the covariance, range of values."""
 
     mean: Float64s
     axes: Float64s
@@ -34,7 +34,7 @@ class PublicLaw:
         )
 
     def restore(self, noisy: Float64s, noise: Float64s, known: Bools | None = None) -> Float64s:
-        """Return denoised examples, with the least mean squared error (Wiener's filter).
+        """Denoise examples with the least mean squared error (Wiener's filter).
 
         Row i has noise of standard deviation `noise[i]` in every feature. Features that are not
         `known` get the mean's value.

@@ -1,7 +1,7 @@
-"""`fedveil attack steal`: a server that sends a model made to steal, aimed at a job.
+"""`fedveil attack steal`: a server sends a model that makes reports contain examples.
 
-The server follows the protocol and sends every client one model, whose first layer is an imprint.
-Clients train and report exactly as the job says, under the job's protection.
+The server follows the protocol and sends every client the same model, whose first layer is an
+imprint. Clients train and report exactly as the job says, under the job's protection.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fedveil.protections.reading import Reading
 #: Examples recovered at this peak signal-to-noise ratio, in decibels, count: a mean squared error
 #: of 0.01 for values in [0, 1].
 RECOVERED_DB = 20.0
-#: Cells for each example of one client's report, while a model of that size is still small.
+#: Cells for each example of one client, whose model is small enough to have more than needed.
 _CELLS_A_REPORT = 10
 _SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Loot:
-    """The result of an attack that steals data, as rows with values in [0, 1].
+    """Result of an attack that steals examples, as rows with values in [0, 1].
 
-    `originals` are the clients' examples, `offered` the attacker's candidates for them, and
-    `public` as many public examples, the candidates of a baseline attacker that guesses. `saw`
-    describes the attacker's view.
+    `originals` are the clients' examples, and `offered` are the attacker's candidates for them. A
+    baseline attacker guesses with equally many `public` examples. `saw` says what the attacker
+    read.
     """
 
     originals: Float64s
@@ -49,7 +49,7 @@ class Loot:
     saw: str
 
     def figures(self) -> list[Measured]:
-        """Return the shares of recovered examples and of true candidates, and the quality."""
+        """Return the share of examples recovered, the share of true candidates, and the PSNR."""
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
         guess = len(matched(self.originals, self.public)) / cases
@@ -63,7 +63,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Draw originals above their nearest candidates. None if there are no images to draw."""
+        """Draw originals above their nearest candidates, or return None without images."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -72,7 +72,7 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return as many disjoint pairs (original, candidate) of at least `decibels` as possible."""
+    """Return a maximum matching of originals and candidates with a PSNR above `decibels`."""
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -91,10 +91,10 @@ def _errors(originals: Float64s, offered: Float64s) -> Float64s:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Send one round's cohort a model made to steal. The clients train as the job says.
+    """Send the cohort of one round a model that steals examples. Clients train as the job says.
 
-    Every client holds its share of 200 examples at effort quick, of 1,000 at standard, of 4,000 at
-    full, or as many as it has. The attacker knows the job and the test examples. It reads each
+    The cohort holds 200 examples in total at effort `quick`, 1,000 at `standard`, 4,000 at `full`,
+    or fewer if clients have fewer. The attacker knows the job and the test examples. It reads each
     report, or the sum if the reports reveal nothing.
     """
     target.needs_classes("steal")
@@ -108,7 +108,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """Copy the target with one cohort's clients, which hold at most `wanted` examples."""
+    """Copy the target with the clients of one cohort, which hold about `wanted` examples."""
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
     held = [target.rows(client)[:each] for client in range(cohort)]
@@ -119,11 +119,11 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """Attack one round of the target's clients. Returns the loot, and the target as attacked.
+    """Attack one round of the target's clients. Returns the result, and the target as attacked.
 
-    The attacker first sends a model that suffices for one client's report. If the reports reveal
-    nothing, it plays the round again with a model that suffices for the sum of the cohort. An
-    attacker that knows the job sends that model at once.
+    The attacker first sends a model with enough cells for one client's report. If the reports
+    reveal nothing, it plays the round again with a model that has enough for the sum of the cohort.
+    A real attacker, who knows the job, would send that model at once.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
@@ -148,7 +148,7 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play a round with an imprint. Returns the target, the imprint, readings and aggregate."""
+    """Play a round with an imprint. Returns target, imprint, readings and aggregate."""
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "
@@ -157,7 +157,8 @@ def _played(
     rng = Seeded(target.job.seed, "attack", "imprint").generator()
     imprint = Imprint.of(target.dataset.test.x, cells, statistics, form, rng)
     batch = min(target.job.training.batch_size, int(target.partition.sizes.max()))
-    loud = batch if form == "window" else math.sqrt(batch)  # rows of relu add up many examples
+    # a row of the form "relu" responds to many examples
+    loud = batch if form == "window" else math.sqrt(batch)
     model = imprint.model(target.dataset.classes, loud / target.job.training.lr)
     trapped = replace(target, model=model)
     clients = range(target.partition.clients)

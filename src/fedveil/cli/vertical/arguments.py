@@ -1,4 +1,4 @@
-"""The arguments that several commands of `fedveil vertical` take."""
+"""Command-line arguments that several commands of `fedveil vertical` share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Annotated
 import typer
 
 JobPath = Annotated[
-    Path | None, typer.Argument(help="A vertical job file. Default: the built-in vertical job.")
+    Path | None,
+    typer.Argument(help="A job file for split learning. Default: a built-in job on images."),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: set a key of the job by its dotted path; may be repeated."
+        "--set", help="KEY=VALUE: change one key of the job, such as epochs=5; may be repeated."
     ),
 ]
 KeyPart = Annotated[
-    str | None, typer.Argument(metavar="[KEY]", help="A key or a block of keys. Default: all keys.")
+    str | None,
+    typer.Argument(
+        metavar="[KEY]", help="A key or a block of keys, such as privacy. Default: all keys."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option(help="The run folder. Default: a new folder under runs/.")
@@ -25,48 +29,51 @@ Out = Annotated[
 RunPath = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. With --listen: the leader's own folder. Without: the folder that "
-        "`fedveil vertical run` wrote."
+        help="The folder that `fedveil vertical run` wrote. With --listen: the folder that "
+        "`fedveil vertical leader` wrote."
     ),
 ]
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. For new rows on several machines: this party's model bundle."
+        help="The run folder. For new rows on several machines: this party's model bundle, the "
+        "folder RUN/PARTY/bundle."
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The address on which the leader listens for followers. Port 0: any free port.",
+        help="The followers are on other machines: the address on which the leader waits for "
+        "them. Port 0: any free port.",
     ),
 ]
 Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[PARTY=]FILE",
-        help="A file of new rows to score, without labels. If all parties are in this process, "
-        "repeat the option as PARTY=FILE for each party.",
+        help="A file with this party's columns of new rows, without labels. If all parties are in "
+        "this process, repeat the option as PARTY=FILE for each party.",
     ),
 ]
 MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Maximum number of ids that another party may bring for this file, in all sessions. "
-        "Default: alignment.most_ids of the job.",
+        help="The largest number of ids that another party may compare with this file, in all "
+        "sessions together. Default: alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="On a follower: the leader's address.")
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="If this party is a follower: the leader's address."),
 ]
 Tls = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The folder with this party's certificate and key, from `fedveil vertical "
-        "certificates` or your own PKI.",
+        help="The folder with this party's certificate and key, which `fedveil vertical "
+        "certificates` or your own certificate authority wrote.",
     ),
 ]
 Insecure = Annotated[
@@ -74,6 +81,6 @@ Insecure = Annotated[
     typer.Option("--insecure", help="Connect without TLS. Only allowed on a loopback address."),
 ]
 Patience = Annotated[
-    float, typer.Option(min=1, help="Seconds to wait for a party that is not connected.")
+    float, typer.Option(min=1, help="Seconds to wait for another party to connect.")
 ]
 PATIENCE_S = 600.0

@@ -1,4 +1,4 @@
-"""`fedveil vertical check`: whether the logs and the model bundles in a folder are as written."""
+"""`fedveil vertical check`: finds edited or removed lines of logs and files of model bundles."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from fedveil.errors import FedveilError, RunFolderError
 
 
 def check(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a model bundle.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or a model bundle (the folder RUN/PARTY/bundle).")
+    ],
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another party's events.log, which records the state of this log at the end of "
-            "each session; may be repeated."
+            help="The events.log of another party. It records what this party's log contained at "
+            "the end of each session; may be repeated."
         ),
     ] = None,
 ) -> object:
-    """Check that no line of a log and no file of a model bundle was removed or edited."""
+    """Check that nobody removed or edited a line of a log or a file of a model bundle."""
     from fedveil.record.event_log import anchors, faults
     from fedveil.record.run_folder import EVENTS
     from fedveil.vertical.bundle import CONTENTS, Bundle

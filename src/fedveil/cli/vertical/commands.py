@@ -12,8 +12,8 @@ from fedveil.cli.vertical.one_process import evaluate, keys, parts, predict, run
 from fedveil.cli.vertical.serve_predictions import serve_predictions
 
 app = typer.Typer(
-    help="Split learning across parties that hold different features of the same examples.\n\n"
-    "The party with the labels is the leader. All other parties are followers.",
+    help="Split learning: parties (organisations) with different columns of the same rows train "
+    "one model.\n\nThe party with the labels is the leader. All other parties are followers.",
     no_args_is_help=True,
 )
 for command in (

@@ -1,4 +1,4 @@
-"""Reads a job for the commands of `fedveil vertical`, and reports the privacy cost."""
+"""Reads a job for the commands of `fedveil vertical`, and prints the privacy cost of a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def load(
     path: Path | None, overrides: Sequence[str] | None, other: str = "Run it with: fedveil run"
 ) -> VerticalJob:
-    """Load a job file, with settings on top. The user's functions are found beside it.
+    """Load a job file and apply `overrides`. Functions of the user are imported from its folder.
 
-    `other` is the beginning of the command that takes a federated job.
+    `other` is the beginning of the command to name if the file is a federated job.
     """
     from fedveil.vertical.job import VerticalJob
 
@@ -46,7 +46,7 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
 
 
 def ended(folder: Path) -> dict[str, object]:
-    """Print a run's costs, its files and the next command, and return the same facts for JSON."""
+    """Print a run's costs, files and next command, and return them for `--json`."""
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import of_run, summary
 

@@ -1,4 +1,4 @@
-"""`fedveil vertical leader | follower | certificates`: parties on machines of their own."""
+"""`fedveil vertical leader | follower | certificates`: one party per machine."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ MustListen: TypeAlias = Annotated[
 ]
 Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
 Resume: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Resume the run in this folder. Not allowed together with JOB, --set or --out."
-    ),
+    Path | None, typer.Option(help="Resume the run in this folder, without JOB, --set or --out.")
 ]
 
 
@@ -51,7 +48,7 @@ def leader(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Train as the leader: wait for the followers, then train and print the metrics."""
+    """Take part as the leader: wait for the followers, then train and print the metrics."""
     settings = _own_job(job, overrides, out, resume)
     from fedveil.vertical.remote import sessions
 
@@ -71,21 +68,22 @@ def follower(
     serve: Annotated[
         Path | None,
         typer.Option(
-            help="Serve this run's model while the leader evaluates, predicts or generates."
+            help="Do not train: help the leader to evaluate, predict or generate with the model "
+            "of this run folder."
         ),
     ] = None,
     party: Annotated[
         str | None,
         typer.Option(
-            help="The name of this follower. Default: the job's follower if it has only one, else "
-            "the name in the certificate."
+            help="The name of this party in the job. Default: the only follower of the job, or "
+            "else the name in the certificate."
         ),
     ] = None,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Train or serve as a follower; reconnect if the link breaks."""
+    """Take part as a follower: connect to the leader, and train or serve a trained model."""
     if serve is not None and resume is not None:
         raise JobError(
             [
@@ -124,11 +122,11 @@ def _ended(machine: Machine, session: Session) -> object:
 
 
 def certificates(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
 ) -> object:
-    """Create each party's certificate, and a certificate authority if DIR has none."""
+    """Create a TLS certificate for each party, and a certificate authority if DIR has none."""
     from fedveil.link.tls import write_certificates
 
     wrote = list(write_certificates(directory, party, days=days))
@@ -147,7 +145,10 @@ def look(
     patience: float,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a command on a trained model, by default that of `purpose`."""
+    """Run the leader's side of a command, such as evaluation, on a trained model.
+
+    `purpose` tells the followers what the command is. `own` replaces its usual steps.
+    """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
 
@@ -160,7 +161,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job that the options name, or None to resume the run in `old` with its own job."""
+    """Return the job that the options describe, or None if `old`, a run to resume, has its own."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:
@@ -211,7 +212,7 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return where and how `party` meets the others. Errors name `option`."""
+    """Return how `party` connects to the others. Error sentences name `option`."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

@@ -23,7 +23,7 @@ def opened(
     tls: Path | None = None,
     most_ids: int | None = None,
 ) -> dict[str, Scorer]:
-    """Return each party's side, from the bundles in `path` and its file of new rows."""
+    """Return a `Scorer` for each party that has a bundle in `path`, with its file of new rows."""
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle
     from fedveil.vertical.scoring.scorer import Scorer
@@ -41,7 +41,10 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the one party that is here. Raises InvalidValue for the wrong end of the link."""
+    """Return the only party of this process, or raise `InvalidValue`.
+
+    `leads` is True for the option `--listen`, which is for the leader. Followers need `--connect`.
+    """
     if len(scorers) > 1:
         raise InvalidValue(
             "--listen and --connect are for one party: name its own bundle, RUN/PARTY/bundle"
@@ -69,7 +72,7 @@ def source_of(
     patience: float,
     stack: ExitStack,
 ) -> Source:
-    """Return the leader's source of scores: parties in this process, or followers elsewhere."""
+    """Return the source of the leader's scores: parties in this process, or remote followers."""
     from fedveil.vertical.scoring.sources import Apart, Together
 
     if listen is None:

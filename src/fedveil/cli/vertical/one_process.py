@@ -1,4 +1,4 @@
-"""`fedveil vertical run | evaluate | predict | show`: every party in this process.
+"""`fedveil vertical run | evaluate | predict | show`: all parties in this process.
 
 With --listen, evaluate and predict run only the leader; the followers are on other machines.
 """
@@ -29,12 +29,10 @@ def run(
     out: arguments.Out = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            help="Resume the run in this folder. Not allowed together with JOB, --set or --out."
-        ),
+        typer.Option(help="Resume the run in this folder, without JOB, --set or --out."),
     ] = None,
 ) -> object:
-    """Train with all parties in this process and print the leader's metrics."""
+    """Train with all parties in this process (a simulation) and print the metrics."""
     keep_freed_memory()
     # The job is checked before torch is imported.
     if resume is None:
@@ -92,7 +90,7 @@ def predict(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Write the model's predictions: for new rows with --data, else for the held-out examples."""
+    """Write the model's predictions for new rows (--data) or for the held-out examples."""
     if data is not None:
         return predict_new(run, data, out, listen, connect, tls, insecure, patience, most_ids)
     if connect is not None:
@@ -114,7 +112,7 @@ def predict(
 
 
 def keys(part: arguments.KeyPart = None) -> object:
-    """Explain the keys of a vertical job: allowed values, default, meaning."""
+    """Explain the keys of a job for split learning: allowed values, default, meaning."""
     from fedveil.settings.reference import keys, told_keys
     from fedveil.vertical.job_reference import reference
 
@@ -123,7 +121,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """List the model's parts: owner, number of parameters, and memory needed for training."""
+    """List the parts of the model: their party, parameters, and memory needed for training."""
     settings = load(job, overrides)
     from fedveil.vertical.batch_memory import batch_bytes
     from fedveil.vertical.job_split import make_task
@@ -150,7 +148,7 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
 
 
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Check a vertical job and print it with all its keys."""
+    """Check a job for split learning and print it with all its keys."""
     settings = load(job, overrides)
     document(settings.to_yaml())
     return settings.model_dump(mode="json")

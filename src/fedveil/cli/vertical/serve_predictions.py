@@ -21,30 +21,40 @@ def serve_predictions(
         list[str],
         typer.Option(
             metavar="[PARTY=]FILE",
-            help="The file of rows that clients may ask about. If all parties are in this "
-            "process, repeat the option as PARTY=FILE for each party.",
+            help="A file with this party's columns of the rows that may be asked about. If all "
+            "parties are in this process, repeat the option as PARTY=FILE for each party.",
         ),
     ],
     http: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="On the leader: the address that receives HTTP requests."
+            metavar="HOST:PORT", help="If this party is the leader: the address for HTTP requests."
         ),
     ] = None,
     listen: arguments.Listen = None,
     connect: arguments.ConnectTo = None,
     most_ids: arguments.MostIds = None,
     queue: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Requests that may wait. Others get status 503.")
+        int,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Number of requests that may wait. Further ones get HTTP status 503.",
+        ),
     ] = 64,
     guesses: Annotated[
-        int, typer.Option(min=0, help="Unknown ids that one client may ask for before status 429.")
+        int,
+        typer.Option(
+            min=0,
+            help="Number of unknown ids that one HTTP client may ask about. Further ones get "
+            "status 429.",
+        ),
     ] = 100,
     tls: arguments.Tls = None,
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Serve predictions over HTTP, on a loopback address or with mutual TLS, until Ctrl-C."""
+    """Answer HTTP requests for predictions until Ctrl-C."""
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.scoring.service import PredictionService

@@ -1,7 +1,8 @@
-"""The client's side of a round: trains clients and makes their reports.
+"""Trains clients and makes their reports. This is the client's side of a simulated round.
 
-One object plays many clients in turn, in the calling process or in a worker. A client's randomness
-is derived from its number and the round, so it does not matter which process plays it, or when.
+One object acts as many clients in turn, in the calling process or in a worker. A client's
+randomness is derived from the round and the client's number. So the result does not depend on the
+process or on the order.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed, Withheld
 
 @dataclass
 class Trained(Answer):
-    """A client's update. The array is valid until the next one is requested."""
+    """A client's update. The array is valid until the next answer is requested."""
 
     update: Update
 
 
 @dataclass
 class Made(Answer):
-    """A client's report that is not encoded yet. It is valid until the next answer is requested."""
+    """A client's report before it is encoded. It is valid until the next answer is requested."""
 
     message: Message
 
@@ -57,7 +58,7 @@ class Made(Answer):
 class ClientsData:
     """All clients' examples. Client c owns the rows indices[offsets[c]:offsets[c + 1]] of x and y.
 
-    Examples that are not `usable` have no effect. None means that all examples are usable.
+    `usable` is a mask of the examples that may be used. None means all of them.
     """
 
     x: Array
@@ -70,13 +71,13 @@ class ClientsData:
     def of_one(
         cls, client: ClientId, x: Array, y: Array, usable: Bools | None = None
     ) -> ClientsData:
-        """Return data in which only `client` has examples: x and y. All other clients have none."""
+        """Return data in which `client` has the examples x and y, and all others have none."""
         offsets = np.zeros(client + 2, np.int64)
         offsets[-1] = len(y)
         return cls(x, y, np.arange(len(y)), offsets, usable)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, without those that are None."""
+        """Return the arrays that are not None, by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
     def only(self, client: ClientId) -> ClientsData:
@@ -102,7 +103,7 @@ class ClientsData:
 
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:
-    if indices[-1] - indices[0] != len(indices) - 1:  # most clients, without a pass
+    if indices[-1] - indices[0] != len(indices) - 1:  # decides for most clients
         return False
     return len(indices) < 3 or bool((np.diff(indices) == 1).all())
 
@@ -142,7 +143,10 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record that a report has the last update, clipped to `carried` and without noise."""
+        """Record what the client's report contains: its last update, as clipped by the protection.
+
+        `carried` is that clipped update, without noise. Training with client state needs it.
+        """
 
 
 class LocalTraining(Training):
@@ -201,7 +205,7 @@ class LocalTraining(Training):
 
 
 class ClientSide:
-    """Plays the clients of each round: trains them and makes their answers to the server."""
+    """Acts as the clients of each round: trains them and makes their answers to the server."""
 
     def __init__(
         self, protection: Protection, training: Training, model: Update, entropy: Entropy
@@ -217,7 +221,7 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """The number of clients trained at once, which is the best number to pass to `answers`."""
+        """The number of clients that are trained at once. Pass as many to `answers` if possible."""
         return self._training.chunk
 
     def examples(self, client: ClientId) -> int:
@@ -225,11 +229,11 @@ class ClientSide:
 
     @property
     def least(self) -> int:
-        """The smallest number of clients to pass to `answers`, unless fewer are left."""
+        """The smallest number of clients to pass to one call of `answers`, except the last call."""
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `model`. Discards the last round's client halves."""
+        """Start a round with the weights in `self.model`. Discards the last round's halves."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -248,11 +252,10 @@ class ClientSide:
                 yield self._reply(message, client)
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return the report of a client whose training ended with `trained`.
+        """Return the report of a client after its training, whose result is `trained`.
 
-        The client's half turns the update into the report. If the update is unusable, or the half
-        raises an error for it, a second half in the same state reports an update of zero instead
-        (`answer_trained`).
+        The protection's client half turns the update into the report. If the update is unusable,
+        the report is that of an update of zero (`answer_trained`).
         """
         client, effort = trained.client, trained.effort
         half = self._half(client)
@@ -304,7 +307,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a new half that continues from `state`, empty before the first phase."""
+        """Return a client half that continues from `state`, or a new one if `state` is empty."""
         half = self._new_half(client)
         if state:
             half.take_up(state)
@@ -340,10 +343,9 @@ _filters = ExitStack()
 
 
 class WarningsApart:
-    """Record each thread's warnings separately. Python itself has one warning filter per process.
+    """A context that records warnings per thread. Python itself has one warning filter per process.
 
-    Entering is slow compared with recording a few warnings, so a thread that plays many clients
-    stays inside.
+    Entering is slow, so a thread that trains many clients stays inside.
     """
 
     def __enter__(self) -> None:
@@ -364,7 +366,7 @@ class WarningsApart:
 
 
 class WarningsNoted(WarningsApart):
-    """Record the warnings of this block in `effort`."""
+    """A context that records the warnings of its block in `effort`."""
 
     def __init__(self, effort: Effort) -> None:
         self._effort = effort

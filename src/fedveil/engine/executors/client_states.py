@@ -1,8 +1,8 @@
 """The state that clients keep from round to round, in files of the run's folder or of the client.
 
 A file is named after its client and the round that wrote it. A round reads only the files of
-earlier rounds, so a repeated round starts from the same state. A state is final once its round has
-ended with the client's report in the sum. The states of the round's other clients are deleted.
+earlier rounds, so a repeated round starts from the same state. When a round ends, the states of
+clients whose reports are in its sum become final. The round's other states are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
-    """Return the client states in the folder `run` of a run that resumes after `done` rounds."""
+    """Return the client states in the run folder `run`. The run resumes after round `done`."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"
@@ -48,7 +48,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from before `round`, of this size, or None."""
+        """Return the client's newest state from before `round`, of length `dimension`, or None."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None

@@ -1,4 +1,4 @@
-"""Client momentum (FedCM; Xu et al., 2021): every local step follows the last round's aggregate."""
+"""Training for FedCM (Xu et al., 2021): each local step also follows the last aggregate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from fedveil.rounds.outcomes import ClientId
 class DirectedTraining(LocalTraining):
     """Trains each client with the steps w += -alpha * lr * gradient + (1 - alpha) / K * d.
 
-    d is the last round's aggregate, which the server sends behind the weights, K is the client's
-    number of steps, and alpha is `training.own_direction`. With equal K and a constant rate this is
-    the paper's step, whose direction is -d / (K * lr). The client keeps nothing.
+    d is the last round's aggregate. The server sends it together with the weights. K is the
+    client's number of steps, and alpha is `training.own_direction`. If K is equal for all clients
+    and the rate is constant, these are the paper's steps, whose direction is -d / (K * lr). Clients
+    keep no state.
     """
 
     def __init__(self, job: Job, trainer: Trainer, data: Examples, entropy: Entropy) -> None:

@@ -10,14 +10,14 @@ from fedveil.rounds.loop import Carrier
 
 
 class Executor(Carrier):
-    """Delivers the messages of each round."""
+    """Delivers each round's messages to the clients. Base class of all executors."""
 
     @abstractmethod
     def open(self, context: RoundContext) -> None:
         """Start a round, whose global weights are in `context`."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the round record's entries about where its clients were trained."""
+        """Return entries for the round's record, such as where clients were trained."""
         return {}
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Plays every client in the calling process, on one thread."""
+"""An executor that trains every client in the calling process, on one thread."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class InProcess(Executor):
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers. Clients are trained one chunk after another."""
+        """Yield the clients' answers. Clients are trained in groups, one group after another."""
         return self._answers(messages, encoded)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports, which go straight into `server`."""
+        """Yield the answers without their reports, which are added to `server` directly."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def _answers(

@@ -1,10 +1,10 @@
-"""A pool of worker processes that serve a round's clients.
+"""A pool of worker processes that train a round's clients.
 
-A worker is a separate program (`python -m fedveil.engine.executors.worker`), so it neither inherits
-threads nor imports the caller's script. It has one torch thread and one model object. The data, the
-global weights and its report slots are in shared memory; a pipe carries client numbers and small
-messages. A worker ends when its pipe closes, which the operating system ensures even if the calling
-process is killed.
+A worker is a separate program (`python -m fedveil.engine.executors.worker`). It inherits no threads
+and does not import the caller's script. It has one torch thread and one model object. The data, the
+global weights and the worker's slots for reports are in shared memory. A pipe carries client
+numbers and small messages. A worker ends when its pipe closes. The operating system closes the pipe
+even if the calling process is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MAX_CHUNK = 8
 
 @dataclass
 class InSlot(Answer):
-    """A report that lies between `begin` and `end` of the worker's slot of shared memory."""
+    """A report that the worker wrote to bytes `begin` to `end` of its slot of shared memory."""
 
     begin: int
     end: int
@@ -66,9 +66,9 @@ class InSlot(Answer):
 class WorkerSetup:
     """The first message to a worker.
 
-    `data` and `exchange` are shared blocks: their descriptor, and the positions of their arrays.
-    `own` holds pickled objects of the calling script. `run` is the run's folder, `number` the
-    worker's number.
+    `data` and `exchange` are blocks of shared memory: a descriptor, and the positions of the
+    arrays. `own` holds the user's own functions and classes, pickled. `run` is the run's folder,
+    `number` the worker's number.
     """
 
     job: Job
@@ -134,7 +134,7 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """An executor that plays clients in worker processes."""
+    """An executor that trains clients in worker processes."""
 
     def __init__(self, workers: int, dimension: int, data: ClientsData) -> None:
         report = 4 * dimension + 256
@@ -168,10 +168,11 @@ class WorkerPool(Executor):
         own: bytes = b"",
         ready: Callable[[int, int], None] = lambda workers, of: None,
     ) -> None:
-        """Send each worker its setup, and wait until all are ready.
+        """Send each worker its setup, and wait until all workers are ready.
 
-        `run` is the run's folder. `own` holds the objects of the calling script that the job names
-        (`own_code.packed`). `ready` is called with the numbers of ready and of all workers.
+        `run` is the run's folder. `own` holds the user's own functions and classes that the job
+        names (`own_code.packed`). `ready` is called with the number of ready workers and of all
+        workers.
         """
         setup = WorkerSetup(
             job=job,
@@ -198,15 +199,16 @@ class WorkerPool(Executor):
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield the clients' answers as they arrive.
 
-        A client stays with the worker that played it first in this round and so has its half. All
-        other clients go to free workers, in portions that shrink towards the end.
+        A client that has already answered in this round stays with its worker, which has the
+        client's half of the round. All other clients go to free workers, in groups that shrink
+        towards the end.
         """
         return self._answers("ask", messages)
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without reports, which each worker adds up for `server`."""
+        """Yield answers without reports. `server` gets the sums of each worker's reports."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -240,7 +242,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send a message that all clients share to each worker. Returns False without one."""
+        """Send every worker the message and return True, if all clients get the same object."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

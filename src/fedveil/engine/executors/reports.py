@@ -1,4 +1,4 @@
-"""Encodes a report in the process that made it, or folds it into a server half there."""
+"""Encodes a report in the process that made it, or adds it to a server half in that process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Fold the answer's report into `server`. Returns the answer without the report."""
+    """Add the answer's report to `server`. Returns the answer without the report."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -42,7 +42,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """A worker's own server half of each round. It adds up the reports of the worker's clients."""
+    """Adds up the reports of one worker's clients, in a server half made anew for each round."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection
@@ -51,17 +51,18 @@ class Folding:
         self._server: ServerRound | None = None
 
     def open(self, context: RoundContext) -> None:
-        """Start a round. The model in `context` is ignored: the worker has the weights already."""
+        """Start a round. `context.model` is replaced by the worker's own copy of the weights."""
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Fold the answer's report into the worker's server half. Returns the answer without it."""
+        """Add the answer's report to the worker's server half. Returns the answer without it."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove the worker's server half. Return its pickle without arrays, and its arrays.
+        """Remove the worker's server half, and return its pickle without arrays, and its arrays.
 
-        Arrays that fit into `room` are copied there and returned as (begin, end), others as bytes.
+        An array that fits into the shared memory `room` is copied there and returned as (begin,
+        end). Any other array is returned as bytes.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(self.take(), protocol=5, buffer_callback=buffers.append)
@@ -95,6 +96,6 @@ def merge_sums(
     places: list[bytes | tuple[int, int]],
     room: npt.NDArray[np.uint8],
 ) -> None:
-    """Merge a worker's server half into `server`. The other arguments are as in `Folding.sums`."""
+    """Merge a worker's server half into `server`. The other arguments come from `Folding.sums`."""
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

@@ -42,7 +42,7 @@ class SharedBlock:
 
     @classmethod
     def allocate(cls, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> SharedBlock:
-        """Return a block of zeros with arrays of these types and shapes."""
+        """Return a block of zeros, with arrays of the types and shapes in `shapes`."""
         spans: dict[str, Span] = {}
         offset = 0
         for name, (dtype, shape) in shapes.items():

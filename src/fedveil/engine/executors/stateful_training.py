@@ -1,4 +1,4 @@
-"""Training in which a client starts from its own state, which never leaves the client.
+"""Training of clients that keep a state between rounds. The state never leaves the client.
 
 A `Way` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer). `Scaffold`
 (Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a vector that
@@ -27,19 +27,17 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
 class Way(Protocol):
-    """A rule for the state that a client keeps: how training uses it and changes it.
+    """A rule for the state that a client keeps: how training uses the state and changes it.
 
-    `sent` is the vector that the server sent in this round, and `kept` the client's state or None.
+    `sent` is the vector that the server sent in this round, and `kept` the client's state. `kept`
+    is None before the client's first report.
     """
 
     @property
     def size(self) -> int: ...
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
-        """Return the weights from which training starts, and a correction of its gradients or None.
-
-        `sent` is the server's vector. `kept` is the client's state, or None if it has none yet.
-        """
+        """Return the weights to start training from, and a correction of the gradients or None."""
 
     def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
@@ -50,16 +48,16 @@ class Way(Protocol):
         """
 
     def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
-        """Return the client's new state, after a report of the update `carried`.
+        """Return the client's new state after its report.
 
-        `carried` is the update after the protection's clipping, without noise. `change` is as in
-        `update`.
+        `carried` is the update in the report after the protection's clipping, without noise.
+        `change` is the change of the weights by training.
         """
 
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """Keeps the layers in the mask `own` at the client, at first with `initial` weights."""
+    """Keeps the layers in the mask `own` at the client. Their first values are in `initial`."""
 
     own: Bools
     initial: Float32s
@@ -89,11 +87,11 @@ class OwnLayers:
 class Scaffold:
     """Keeps the client's control variate.
 
-    Server and client exchange the model and the mean variate in one vector. The change of the
-    variate is reported multiplied by `unit`, the job's learning rate, which gives its effect on the
-    weights in one step. `trainable` is False for buffers: they have no gradients, so their variates
-    stay zero. The client's variate changes by the update in its report, after the report's
-    clipping. So the server's variate stays the mean of the clients'.
+    Server and client exchange one vector with the model and the mean variate. A report contains the
+    change of the client's variate, multiplied by `unit`, the job's learning rate. The change is
+    clipped with the rest of the report. The client's variate changes by what the report contains,
+    so the server's variate stays the mean of the clients'. `trainable` is False for buffers, which
+    have no gradients. Their variates stay zero.
     """
 
     trainable: Bools
@@ -123,8 +121,8 @@ class Scaffold:
 class Dynamic:
     """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
 
-    `trainable` is False for buffers, which stay out of the sum. A change counts as it is in the
-    report, after clipping. So the server's state stays the mean of the clients'.
+    Each change is added as it is in the report, after clipping. So the server's state stays the
+    mean of the clients'. `trainable` is False for buffers, which are not in the sum.
     """
 
     trainable: Bools
@@ -148,10 +146,10 @@ class Dynamic:
 
 
 class KeptTraining(Training):
-    """Trains clients one by one, each from its own state.
+    """Trains clients one by one, each with its own state.
 
-    A client saves its new state when it has made its report. The state becomes final if the report
-    is in its round's sum, and is deleted otherwise. Without a report the state is unchanged.
+    A client saves its new state when its report is made. If the report is in the round's sum, the
+    state becomes final. Otherwise it is deleted. Without a report the state does not change.
     """
 
     chunk = least = 1

@@ -1,8 +1,8 @@
-"""Plays a round's clients on threads of the calling process.
+"""An executor that trains a round's clients on threads of the calling process.
 
 Meant for trainers that run without the GIL. All threads share the data and the round's weights.
 Clients with the most examples are trained first. A thread makes a client's report right after
-training, and folds it into its own server half if that half can be merged.
+training. If server halves can be merged, the thread adds the report to a half of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side, and `mine`, the clients of this round whose halves it has."""
+    """A thread's client side, and the clients that it has already served in this round (`mine`)."""
 
     side: ClientSide
     folding: Folding
@@ -55,13 +55,13 @@ class Threads(Executor):
             thread.folding.open(context)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers as they arrive. A client stays with the thread that has its half."""
+        """Yield the answers as they arrive. A client stays with one thread for a whole round."""
         return self._answers(messages, lambda thread, answer: encoded(answer))
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without reports, which each thread adds up for `server`."""
+        """Yield answers without reports. `server` gets the sums of each thread's reports."""
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

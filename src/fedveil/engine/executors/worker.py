@@ -27,7 +27,7 @@ from fedveil.rounds.outcomes import Answer, Report
 
 
 def main(descriptor: int) -> None:
-    """Play clients for the calling process until the pipe with this descriptor closes."""
+    """Train clients for the calling process until the pipe with this descriptor closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
     torch.set_num_threads(1)
     connection = Connection(descriptor)
@@ -89,7 +89,7 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Move reports into the shared memory `slot`, with an `InSlot` in place of each."""
+    """Copy reports into the shared memory `slot`. Answers are returned with `InSlot`s instead."""
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):

@@ -1,12 +1,11 @@
 """The arrays of a Flower record as one flat float32 vector, and back.
 
-Every array is put into the vector, left out or refused, by its name; none is sent unprotected:
+The type and the name of an array decide what happens to it. No array is sent unprotected.
 
-- float16, float32 and float64 arrays of every shape, including those without dimensions or entries,
-  are in the vector, in the order of the record;
-- arrays whose names match `keep` are left out: each client starts from the server's value, and its
-  own new value stays with the client;
-- arrays of every other type (whole numbers, truth values, complex numbers, bfloat16) are refused.
+- float16, float32 and float64 arrays of every shape are in the vector, in the record's order.
+- Arrays whose names match `keep` are left out. Each client starts from the server's value, and its
+  own new value stays with the client.
+- Arrays of every other type (integers, booleans, complex numbers, bfloat16) are refused.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Place:
 class ArrayLayout:
     """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
 
-    `perturbed` is True if the vector will contain noise, which breaks the statistics of BatchNorm
-    (a noisy variance may be negative).
+    `perturbed` is True if noise will be added to the vector. Then BatchNorm's statistics are
+    unsupported too, because a noisy variance may be negative.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class ArrayLayout:
             raise ModelInvalid("the arrays cannot be protected: there is nothing in them to send")
 
     def vector(self, arrays: Arrays) -> Update:
-        """Return the values of the arrays as one vector."""
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore"):  # infinite values are refused later, if used
             for place in self.places:
@@ -115,7 +113,7 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update. Arrays kept by clients are unchanged."""
+        """Return the record's arrays plus the update. The clients' own arrays are unchanged."""
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):
@@ -145,7 +143,7 @@ def read(record: ArrayRecord) -> Arrays:
 
 
 def digest(arrays: Arrays) -> bytes:
-    """Return a digest of all arrays from which clients start, including those that they keep."""
+    """Return a digest of all arrays that clients start from, including those that stay local."""
     whole = hashlib.sha256()
     for name, array in arrays.items():
         whole.update(repr((name, str(array.dtype), array.shape)).encode())

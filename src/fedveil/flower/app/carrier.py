@@ -1,4 +1,4 @@
-"""Carries a protected round's messages over Flower's grid, inside those of the user's app."""
+"""Carries a protected round's messages over Flower's grid, inside the user's app's messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 
 @dataclass
 class AppCarrier(Carrier):
-    """Sends each phase's messages, and reads the replies as they arrive.
+    """Sends each phase's messages, and yields the replies as they arrive.
 
-    `invited`: the inner strategy's messages. Their content is sent in the phase `trains`. `offer`:
-    one object for all of these messages, so that Flower stores it once. `reveal`: the metrics that
-    a reply may contain in clear beside its report. `metrics`: those that each reply contained.
+    `invited` are the inner strategy's messages. Their content is sent only in the phase `trains`.
+    `offer` is one object for all messages, so Flower stores it once. `reveal` are the metrics that
+    a reply may contain in clear beside its report, and `metrics` those that each reply contained.
     """
 
     grid: Grid

@@ -1,4 +1,4 @@
-"""Metrics sent in clear: only those that `reveal` names."""
+"""Metrics that are sent in clear: only those that the setting `reveal` names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the app's metrics that are in `names`, and the names of all its other content."""
+    """Return the reply's metrics that are in `names`, and the names of everything else in it."""
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):
@@ -36,15 +36,15 @@ def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[Metri
 
 
 def in_clear(names: AbstractSet[str]) -> list[str]:
-    """Return the ledger's entries for metrics in clear, which no epsilon covers."""
+    """Return the ledger's entries for the metrics in `names`, which no epsilon covers."""
     return [f"the metric {name} (reveal)" for name in sorted(names)]
 
 
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
-    """Return the finite metrics of a reply. A client sends NaN for a metric that it lacks.
+    """Return the finite metrics of a reply. Clients send NaN for a metric that they do not have.
 
-    Returns no metrics if the client's weight, the metric `weight_key`, is invalid: it must be above
-    0 and at most `MOST_WEIGHT`.
+    Returns no metrics if the client's weight is invalid. The weight is the metric `weight_key`. It
+    must be above 0 and at most `MOST_WEIGHT`.
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
@@ -57,9 +57,9 @@ def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
 
 
 class Means:
-    """Running means of revealed metrics, over the clients whose reports are in the sum.
+    """Running means of the revealed metrics, over the clients whose reports are in the sum.
 
-    A client counts with its weight if clients reveal their weights, and equally otherwise.
+    Clients are weighted by `weight_key` if they reveal that metric, and equally otherwise.
     """
 
     def __init__(self, weight_key: str) -> None:

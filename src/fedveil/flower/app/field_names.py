@@ -14,7 +14,7 @@ ANSWER_AFTER_S = "answer_after_s"
 
 
 def number_of(node: int) -> ClientId:
-    """Convert Flower's unsigned 64-bit client number to one that fits an int64."""
+    """Convert a Flower node number, an unsigned 64-bit integer, to a client number in an int64."""
     return node - (1 << 64) if node >> 63 else node
 
 

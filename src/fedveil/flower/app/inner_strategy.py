@@ -1,4 +1,4 @@
-"""Strategies that a protected strategy can wrap: those that accept one averaged reply."""
+"""Checks that a protected strategy can wrap a strategy: that it works with one averaged reply."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AVERAGING = (
 def check_inner(strategy: Strategy, *, takes_averages: bool) -> None:
     """Raise `InvalidValue` if `strategy` cannot work with one averaged reply.
 
-    A strategy with its own aggregation is refused unless `takes_averages` is True.
+    A strategy that overrides the aggregation is refused unless `takes_averages` is True.
     """
     kind = type(strategy).__name__
     if not isinstance(strategy, Strategy):

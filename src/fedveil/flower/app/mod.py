@@ -53,27 +53,28 @@ _NO_MODEL: Update = np.empty(0, np.float32)
 
 
 class ProtectMod:
-    """A mod of a `ClientApp` that sends replies to training messages only as reports.
+    """A mod of a `ClientApp` that replies to training messages with protected reports only.
 
-    A training message must come from a `ProtectedStrategy`. The app trains as without this mod. The
-    mod computes the update, which is the reply's arrays minus the received ones. It runs the
-    protection's client half on it, with the operating system's randomness, and sends the report.
-    The report is charged to this client's own account before the app trains. Under a protection
-    with a guarantee, a report leaves whatever the training does: a failed or non-finite update
-    counts as zero, and only this client's log says so. Metrics stay at the client unless the
-    server's `reveal` asks for them and this client's own `reveal` allows it. Replies to evaluation
-    and queries contain these metrics only. An error is sent as its kind, never as its text, which
-    might contain data.
+    The messages must come from a `ProtectedStrategy`. The app trains as it would without this mod.
+    The update is the reply's arrays minus the received ones. The mod turns it into a report with
+    the protection's client half and the operating system's randomness. Before the app trains, the
+    mod charges the report to this client's own account. Under a protection with a guarantee, a
+    report is always sent. If training fails or its update is not finite, the report is that of an
+    update of zero, and only this client's log says so. A metric is sent only if both the server and
+    this client name it in `reveal`. Replies to evaluation messages and queries contain only such
+    metrics. An error is sent as its kind and never as its text, which might contain data.
 
-    The keyword arguments pin this client's demands (`Options`, and a protection's own parameters),
-    as do the run and node configurations. An offer that protects less, or that would bring this
-    client's run above `max_epsilon`, is refused, and the server learns why. A client without any
-    pin accepts every protection of a `ProtectedStrategy`, and logs that it does.
+    This client's demands are called pins. They come from the keyword arguments (`Options`, and a
+    protection's own parameters), and from the run and node configurations. An offer of the server
+    that protects less, or that would bring this client's run above `max_epsilon`, is refused, and
+    the server learns why. A client without pins accepts every protection of a `ProtectedStrategy`,
+    and logs this.
 
-    It must be the first of the app's mods: a mod before it would get reports, and is refused.
+    This must be the first of the app's mods, because a mod before it would receive reports instead
+    of arrays. Any other order is refused.
 
-    A round may take several messages. Between them, the state lies encrypted in the node's context.
-    It is erased at the round's end.
+    A round may need several messages. Between them, this client's state is stored encrypted in the
+    node's context. It is erased at the end of the round.
     """
 
     def __init__(self, **pins: Any) -> None:
@@ -84,7 +85,7 @@ class ProtectMod:
     def __call__(
         self, message: FlowerMessage, context: Context, call_next: ClientAppCallable
     ) -> FlowerMessage:
-        """Answer one message. `call_next` calls the app."""
+        """Return the reply to one message. `call_next` calls the app."""
         try:
             if (wrong_order := mod_outside()) is not None:
                 raise _Refused(wrong_order)
@@ -99,7 +100,7 @@ class ProtectMod:
             return _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(failure), message)
         except FedveilError as error:
             log.warning("fedveil: this client sends no report: %s", error)
-            # The server knows its own words. The data's effect on the update is secret.
+            # An error about the server's message reveals nothing. Any other may depend on the data.
             told = str(error) if isinstance(error, _Refused) else "for a reason in its own log"
             return _error(ErrorCode.MOD_FAILED_PRECONDITION, f"{WITHHELD}{told}", message)
         except Exception as error:  # Flower would send its text
@@ -124,11 +125,11 @@ def _error(code: int, reason: str, message: FlowerMessage) -> FlowerMessage:
 
 
 class _Refused(MessageInvalid):
-    """Raised if the server's message asks for something that this client refuses to give."""
+    """Raised if this client refuses what the server's message asks for."""
 
 
 class _Arrays(NamedTuple):
-    """The arrays that the server sent in a round, and the vector made of them."""
+    """The arrays that the server sent in a round, and the vector that consists of them."""
 
     layout: ArrayLayout
     before: Arrays
@@ -138,7 +139,7 @@ class _Arrays(NamedTuple):
 
 
 class _Answer:
-    """The answer to one training message."""
+    """Makes the reply to one message of a protected round."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class _Answer:
         self._protection: Protection = self.offer.protection(context.run_id)
 
     def content(self) -> RecordDict:
-        """Return the reply: a report, and the metrics that may be revealed beside it."""
+        """Return the reply: a report, and the metrics that both sides reveal."""
         phases, trains = self._protection.phases, self._protection.trains
         state = _state_of(self._context) if len(phases) > 1 else None
         kept = None if state is None else self._kept(state)
@@ -191,10 +192,10 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and answer with the report of the result.
+        """Charge the report, let the app train, and return what the reply is made of.
 
-        `kept` is the client half's state from an earlier phase of the round, or None. The answer
-        leaves at the time fixed by `time`.
+        `kept` is the state of the protection's client half after an earlier phase, or None. Returns
+        the half, the report and the revealed metrics. `time` fixes when the reply leaves.
         """
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
@@ -234,10 +235,10 @@ class _Answer:
         return answer_after_s(self.offer.options, self._pins)
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
-        """Charge the request to this client's account before its data is touched.
+        """Charge the report to this client's own account before the client's data is read.
 
-        `revealed` are the metrics that are sent in clear. If epsilon may change between rounds, the
-        opening contains this round's.
+        `revealed` are the metrics that are sent in clear. If a protection's epsilon changes between
+        rounds, the server's message contains the epsilon of this round.
         """
         told = in_clear(revealed)
         if self.offer.options.weighs == "by_size":
@@ -275,7 +276,10 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the half's state after an earlier phase. Raises if the offer has changed."""
+        """Return the client half's state after an earlier phase, or None if there is none.
+
+        Raises an error if the offer has changed since that phase.
+        """
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -299,7 +303,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove the protection's fields and the offer from the app's message, and return them."""
+    """Remove the protection's message and the offer from the app's message, and return both."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -327,14 +331,20 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a value for each of `names`: NaN if missing, as absence would reveal something."""
+    """Return a value for each of `names`: NaN if it is missing.
+
+    A missing metric would reveal something by its absence.
+    """
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Answer a message that is not about training. The account records it before it leaves."""
+    """Return the revealed metrics in reply to a message that is not about training.
+
+    The account records the metrics before they are sent.
+    """
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
     told = in_clear(names) + ([TIMING] if seconds is None else [])

@@ -1,4 +1,4 @@
-"""Detects mods that run outside fedveil's mod of a `ClientApp`, from Flower's own call chain."""
+"""Detects mods that run before fedveil's mod, from the call chain of Flower's `ClientApp`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _LINK, _MOD = make_ffn(lambda message, context: message, [lambda *chain: chain[0
 
 
 def mod_outside() -> str | None:
-    """Return why the calling mod must not answer, if another mod runs outside it. Otherwise None.
+    """Return an error sentence if another mod runs before the calling mod, otherwise None.
 
-    The outer mod would get the report in place of the arrays, so its clipping or noise would
-    silently be lost. Its additions would leave the client after the protection, without being
-    charged.
+    An earlier mod would receive the report instead of the arrays, so its own clipping or noise
+    would silently have no effect. And what it adds would be sent unprotected and uncharged.
     """
     at_work, *outside = [*_mods()] or [None]
     if not outside:

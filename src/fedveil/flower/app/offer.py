@@ -1,4 +1,4 @@
-"""The server's offer to the clients of a round, and the protection that both sides make from it."""
+"""The server's offer to the clients of a round. Both sides make the protection from it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension
 class Offer:
     """The terms of a round, equal for all of its clients.
 
-    `weight_key`: the metric in an app's reply that contains its number of examples. `dimension`:
-    the number of entries of the update. `clients`: the largest number of clients that may be asked.
+    `weight_key` names the metric of an app's reply that contains its number of examples.
+    `dimension` is the number of entries of the update. `clients` is the largest number of clients
+    that the round may ask.
     """
 
     options: Options
@@ -50,8 +51,8 @@ class Offer:
     def read(cls, words: Message, known: Collection[str]) -> Offer:
         """Read the offer from an untrusted message. Raises `MessageInvalid`.
 
-        `known`: the custom protections that this client's own settings name. A server cannot cause
-        the import of any other code.
+        `known` are the user's own protections that this client's settings name. A server cannot
+        make the client import any other code.
         """
         parameters = {
             name.removeprefix(_PARAMETER): value
@@ -83,7 +84,7 @@ class Offer:
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest of the run and these terms, equal for clients with equal terms."""
+        """Return a digest of the Flower run `run` and these terms."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 

@@ -1,7 +1,7 @@
-"""The settings of a protected Flower app, from keywords and from Flower's configurations.
+"""The settings of a protected Flower app, from keyword arguments and Flower's configurations.
 
-The keys are the same everywhere: those below, and the parameters of the protection as a job has
-them (`sign_eps`, `dp_norm_clip`, ...). In a configuration they begin with "fedveil.":
+The keys are the same everywhere: those below, and the protection's parameters under their names in
+a job (`sign_eps`, `dp_norm_clip`, ...). In a configuration they begin with "fedveil.":
 
     [tool.flwr.app.config.fedveil]
     protection = "signds"
@@ -32,7 +32,7 @@ PositionName = Annotated[str, function_text("package.module:Name", *OFFERED)]
 
 
 class Options(Settings):
-    """The keys common to every protection. A text with several names has commas between them."""
+    """The settings that every protection has. Several names in a setting are joined with commas."""
 
     protection: PositionName | None = Field(None, description="the switch's position")
     weighting: Weighting | None = Field(
@@ -86,7 +86,7 @@ class Options(Settings):
 
     @property
     def noised(self) -> bool:
-        """True if the aggregate contains noise."""
+        """True if the protection adds noise to the aggregate."""
         return self.position.noised(self.parameters)
 
     @property
@@ -107,12 +107,12 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys in a Flower configuration that begin with "fedveil.", without the prefix."""
+    """Return the "fedveil." keys of a Flower configuration, without this prefix."""
     return {key.removeprefix(PREFIX): v for key, v in config.items() if key.startswith(PREFIX)}
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the keys of a configuration and of keywords. Raises `JobError` if they differ."""
+    """Merge the settings in `config` with those in `keywords`. Raises `JobError` if they differ."""
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "
@@ -126,7 +126,7 @@ def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, 
 
 
 def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
-    """Return the validated settings. Raises `JobError`, with `prefix` before each invalid key."""
+    """Validate the settings and return them. An error puts `prefix` before each invalid key."""
     position = keys.get("protection")
     parameters = None
     if isinstance(position, str) and (position in OFFERED or is_function(position)):
@@ -144,7 +144,7 @@ def parse(keys: Mapping[str, Any], prefix: str = "") -> Options:
         return model(**{key: _text(value) for key, value in keys.items()})
     except ValidationError as error:
         found = sentences(error, model)
-        if position is not None and parameters is None:  # other keys depend on it
+        if position is not None and parameters is None:  # the remaining keys need it
             found = {path: text for path, text in found.items() if path[0] in _OWN}
         raise JobError([f"{prefix}{text}" for text in found.values()]) from None
 
@@ -159,7 +159,7 @@ def _options_of(parameters: type[Settings]) -> type[Options]:
 
 
 def _text(value: Any) -> Any:
-    """Join a sequence of names to one text, as in a configuration. Other values pass unchanged."""
+    """Join a sequence of names with commas. Return other values unchanged."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return ", ".join(map(str, value))
     return value

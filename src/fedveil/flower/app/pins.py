@@ -1,9 +1,9 @@
 """Pins: a client's own demands, which the server cannot override.
 
-A pin comes from one of three sources: the keyword arguments of the client's `ProtectMod`, the app's
-run configuration, and the configuration of its SuperNode (`--node-config`). Every pin must be met.
-Only the SuperNode's configuration cannot be changed by the run's initiator. The run configuration
-comes from the server, so it can only add demands: it never lifts a demand of another source.
+There are three sources of pins: the keyword arguments of the client's `ProtectMod`, the app's run
+configuration, and the configuration of the client's SuperNode (`--node-config`). Every pin must be
+met. Whoever starts a run can change the first two, but not the SuperNode's configuration. The run
+configuration comes from the server. So it can only add demands, and never removes another source's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RUN = "the run configuration"
 
 @dataclass(frozen=True)
 class Pin:
-    """The demands that come from one source."""
+    """The demands from one source."""
 
     source: str
     options: Options
@@ -52,11 +52,11 @@ def pins_of(
 
 
 def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
-    """Raise `MessageInvalid` if the offer protects less than a pin demands, or not at all.
+    """Raise `MessageInvalid` if the offer protects less than a pin demands.
 
-    The offer must name the pin's protection, and both epsilon and delta of a report of the whole
-    update must be at most those of the pin. Any other offer counts as weaker. The server learns the
-    sum of the clients' weights, so this client must name the metric with its weight. `run` is the
+    The offer must name the pin's protection. A report of the whole update must have at most the
+    epsilon and the delta that it has under the pin. If clients are weighted, the server learns the
+    sum of their weights. So this client must itself name the metric with its weight. `run` is the
     number of the Flower run.
     """
     try:
@@ -85,9 +85,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if a pin says that the client trusts the server, so that `limited` do not apply.
+    """Return True if the client's pins say that it trusts the server.
 
-    If one of the pins in `limited` is the client's own, only its own pins can say so.
+    A pin says so if the guarantee that it demands relies on the server. Then the epsilon limits of
+    the pins in `limited` do not apply against the server. But if one of these limits is the
+    client's own, only the client's own pins count.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -96,7 +98,7 @@ def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
 def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
     if offer.options.weighs == "equal":
         return
-    # Once the client lists what may be revealed, the server's source cannot name another metric.
+    # If the client itself sets `reveal`, the run configuration cannot name another metric.
     listed = any(pin.is_own and "reveal" in pin.options.model_fields_set for pin in pins)
     named = {p.options.weight_key for p in pins if p.is_own or not listed} - {None}
     allowed = named or {WEIGHT_KEY, *revealed_by(pins)}
@@ -109,23 +111,23 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that all sources with a `reveal` allow, or none if no source has one."""
+    """Return the metrics that all sources with the setting `reveal` allow, if there are any."""
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 
 
 def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
-    """Return the name patterns of all arrays that some source keeps at the client."""
+    """Return the name patterns of all arrays that stay with the client, from all sources."""
     return tuple(name for pin in pins for name in pin.options.kept)
 
 
 def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that the server asks for and all sources with a `reveal` allow."""
+    """Return the metrics that the server asks for and that the client's pins allow."""
     return offer.options.revealed & revealed_by(pins)
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the seconds after which an answer leaves, the longest demand, or None."""
+    """Return the longest delay in seconds that the server or a pin demands, or None."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 
@@ -142,7 +144,7 @@ def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
 
 
 def _on_its_word(options: Options) -> bool:
-    """Return True if the stated loss holds only for a trusted server."""
+    """Return True if the protection's guarantee relies on the server."""
     return options.protection is not None and options.position.rests_on_server(options.parameters)
 
 

@@ -1,4 +1,4 @@
-"""A strategy's charges to its clients, in a file that survives the server's process."""
+"""A strategy's charges to its clients, in a file that remains when the server's process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
-    """The number of started rounds, their charges, and the protection's state (None: initial)."""
+    """The content of the file: the number of started rounds, the ledger, the protection's state.
+
+    The state is None before the first round has ended.
+    """
 
     rounds: int
     ledger: Ledger
@@ -27,12 +30,12 @@ class Kept(NamedTuple):
 
 
 class KeptRounds:
-    """The file of one strategy, whose protection is described by `terms`.
+    """The file of one strategy. `terms` describes the strategy's protection.
 
-    Before the first report of a round is requested, the file on disk counts the round as started
-    and all requested clients as charged. So a process that is killed during the round has charged
-    them. When the round closes, it takes back charges for reports that certainly have not been
-    sent. No other process may write the file meanwhile.
+    Before a round's first report is requested, the round is written to the file as started, and all
+    of its clients as charged. If the process is killed during the round, these charges stay. When
+    the round ends, reports that were certainly not sent are no longer charged. Only one strategy
+    may write the file.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:

@@ -1,4 +1,4 @@
-"""The server's side: a strategy that gives the one it wraps an averaged reply per round."""
+"""The server's side: a strategy that runs protected rounds for the strategy that it wraps."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ProtectedStrategy(Strategy):
     ) -> None:
         check_inner(strategy, takes_averages=takes_averages)
         self.strategy = strategy
-        #: Whether rounds may be started: in `start`, which a strategy around this one never calls.
+        #: True if rounds may be started: inside `start`, which a wrapping strategy never calls.
         self._begun = wrapped or type(self).start is not ProtectedStrategy.start
         self.options: Options = parse(joined(run_config or {}, settings))
         check(self.options)
@@ -108,7 +108,7 @@ class ProtectedStrategy(Strategy):
 
     @property
     def _terms(self) -> str:
-        """A description of the protection, which a saved ledger must match."""
+        """A description of the protection. It must equal that in a saved ledger."""
         parameters = self.options.parameters.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         return f"{self.options.protection} ({said}; clients count {self.options.weighs})"
@@ -130,10 +130,7 @@ class ProtectedStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
         *args: Any, **kwargs: Any,
     ) -> Result:  # fmt: skip
-        """Run the rounds as any strategy does.
-
-        `timeout` is in seconds and applies to each exchange.
-        """
+        """Run `num_rounds` rounds. Each exchange may last `timeout` seconds."""
         self._timeout_s = positive("timeout", timeout)
         begun, self._begun = self._begun, True
         try:
@@ -146,10 +143,11 @@ class ProtectedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run the whole training exchange here. Returns no messages, since they are already sent.
+        """Run the whole training exchange. Returns no messages, because all are sent already.
 
-        This is the only method that every caller calls with the grid. A strategy that wraps this
-        one calls it too, and then gets no client's reply. This is refused unless `wrapped` is True.
+        The exchange runs here because every caller gives this method Flower's grid. A strategy that
+        wraps this one also calls this method, and then receives no replies. That is refused unless
+        `wrapped` is True.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)
@@ -171,7 +169,7 @@ class ProtectedStrategy(Strategy):
         arrays, metrics = self.strategy.aggregate_train(server_round, [averaged.reply])
         if arrays is not None:
             for name, before in averaged.before.items():
-                if name in averaged.kept:  # averaging makes integers real
+                if name in averaged.kept:  # averaging turns integers into floats
                     arrays[name] = before
                 elif arrays[name].dtype != before.dtype:  # and, in NumPy 1, widens 0-d arrays
                     arrays[name] = Array(arrays[name].numpy().astype(before.dtype))
@@ -180,7 +178,7 @@ class ProtectedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the inner strategy's evaluation messages, or none if no metric may be revealed.
+        """Return the inner strategy's evaluation messages, or none if `reveal` names no metric.
 
         Clients delay their answers to these messages by the same fixed time as their reports.
         """
@@ -197,10 +195,10 @@ class ProtectedStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the inner strategy's result for the revealed metrics.
+        """Return the inner strategy's result for the metrics that clients revealed.
 
-        Clients count equally unless all of them reveal their weight. A reply without a revealed
-        metric is ignored, and so is a metric that some of the replies lack.
+        Clients have equal weights unless all of them reveal their weight. Replies without revealed
+        metrics are ignored, and so are metrics that only some of the replies contain.
         """
         shown = []
         for reply in replies:
@@ -252,7 +250,7 @@ class ProtectedStrategy(Strategy):
         )
         opening = dict.fromkeys(invited, server.opening())
         closed = self.ledger
-        self.ledger = closed.copy()  # charges all asked, in case this process ends
+        self.ledger = closed.copy()  # charges all that are asked, in case this process is killed
 
         def charge(ledger: Ledger, cost: Sequence[Spending], clients: Iterable[ClientId]) -> None:
             nodes = sorted(map(node_of, clients))
@@ -296,7 +294,7 @@ class ProtectedStrategy(Strategy):
 
     @property
     def _number(self) -> int:
-        """The number of the next round. It continues when `start` is called again."""
+        """The number of the next round. Numbers continue if `start` is called again."""
         return self._earlier + len(self.rounds) + 1
 
     def _keep(self, record: RoundRecord) -> None:
@@ -304,7 +302,10 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if enough clients take part. Raises if no round ever had enough."""
+        """Return True if the round has enough clients for the protection.
+
+        Raises an error if it has too few and no earlier round had a report.
+        """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)
@@ -352,7 +353,10 @@ class ProtectedStrategy(Strategy):
 
 
 class Averaged(NamedTuple):
-    """The one reply for the inner strategy, the earlier arrays, and the names of local arrays."""
+    """The averaged reply for the inner strategy, and the arrays before the round.
+
+    `kept` are the names of the arrays that stay with the clients.
+    """
 
     reply: Message
     before: ArrayRecord

@@ -1,4 +1,4 @@
-"""One call of the app behind the mod: its reply if in time, and never a failure's reason."""
+"""Calls the app behind the mod, within a time limit. Its errors reach only the client's log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class AppFailed(Exception):
 def ask_in_time(
     time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
 ) -> RecordDict:
-    """Return the content of the app's reply. Saves the app's state only if it is in time."""
+    """Return the content of the app's reply.
+
+    If the app exceeds the time limit, an error is raised and its state is not saved.
+    """
     own = copy.deepcopy(context) if time.is_set else context
     content = time.trained(lambda: _ask_app(message, own, call_next))
     if own is not context:

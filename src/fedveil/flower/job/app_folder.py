@@ -1,4 +1,4 @@
-"""The contents of a deployed app's folder: the job, and the clients' public keys."""
+"""The files in a deployed app's folder, besides its code: the job, and the clients' public keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedveil.settings import yaml_file
 JOB = "job.yaml"
 ROSTER = "roster.yaml"
 
-#: A roster is read in some ten seconds at most; a line has about 85 bytes.
+#: Limits under which reading a roster takes at most some ten seconds. A line has about 85 bytes.
 _MOST_CLIENTS = 100_000
 _MOST_ROSTER_BYTES = 100 * _MOST_CLIENTS
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def check_deployable(job: Job) -> None:
-    """Raise an error for settings that have no meaning outside the simulator."""
+    """Raise an error if the job has settings that only a simulation supports."""
     if job.simulation.dropouts:
         raise DeploymentError(
             f"simulation.dropouts = {job.simulation.dropouts} is a fault plan of the simulator; "
@@ -48,7 +48,7 @@ def check_deployable(job: Job) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """Read the app's job, which is equal for every participant."""
+    """Read the app's job. All participants have the same one."""
     job = Job.load(folder / JOB)
     if job.clients.number is None:
         raise DeploymentError(
@@ -82,12 +82,12 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
 def own_roster(
     protection: ProtectionSettings, roster: Path | None, identity: Path | None
 ) -> Mapping[ClientId, bytes]:
-    """Return all clients' public keys, from the file `roster` of this client's own operator.
+    """Return the public keys of all clients, from the file `roster` of this client's operator.
 
-    The app's roster comes from the server, which could put its own keys into it and then read every
-    update. So does the app's `protection`, from which the server could remove active security.
-    Raises `DeploymentError` if the protection needs a roster and the operator gave none, or if the
-    operator gave keys that it does not need.
+    The keys in the app's folder are not used: they come from the server, which could replace them
+    by its own keys and then read every update. Nor is the app's `protection` trusted, from which
+    the server could remove active security. So this raises `DeploymentError` if the protection
+    needs keys and the operator gave none, and also if it needs none and the operator gave some.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

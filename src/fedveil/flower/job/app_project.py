@@ -1,4 +1,4 @@
-"""Files that all Flower apps of fedveil have, and the writing of an app's folder."""
+"""Writes a Flower app's folder, and the project file that all Flower apps of fedveil have."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ EMPTY_ROSTER = """\
 
 
 def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
-    """Return the project file of a Flower app called `name`, which runs a fedveil `what`.
+    """Return the project file of a Flower app called `name`.
 
-    `extras` are those of fedveil that it needs. `folder` describes the key `folder`.
+    `what` is what the app runs, such as a job. `extras` are the optional dependencies of fedveil
+    that it needs. `folder` is a comment on the configuration key `folder`.
     """
     return _PYPROJECT.format(
         name=name, what=what, extras=extras, folder=folder, version=__version__
@@ -30,7 +31,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write an app's files. Returns their paths. Never overwrites a file of other content."""
+    """Write an app's files, and return their paths. Never overwrites a file that differs."""
     taken = [
         path
         for path, text in files.items()

@@ -49,10 +49,10 @@ _MOST_SEEN = 16
 def own_data(
     job: Job, client: ClientId, function: str | None, form: Form | None = None
 ) -> ClientsData:
-    """Return the client's examples: from its own `function`, or its part of the job's data set.
+    """Return the client's examples, from its own `function` or from the job's data set.
 
-    With `form`, each of the function's training records is read by itself, and everything else that
-    it returns is ignored.
+    Without `function`, the client gets its part of the data set. With `form`, each training record
+    is read separately, and the function's other data is ignored.
     """
     if function is None:
         data = load_data(job)
@@ -65,7 +65,7 @@ def own_data(
 
 
 def example_count(job: Job, client: ClientId, function: str | None) -> int:
-    """Count the client's examples, under `privacy.unit: example` without reading its records."""
+    """Return the client's number of examples. Under `privacy.unit: example` no record is read."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function).examples(client)
@@ -82,15 +82,20 @@ def _save_state(
 
 
 class Training:
-    """A client's training in one round, set up from the server's message to all clients.
+    """A client's training in one round.
 
-    The constructor checks and uses only that message. `update` reads the client's examples.
+    The constructor uses only the server's message to all clients. `update` reads the client's
+    examples, unless `rows` has them.
     """
 
     def __init__(
-        self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
+        self,
+        job: Job,
+        common: Message,
+        states: Callable[[ClientId], ClientStates],
+        rows: ClientsData | None = None,
     ) -> None:
-        self._states = states
+        self._states, self._rows = states, rows
         #: Called with the protection and the server's message once the report is made.
         self.reported: Callable[[Protection, Message], None] = lambda protection, asked: None
         target_shape, whole_targets, whole_examples = told_form(common)
@@ -119,7 +124,7 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. Raises any error of training."""
+        """Return the client's update and number of examples. Raises any error of the training."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -142,7 +147,7 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples as inputs of the trained part, cached in the process."""
+        """Return the client's examples after the fixed layers, as the trained part reads them."""
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -158,7 +163,7 @@ class Training:
                 _log.warning("%s", said)
             seen = replace(own, x=x, usable=usable)
         else:
-            data = own_data(self._job, client, function)
+            data = self._rows or own_data(self._job, client, function)
             data = replace(data, x=_of_shape(data, self._shape))
             _check_targets(data, self._shape, self._targets)
             own = data.only(client)
@@ -181,7 +186,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the client's examples, stored with their lengths if the job's lengths differ."""
+    """Return the client's examples, stored with their lengths if lengths differ in the job."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

@@ -19,11 +19,11 @@ _MAX_NAME = 32
 
 
 def deployable(job: Job, *, seeded: bool = False) -> Job:
-    """Return the job for deployment: its clients are counted, and reports use system randomness.
+    """Return the job in the form that is deployed: with a number of clients and secure randomness.
 
-    With `seeded`, reports use the job's seed instead. Anyone who reads the job can repeat that
-    randomness, so it protects nothing: it is for tests against the simulator. Raises
-    `DeploymentError` for settings that have no meaning outside the simulator.
+    With `seeded`, reports use the job's seed instead, for tests against the simulator. Everyone who
+    has the job can then remove the noise, so nothing is protected. Raises `DeploymentError` for
+    settings that only a simulation supports.
     """
     check_deployable(job)
     if job.clients.number is None:
@@ -34,10 +34,10 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 
 
 def write_app(folder: Path, job: Job) -> list[Path]:
-    """Write the app of a job that `deployable` returned. Returns the files.
+    """Write the app of a job that `deployable` returned. Returns the paths of its files.
 
-    The app gets a copy of the modules of the user's functions in the job. A file that exists with
-    other content is never overwritten.
+    The app gets copies of the user's own modules that the job names. An existing file with other
+    content is never overwritten.
     """
     name = _app_name(job.name)
     extras = "torch,flower,language" if job.has_language_model else "torch,flower"
@@ -63,7 +63,7 @@ def _app_name(name: str) -> str:
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """Return the source of the modules, with their whole packages, of these user's functions."""
+    """Return the source files of the user's functions `names`, with the packages around them."""
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

@@ -1,4 +1,4 @@
-"""The shape of the job's examples, as sent by the server to clients that train."""
+"""The shape of the job's examples, in the server's messages to clients."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from fedveil.engine.assembly import ModelShape
 
 _FIELD = "example_shape"
-#: Sent to clients that read each record by itself: the form of a record.
+#: The fields with the form of a record, for clients that read each record separately.
 FORM_FIELDS = _TARGETS, _WHOLE_TARGETS, _WHOLE = "target_shape", "whole_targets", "whole_examples"
 
 
 def telling(shape: Shape) -> Value:
-    """Encode the shape as a message field: numbers, or text if examples have several inputs."""
+    """Encode the shape as a message field: an array, or a text if examples have several inputs."""
     return json.dumps(shape) if isinstance(shape, dict) else np.array(shape, np.int64)
 
 
@@ -30,7 +30,7 @@ def telling_form(shape: ModelShape) -> Message:
 
 
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
-    """Return a target's shape, and True if targets, and if examples, are whole numbers."""
+    """Decode a target's shape, whether targets are integers, and whether examples are integers."""
     if _TARGETS not in common:
         return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())
@@ -38,7 +38,7 @@ def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
 
 
 def told_shape(common: Message) -> Shape:
-    """Return the shape in a server's message. Raises `MessageInvalid`."""
+    """Decode the shape of an example from a server's message. Raises `MessageInvalid`."""
     if not isinstance(common.get(_FIELD), str):
         return tuple(take_array(common, _FIELD, np.int64, (None,)).tolist())
     try:

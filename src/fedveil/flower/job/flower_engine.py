@@ -1,4 +1,4 @@
-"""The engine of a deployed job: its rounds over Flower's grid, in a run folder of its own."""
+"""The engine of a deployed job. It runs the rounds over Flower's grid, in its own run folder."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from fedveil.record.saved_job import reopen
 
 #: Key of the run configuration that names the run folder.
 FOLDER = "folder"
-#: A killed server releases its folder only when its last process has noticed.
+#: Seconds to wait until the last process of a killed server has released the run folder.
 _LET_GO_S = 60.0
 
 
 def run_path(job: Job, named: object = None) -> Path:
-    """Return the run's folder: `named`, or the job's own, in which a restart resumes."""
+    """Return the run's folder: `named`, or one named after the job, so that a restart finds it."""
     if named:
         return Path(str(named))
     return Path("runs", f"{job.name}-{job_digest(job).hex()[:8]}")
 
 
 def open_folder(path: Path, job: Job) -> RunFolder:
-    """Open the folder as a new one, or to resume. Raises an error if it has another job's run."""
+    """Open the run's folder, new or to resume. Raises an error if it contains another job's run."""
     end = time.monotonic() + _LET_GO_S
     while True:
         try:
@@ -65,7 +65,7 @@ def open_folder(path: Path, job: Job) -> RunFolder:
 
 
 class FlowerEngine(Engine):
-    """Carries messages to SuperNodes, the clients. The server has the test examples only."""
+    """The engine whose clients are Flower's SuperNodes. The server has only test examples."""
 
     how_to_resume = "`flwr run` of the same app goes on from the last complete round in {folder}"
     reports_leave = True
@@ -77,7 +77,7 @@ class FlowerEngine(Engine):
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Save the test examples, the server's only data, and return the job unchanged."""
+        """Store the test examples, and return the job unchanged."""
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
         return job
 
@@ -86,7 +86,10 @@ class FlowerEngine(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Make the protection, with no key from the seed. Raises for unsendable reports."""
+        """Return the job's protection. Its keys are the clients' own and not derived from the seed.
+
+        Raises an error if Flower could not carry its messages.
+        """
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(job.training.sent_length(dimension), np.float32)
         check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))

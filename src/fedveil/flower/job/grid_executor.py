@@ -35,9 +35,9 @@ _FORGET_S = 15.0
 class GridExecutor(Executor):
     """Sends messages to the SuperNodes that have introduced themselves as clients of the job.
 
-    A client counts as not reached if it has no node or if Flower says that its node failed. A node
-    that does not answer in time has dropped out. The weights are sent with the messages of the
-    phase in which clients train, and no earlier.
+    A client is not reached if it has no node, or if Flower says that its node failed. A node that
+    does not answer in time has dropped out. The weights are sent only in the phase in which clients
+    train.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GridExecutor(Executor):
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:
-        """Start a round once enough of its clients are connected. Raises `RunStopped` otherwise."""
+        """Start a round once enough clients are connected. Raises `RunStopped` at a timeout."""
         if not self._started:
             self._started = True
             self._gather(context.round)
@@ -93,12 +93,12 @@ class GridExecutor(Executor):
                 yield answer
 
     def close(self) -> None:
-        """Tell clients to forget a round that has ended before they finished it."""
+        """Tell the clients that have not finished their last round to forget it."""
         if self._unfinished:
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 
     def _gather(self, round: int) -> None:
-        """Wait for the expected clients at the start, or for their return after a restart."""
+        """Wait until the clients are connected, at the start of the run or after a restart."""
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)
         if round == 1:
@@ -136,7 +136,7 @@ class GridExecutor(Executor):
                 )
 
     def _own(self, client: ClientId) -> Message:
-        """Return the fields for this client alone: the last round with its report in the sum."""
+        """Return the fields for this client alone: the last round whose sum contains its report."""
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
     def _common(self, trains: bool) -> Message:

@@ -1,8 +1,9 @@
-"""The ClientApp of a deployed job: receives one message of a round, returns one encoded report.
+"""The ClientApp of a deployed job. It answers one message of a round at a time.
 
-Flower starts a process for each message. The reply is only the client half's own answer, or a fixed
-word that says that there is none. Reasons, warnings, metrics and tracebacks stay in this machine's
-log, since they depend on the client's data. Only data that the job reveals is sent in addition.
+Flower starts a process for each message. A reply contains only the answer of the protection's
+client half, or a fixed word in place of an answer. Reasons, warnings, metrics and tracebacks depend
+on the client's data, so they stay in this machine's log. Other data is sent only if the job says
+that clients reveal it.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from fedveil.protections.catalog import find
 from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.differences import differences
 
-#: The server's questions: introduce yourself; and forget the round, which ended without you.
+#: The server's queries: say which client you are, and forget a round that ended without you.
 INTRODUCE, FORGET = "introduce", "forget"
 #: Reasons in this app's error replies. Any other is Flower's own.
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
-#: Its update of that round has left already, and the server may have seen it.
+#: The reason that the client has already sent its update of that round.
 ANSWERED = "answered before"
 ERROR_CODE = 200
 
@@ -63,30 +64,44 @@ _log = logging.getLogger("flwr")
 
 
 class Owner(Protocol):
-    """The demands of a site's owner, which hold for every job and no job can lift.
+    """The demands of the site's owner. They hold for every job, and no job can remove them.
 
-    With an owner, a client sends a report of zero in place of an update that cannot be used, under
-    every protection: a missing report would reveal something that nobody has permitted.
+    With an owner, an unusable update is reported as an update of zero under every protection. A
+    missing report would reveal something that the owner has not permitted.
     """
 
     @property
     def answer_after_s(self) -> float | None:
-        """Return the least delay of a report after its request, in seconds, or None."""
+        """Return the least time from a request to its answer, in seconds, or None."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
-        """Charge the report that `asked` asks for. Raises an error if none may leave."""
+        """Charge the report that the message `asked` requests. Raises if it may not be sent."""
+
+
+class RoundTraining(Protocol):
+    """A client's training in one round."""
+
+    model: Update
+
+    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+        """Return the client's update and number of examples. Raises any error of training."""
+
+    @property
+    def reported(self) -> Callable[[Protection, Words], None]:
+        """Save what a client keeps, once its report is made."""
 
 
 @dataclass(frozen=True)
 class Member:
     """This SuperNode's identity, from its node configuration.
 
-    `client`: its number in the job. `data`: the user's function that returns its examples; without
-    it, the client has the part of the job's data set that the split gives to its number. `seeded`:
-    True if its reports use the job's seed. `keys` and `accounts`: its folders of keys and of own
-    accounts. `identity`: the file with its private key. `roster`: the file with every client's
-    public key. `job`: the operator's own copy of the job. `owner`: the demands of the site's owner,
-    if it has a policy.
+    `client` is its number in the job. `data` names the user's function that returns its examples.
+    Without it, the client has its part of the job's data set. `seeded` is True if its reports use
+    the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
+    `identity` is the file with its private key, and `roster` the file with every client's public
+    key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
+    if the site has a policy. `training` makes a round's training elsewhere than in this process,
+    from the server's message to all clients.
     """
 
     client: ClientId
@@ -98,10 +113,11 @@ class Member:
     roster: Path | None
     job: Path | None
     owner: Owner | None = None
+    training: Callable[[Job, Words], RoundTraining] | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Return the member in a node configuration. `partition-id` may replace `client`."""
+        """Read the member from a node configuration. `partition-id` may replace `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
@@ -139,9 +155,9 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def answer(job: Job, member: Member, message: Message, context: Context) -> bytes:
-    """Return the member's encoded answer to any message of the job.
+    """Return the member's encoded answer to a message of the job.
 
-    Raises an error if it has none: nothing about the error may leave the machine.
+    Raises an error if there is no answer. The caller must not send the error's text.
     """
     match message.metadata.message_type.split("."):
         case ["query", kind] if kind == INTRODUCE:
@@ -155,11 +171,11 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
 
 
 class _Misaddressed(Exception):
-    """Raised if the message is for another client: the server's node number is outdated."""
+    """Raised if the message is for another client: the server's mapping of nodes is outdated."""
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Turn an error in `handle` into a fixed word. Flower would send the exception's text."""
+    """Wrap `handle` to send a fixed word for an error. Flower would send the error's text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:
@@ -195,10 +211,10 @@ def _introduce(job: Job, member: Member) -> bytes:
 
 
 def _check_own_job(job: Job, member: Member) -> None:
-    """Raise an error if the app's job is not the one to which this client's own operator agreed.
+    """Raise an error if the app's job differs from the operator's own copy of the job.
 
-    The app comes from the server. Its job states the protection, the threshold, the number of
-    rounds and everything else on which a guarantee rests.
+    The app comes from the server. Every guarantee depends on its job: on the protection, the
+    threshold, the number of rounds and more.
     """
     if member.job is None:
         return
@@ -272,19 +288,18 @@ def _trained(
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
-    """Answer the phase in which clients train. The request is charged before any example is read.
+    """Return the answer in the phase in which clients train.
 
-    `asked` is the message to this client, `common` the message to all. The answer leaves at the
-    time fixed by `time`.
+    The report is charged before any example is read. `asked` is the message to this client,
+    `common` the message to all. `half` makes the protection's client half. `time` fixes when the
+    answer leaves.
     """
-    from fedveil.flower.job.client_training import Training
-
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    training = Training(job, common, partial(kept_states, job, common, member.accounts))
+    training = _training(job, member, common)
     _charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
@@ -308,8 +323,16 @@ def _trained(
     return answered
 
 
+def _training(job: Job, member: Member, common: Words) -> RoundTraining:
+    if member.training is not None:
+        return member.training(job, common)
+    from fedveil.flower.job.client_training import Training
+
+    return Training(job, common, partial(kept_states, job, common, member.accounts))
+
+
 def _answer_after_s(job: Job, member: Member) -> float | None:
-    """Return the later of the times that the job and the owner ask for."""
+    """Return the longer of the delays that the job and the site's owner demand, or None."""
     owners = None if member.owner is None else member.owner.answer_after_s
     said = (job.deployment.answer_after_s, owners)
     return max((seconds for seconds in said if seconds is not None), default=None)
@@ -321,7 +344,11 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report, up to the job's limits. A lying server does not end its run at them."""
+    """Charge a report to this client's account. Raises an error if that would exceed a limit.
+
+    The client enforces the job's limits itself, because a lying server would not end its run at
+    them.
+    """
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

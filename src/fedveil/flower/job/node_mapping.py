@@ -1,4 +1,4 @@
-"""The mapping of clients to SuperNodes, from the nodes' own introductions."""
+"""Maps clients to SuperNodes. Each node says which client it is."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PATIENCE_S = 30.0
 
 
 class Members:
-    """The connected clients, as of the last poll.
+    """The clients that were connected at the last poll.
 
-    If several nodes claim a client's number, the last one gets it: a node that was restarted
-    without an identity of its own has a new node number, while the old one still seems to be
-    connected. Flower's node authentication decides who may connect at all.
+    If several nodes claim the number of one client, the last node gets it. A restarted node without
+    a stored identity has a new node number, while its old number still seems to be connected.
+    Flower's node authentication decides which nodes may connect.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
@@ -46,13 +46,13 @@ class Members:
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
-        """Forget the client's node, so that the next poll asks that node again."""
+        """Forget which node the client is, so that the next poll asks that node again."""
         node = self._node_of.pop(client, None)
         if node is not None:
             del self._client_of[node], self._asked_at[node]
 
     def look(self) -> None:
-        """Poll once: forget nodes that have gone, and ask new ones to introduce themselves."""
+        """Poll once: remove disconnected nodes, and ask new nodes which clients they are."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._client_of if node not in here]:
             client = self._client_of.pop(node)
@@ -73,7 +73,10 @@ class Members:
                 self._meet(node, reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
-        """Poll until `enough` of `wanted` are connected or `limit_s` passed. Returns how many."""
+        """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
+
+        Returns the number of those that are connected.
+        """
         end = time.monotonic() + limit_s
         self.look()
         while (here := len(self.node_of.keys() & set(wanted))) < enough:

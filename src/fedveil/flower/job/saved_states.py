@@ -1,12 +1,11 @@
 """A deployed client's state from one round to the next, on the client's own disk.
 
-The state is bound to the job and to the server's run, which has a name of its own. A repeated round
-starts from the state that it started from before. A different run of the job starts from the
-initial state.
+The state belongs to the job and to one run of the server, which has a name. A different run of the
+job starts from the initial state. A repeated round starts from the same state as before.
 
-A client does not know whether the server has summed its report. It saves its new state beside the
-old one. The next round in which it is asked tells it the last round with its report in the sum, and
-it deletes every later state.
+A client does not know whether the server has summed its report. So it saves the new state beside
+the old one. The server's next request names the last round with the client's report in its sum. The
+client then deletes all states of later rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of the run in `folder`, drawn at the first call."""
+    """Return the name of the run in `folder`. The first call chooses a random name."""
     path = folder / RUN
     if path.exists():
         with intact(path):
@@ -56,14 +55,17 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in files that are sealed with the key of the client's state folder."""
+    """Client states in sealed files (`OwnFile`) of the client's state folder."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield client and round of each existing file, and of each deleted sealed file."""
+        """Yield client and round of each file, including files that something else has deleted.
+
+        The folder's seal still lists such files.
+        """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
         gone = ((int(client), int(round)) for client, round in numbers)

@@ -1,13 +1,13 @@
-"""Exact draws from finite distributions: alias tables of 64-bit integer weights plus a remainder.
+"""Exact draws from finite distributions, by alias tables with 64-bit integer weights.
 
-A distribution is split in two. The table holds integer weights, each at most 2^64 times its
-symbol's true probability. The missing share, about 2^-38, belongs to one more symbol, the
-remainder, whose own distribution is computed in integers when it is drawn. So the distribution has
-no additive error although the tables are computed in floating point.
+A table cannot hold arbitrary probabilities exactly. So each symbol's weight in the table is
+slightly too small. What is missing, about 2^-38 of the probability, is the weight of one more
+symbol, the remainder. If the remainder is drawn, a second draw in exact integers chooses the
+symbol. So draws are exact although the tables are computed in floating point.
 
-Walker's alias method spreads the weights over 2^b columns of equal weight, each shared by two
-symbols. One draw reads 32 bits: b of them choose a column, the others are compared with the upper
-digits of its threshold. If these are equal, 32 more bits are read and compared.
+Walker's alias method puts the weights into 2^b columns of equal weight. Two symbols share each
+column, divided by a threshold. One draw reads 32 bits. b of them choose the column, and the others
+are compared with the upper bits of its threshold. If they are equal, 32 more bits decide.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _Weights = Uint64s
 
 
 class AliasTables:
-    """Draws exactly from several distributions over the same symbols, one per row.
+    """Draws exactly from several distributions (rows) over the same symbols.
 
-    `probabilities[row, symbol]` is the distribution in floating point, nowhere above (1 + ACCURACY)
-    times the true one. `exact(row)` returns the true distribution as integer weights. Rows and
-    symbols are consecutive numbers that start at `first_row` and `first_symbol`.
+    `probabilities[row, symbol]` is a distribution in floating point, nowhere above (1 + ACCURACY)
+    times the exact one. `exact(row)` returns the exact distribution as integer weights. Rows and
+    symbols are numbered from `first_row` and `first_symbol`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Return integer weights that sum to 2^64: symbols, remainder, empty columns (0)."""
+        """Return integer weights that sum to 2^64: the symbols', the remainder's, then zeros."""
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
         remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
@@ -73,13 +73,13 @@ class AliasTables:
         return weights
 
     def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
-        """Overwrite each `out[i]` with an independent symbol, from the distribution `rows[i]`."""
+        """Fill `out` with independent draws: `out[i]` is a symbol drawn from row `rows[i]`."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
-        """Overwrite `out` with independent symbols from the distribution of one row."""
+        """Fill `out` with independent symbols that are all drawn from one row."""
         entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]
@@ -106,7 +106,7 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw whose first 32 bits, `word`, leave it undecided."""
+        """Return the symbol of a draw for which `word`, its first 32 bits, does not decide."""
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
         digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)
@@ -118,10 +118,7 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the integer weights in a row's table, which sum to 2^64.
-
-        The last weight is that of the remainder.
-        """
+        """Return the integer weights in a row's table, the remainder's last. They sum to 2^64."""
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):
@@ -132,9 +129,10 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return the distribution of a row's remainder, as one integer weight for each symbol.
+        """Return the distribution from which the remainder of a row chooses a symbol.
 
-        A weight is proportional to the part of the symbol's true probability that the table lacks.
+        It has one integer weight for each symbol, proportional to the probability that the table
+        lacks.
         """
         exact = self._exact(row)
         total = sum(exact)
@@ -146,13 +144,13 @@ class AliasTables:
 
 
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
-    """Return each column's threshold and partner, which share the symbols' weights among columns.
+    """Share out the symbols' weights among columns. Returns each column's threshold and partner.
 
-    A draw below the threshold is the column's own symbol, any other draw the partner. Columns are
-    filled in order. The current heavy symbol tops up a symbol that is too light for its column. A
-    heavy symbol that has become light enough for its own column is topped up by the next heavy one.
-    Running sums of the deficits and surpluses determine the pairs; they stay below 2^64.
+    A draw below the threshold gives the column's own symbol, any other draw gives the partner.
     """
+    # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
+    # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
+    # Running sums of the missing and the spare weights give the pairs. The sums stay below 2^64.
     capacity = np.uint64(2**64 // len(weights))
     heavy = np.flatnonzero(weights >= capacity)
     light = np.flatnonzero(weights < capacity)
@@ -167,7 +165,7 @@ def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     thresholds[heavy] = capacity + spare - given
     partners[heavy[:-1]] = heavy[1:]
     full = np.flatnonzero(thresholds == capacity)
-    thresholds[full] = 0  # a threshold has no room for its capacity: the partner is the symbol
+    thresholds[full] = 0  # a threshold cannot hold a full column, so the symbol is its own partner
     partners[full] = full
     return thresholds, partners
 
@@ -204,11 +202,11 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Draw a symbol from each row in `rows`, with 32 random bits: the word at the same index.
+    """Draw a symbol from each row in `rows` with a random 32-bit word, and write it to `out`.
 
-    Writes the symbols to `out`. A few draws need more than 32 bits: writes their indices to
-    `undecided`, and returns their number. The top `bits` bits of a word choose the column of the
-    alias table, and the lower bits are compared with the column's threshold.
+    A few draws need more than 32 bits. Their indices are written to `undecided`, and their number
+    is returned. The top `bits` bits of a word choose the column. The other bits are compared with
+    the column's threshold.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -217,7 +215,7 @@ def _pick(
     for i in range(len(rows)):
         word = words[i]
         column = word >> column_shift
-        row = np.uint64(rows[i] - first_row)  # unsigned: no index from the end to test for
+        row = np.uint64(rows[i] - first_row)  # unsigned, so that negative indices need no check
         entry = entries[row, column]
         digits = word & digit_mask
         upper = entry >> upper_shift
@@ -230,10 +228,10 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return a mask of the words that tie with the upper digits of their column's threshold.
+    """Return True for each word that ties with its column's threshold, so that it needs more bits.
 
-    `entries` is the table of one row. The top `bits` bits of a word choose its column, and the
-    lower bits are compared.
+    The top `bits` bits of a word choose the column in `entries`, the table of one row. The other
+    bits are compared with the upper bits of the column's threshold.
     """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
@@ -249,7 +247,7 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Draw symbols from one row, as `_pick` does. Returns True if a draw is undecided."""
+    """Fill `out` with symbols drawn from one row. Returns True if a draw needs more bits."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

@@ -1,4 +1,4 @@
-"""Independent bits of one probability, drawn eight at a time."""
+"""Independent bits that are 1 with a given probability, drawn eight at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def byte_tables(probability: Fraction) -> AliasTables:
 def double_above_q(eps: float) -> float:
     """Return 1 / (e^eps + 1) rounded up, so that the resulting loss never exceeds eps.
 
-    eps is read as the shortest decimal that identifies it: the number in the job file.
+    eps is taken as the shortest decimal that identifies the float, as it is written in the job.
     """
     with localcontext(prec=60, rounding=ROUND_UP):
         q = 1 / (as_written(eps).exp() + 1) * (1 + Decimal("1e-55"))

@@ -35,7 +35,7 @@ class Binomial:
         return total
 
     def draw_each(self, trials: npt.NDArray[np.integer[Any]], entropy: Entropy) -> _Counts:
-        """Return one independent draw for each number of trials in `trials`."""
+        """Return one independent draw for each entry of `trials`, an array of numbers of trials."""
         total = np.zeros(len(trials), np.int64)
         power = 1
         while power <= trials.max(initial=0):
@@ -63,7 +63,7 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return the binomial distribution in floating point, from 40 digits against underflow."""
+    """Return the binomial distribution as floats, computed with 40 digits against underflow."""
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
         zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)

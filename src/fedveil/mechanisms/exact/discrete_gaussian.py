@@ -1,4 +1,4 @@
-"""Exact and fast draws from the discrete Gaussian, by integer tables with exact tails."""
+"""Fast draws from the discrete Gaussian distribution, by tables and without any error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 14
 #: One word per draw if there are no places.
 _WORDS_AT_ONCE = 1 << 16
 
-_PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word less the sign
+_PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word without its sign bit
 _GUIDE_BITS = 14
 _GUIDE_SHIFT = _PREFIX_BITS - _GUIDE_BITS
 _END = (1 << 64) - 1  # above every prefix
@@ -28,7 +28,7 @@ _UNDECIDED = -1
 
 _PLACE_WORD_BITS = 32
 _KEPT, _AGAIN, _UNSURE = 0, 1, 2
-_ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # wider than the few roundings they cover
+_ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # cover a few rounding errors
 
 _GUARD_BITS = 96
 _NEGLIGIBLE_BITS = 32
@@ -37,23 +37,22 @@ _NEGLIGIBLE_BITS = 32
 class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    The parameter s² is cell_variance · 4^place_bits, a whole number. The distribution has no
-    additive error: if the first bits of a draw do not decide it, further bits and interval
-    arithmetic over whole numbers do, as wide as it takes.
-
-    A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
-    its `place_bits` low bits, the place: |x| = cell · 2^place_bits + place.
-
-    1. One random word gives the sign and the first 63 bits of a uniform real U. The cell is the
-       least y with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
-    2. A second, shorter word gives a uniform place. It also decides whether the draw is kept, with
-       probability exp(-place · (2^(place_bits + 1) · cell + place) / 2s²). Without place bits,
-       this step is left out.
-    3. Minus zero is rejected, because zero would otherwise be drawn twice as often.
-
-    The weights of steps 1 and 2 multiply to exp(-x² / 2s²). A rejected draw starts again at step 1.
-    For large s, less than one draw in a thousand is rejected.
+    The parameter s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first
+    random bits do not decide a draw, more bits are read and compared in integer arithmetic.
     """
+
+    # A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
+    # its `place_bits` low bits, the place: |x| = cell · 2^place_bits + place.
+    #
+    # 1. One random word gives the sign and the first 63 bits of a uniform real U. The cell is the
+    #    least y with U < Pr[Y <= y], where Pr[Y = y] ∝ exp(-y² / 2 cell_variance), y = 0, 1, ...
+    # 2. A second, shorter word gives a uniform place. It also decides whether the draw is kept,
+    #    with probability exp(-place · (2^(place_bits + 1) · cell + place) / 2s²). Without place
+    #    bits, this step is left out.
+    # 3. Minus zero is rejected, because zero would otherwise be drawn twice as often.
+    #
+    # The weights of steps 1 and 2 multiply to exp(-x² / 2s²). A rejected draw starts again at step
+    # 1. For large s, less than one draw in a thousand is rejected.
 
     def __init__(self, cell_variance: int, place_bits: int = 0) -> None:
         self.cell_variance = integer("cell_variance", cell_variance, 1, _MAX_CELL_VARIANCE - 1)
@@ -61,10 +60,7 @@ class DiscreteGaussian:
 
     @classmethod
     def at_least(cls, variance: Fraction) -> DiscreteGaussian:
-        """Return the distribution with the smallest available parameter s² that is >= `variance`.
-
-        `variance` must be above 0.
-        """
+        """Return the distribution with the smallest available parameter s² >= `variance`."""
         place_bits = 0
         while -(-variance // 4**place_bits) >= _MAX_CELL_VARIANCE:
             place_bits += 1
@@ -74,7 +70,7 @@ class DiscreteGaussian:
     def variance(self) -> int:
         """Return the parameter s².
 
-        If s >= 1, the true variance is below it by less than 1e-6 of it.
+        If s >= 1, the distribution's true variance is between (1 - 1e-6) s² and s².
         """
         return self.cell_variance << (2 * self.place_bits)
 
@@ -84,15 +80,15 @@ class DiscreteGaussian:
         return values
 
     def add_to(self, values: Signed, entropy: Entropy) -> None:
-        """Add an independent draw to every value, in place. Integers of 32 bits wrap around."""
+        """Add an independent draw to each entry of `values`. Integers of 32 bits wrap around."""
         redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
         if len(redo):
-            more = np.zeros(len(redo), values.dtype)  # one kind of integers: compiled once
+            more = np.zeros(len(redo), values.dtype)  # the same type, so that numba compiles once
             self.add_to(more, entropy)
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws if there are no place bits. Returns the indices of the rejected draws."""
+        """Add draws to `values`, if `place_bits` is 0. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -112,7 +108,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws if there are place bits. Returns the indices of the rejected draws."""
+        """Add draws to `values`, if `place_bits` > 0. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -126,7 +122,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Write draws to `out`, and their words to `words`. Returns the rejected indices."""
+        """Write draws to `out` and their random words to `words`. Returns the rejected indices."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), out):
             for i in np.flatnonzero(out == _UNDECIDED):
@@ -141,7 +137,7 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell of a uniform real whose first 63 bits, `prefix`, do not decide it."""
+        """Return the cell for a uniform real whose first 63 bits, `prefix`, do not decide."""
         bits = _PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -153,8 +149,8 @@ class DiscreteGaussian:
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
         """Return True with probability e^-loss, loss = place · (2 · magnitude - place) / 2s².
 
-        place is given by the low bits of `magnitude`. A uniform real, which starts with the low
-        bits of `place_word` and continues with bits from `entropy`, is compared with 1 - e^-loss.
+        place is the number in the low bits of `magnitude`. The uniform real that decides begins
+        with the low bits of `place_word`, and continues with bits from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -175,10 +171,10 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return the cells' thresholds ⌊2^63 · Pr[Y <= y]⌋ with an end mark, and a guide.
+    """Return the thresholds ⌊2^63 · Pr[Y <= y]⌋ of all cells y, with an end mark, and an index.
 
-    Y is the cell of `DiscreteGaussian`. The guide gives the first cell for the first 14 bits of a
-    word.
+    Y is the cell of a `DiscreteGaussian`. The index speeds up the search: it maps the first 14 bits
+    of a word to the first cell that is possible.
     """
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
@@ -196,12 +192,12 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    Y is the cell of `DiscreteGaussian`; the last y is one whose floor is 2^bits - 1. With q =
-    exp(-1 / 2 variance), the weights are q^(y²), each from the one before by q^(2y + 1). Factors
-    are at most 1 and products are rounded down, so that the error of a product, in units of the
-    last place, is at most the sum of its factors' errors, plus 1. What lies beyond the last weight
-    is at most that weight / (1 - q) <= weight · (2 variance + 1).
+    Y is the cell of a `DiscreteGaussian`. The last y is the first with a floor of 2^bits - 1.
     """
+    # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
+    # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
+    # product, in units of the last place, is at most the sum of its factors' errors, plus 1. All
+    # weights after the last sum to at most the last weight / (1 - q) <= weight · (2 variance + 1).
     places = bits + _GUARD_BITS
     ratio, most = _exp_minus(1, 2 * variance, places)
     ratio_error = most - ratio
@@ -249,16 +245,16 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell of every word to `out`, or a mark if it is undecided.
+    """Write the cell of each word to `out`, or a mark if the cell is undecided.
 
-    Returns the number of undecided words. A word is undecided if its first 63 bits equal a
-    threshold, since the true threshold continues after these bits.
+    A word is undecided if its first 63 bits equal a threshold, because the true threshold has more
+    bits. Returns the number of undecided words.
     """
     undecided = 0
     for i in range(len(words)):
         prefix = words[i] >> np.uint64(1)
         cell = int(guide[prefix >> np.uint64(_GUIDE_SHIFT)])
-        cell += int(thresholds[cell] <= prefix)  # without a branch: a coin's toss to predict
+        cell += int(thresholds[cell] <= prefix)  # no branch, which would often be mispredicted
         while thresholds[cell] <= prefix:
             cell += 1
         if cell > 0 and thresholds[cell - 1] == prefix:
@@ -285,7 +281,10 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add each word's signed cell to its value. Lists undecided words and minus zeros instead."""
+    """Add each word's signed cell to its value, except for undecided words and minus zeros.
+
+    The indices of these are written to `listed`, and their number is returned.
+    """
     count = 0
     first = thresholds[0]
     for i in range(len(values)):
@@ -336,10 +335,10 @@ def _places(
     out: Int64s,
     verdicts: Uint8s,
 ) -> None:
-    """Turn the cells in `out` into signed draws, each with a verdict: kept, again or unsure.
+    """Turn the cells in `out` into signed draws. Write each draw's verdict: kept, again or unsure.
 
-    A draw is rejected if its uniform real is below 1 - e^-loss (see `_decide_kept`), which lies
-    between loss - loss²/2 and loss. Few draws lie between these two and are unsure.
+    A draw is rejected ("again") if its uniform real is below 1 - e^-loss (see `_decide_kept`). That
+    number lies between loss - loss²/2 and loss. The few draws between these two are unsure.
     """
     bits = _PLACE_WORD_BITS - place_bits
     unit, width = 2.0**-bits, 2.0**-place_bits

@@ -1,9 +1,8 @@
-"""Draws from distributions with real-valued probabilities, without additive error.
+"""Exact draws from distributions whose probabilities are real numbers.
 
-A uniform real is read from the keystream 64 bits at a time and compared with the cumulative
-probabilities, rounded down to the same number of bits. If the bits so far do not decide, both sides
-get 64 more. A probability such as e^eps / (1 + e^eps) is neither a floating-point number nor a
-fraction, so the comparison ends with probability one, and the distribution is the stated one.
+A probability such as e^eps / (1 + e^eps) is neither a floating-point number nor a fraction. So a
+draw compares a uniform real with the cumulative probabilities, 64 bits at a time. If these bits are
+equal, 64 more bits of both are compared. The comparison ends with probability one.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ T = TypeVar("T")
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    Every F_i is a monotone function of e^x, with x a float. `floors` returns every F_i but the
-    last, rounded down to a number of bits, for a fraction in place of e^x.
+    Each F_i is a monotone function of e^x, for a float x. `floors(e, bits)` returns floor(2^bits
+    F_i) for all i but the last, with the fraction e in place of e^x.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:
@@ -55,7 +54,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return a draw that its first word, `prefix`, does not decide, by reading more bits."""
+        """Return a draw that its first word, `prefix`, does not decide. Reads more random bits."""
         bits = _WORD
         while True:
             bits += _WORD
@@ -68,7 +67,7 @@ class ExactDraw:
 
 @lru_cache(maxsize=64)
 def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
-    """Return two fractions around e^x, x != 0, that differ by less than 2 * 10^(1 - digits) e^x."""
+    """Return two fractions around e^x that differ by less than 2 * 10^(1 - digits) e^x."""
     # Decimal's exp is correctly rounded: its error is at most half a unit of the last digit.
     context = Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
     middle = Fraction(Decimal(x).exp(context))
@@ -77,17 +76,18 @@ def exp_bounds(x: float, digits: int) -> tuple[Fraction, Fraction]:
 
 
 def at_least_zero(a: int, b: int, x: float) -> bool:
-    """Return True if a + b e^x >= 0. The comparison is exact."""
+    """Return True if a + b e^x >= 0, by an exact comparison."""
     return _settled(x, lambda e: a + b * e >= 0, 30)
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """Return `monotone(e^x)`, whose integers each rise or fall with the argument, exactly.
+    """Return `monotone(e^x)` exactly. Each integer in its result is a monotone function of e^x.
 
-    It is evaluated at both ends of an interval around e^x, with more and more digits (from
-    `digits`), until the results agree. They will, because e^x is transcendental for a float x != 0:
-    a fraction (a + b e^x)/(c + d e^x) times 2^bits is an integer only if it does not depend on x.
+    The function is evaluated at both ends of an interval around e^x. The interval is narrowed,
+    starting with `digits` digits, until both results are equal.
     """
+    # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
+    # + d e^x) times 2^bits is an integer only if it does not depend on x.
     while True:
         low, high = (monotone(end) for end in exp_bounds(x, digits))
         if low == high:

@@ -1,4 +1,4 @@
-"""SignDS: a client reveals in which direction some of its largest dimensions moved."""
+"""SignDS: a client reveals some of its largest dimensions, and the direction of their change."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """Sizes of a selection, and their distribution, for one number of dimensions.
+    """The sizes of a selection and their distribution, for updates of one number of dimensions.
 
-    They follow from public settings: nothing in the plan is private.
+    All of it follows from public settings.
     """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
@@ -42,9 +42,10 @@ class SelectionPlan:
 
 @dataclass(init=False, eq=False)
 class Selection:
-    """A client's selected dimensions and their sign. These fields may be sent.
+    """A client's selected dimensions and their sign, which may be sent.
 
-    The attribute `magnitude` is private. Only a perturbed bit of it may be sent, at its own cost.
+    The attribute `magnitude` is private. Only a perturbed bit about it may be sent, at its own
+    cost.
     """
 
     indices: Int64s
@@ -57,9 +58,10 @@ class Selection:
 
 
 class Told(NamedTuple):
-    """Log probability of a selection given an update, and the update's magnitude.
+    """The log probability of a selection, given an update, and the update's magnitude.
 
-    The magnitude is the mean absolute value of the top-k set in the selection's direction.
+    The magnitude is the mean absolute value of the entries in the top-k set for the selection's
+    sign.
     """
 
     log_probability: float
@@ -69,26 +71,24 @@ class Told(NamedTuple):
 class SignDS:
     """Selects h dimensions of an update, most of them among its largest in a random direction.
 
-    Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S holds the topk = floor(k *
-    d) of d dimensions (at least 1) with the largest sign * update; of equal values those with the
-    lowest indices. `indices`, in ascending order, is a set J of h dimensions with
+    Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S consists of the topk =
+    floor(k * d) of d dimensions (at least 1) with the largest sign * update. Ties are broken in
+    favour of low indices. `indices`, in ascending order, is a set J of h dimensions with
 
-        Pr[J | sign] = exp(eps * 1[|J & S| >= threshold]) / sum over all J' of the same:
+        Pr[J | sign] proportional to exp(eps * 1[|J & S| >= threshold]).
 
-    v = |J & S| is drawn from its exact distribution, then v dimensions of S and h - v others
-    uniformly. The attribute `magnitude`, which is not protected, is the mean absolute value of S.
+    So a set J that reaches the threshold is e^eps times as likely as one that does not. The
+    attribute `magnitude`, the mean absolute value of S, is not protected.
 
-    Privacy of (indices, sign): eps per update at delta = 0, if the update is replaced. The sign
-    ignores the update; given the sign, an update decides only S, every S has the same denominator
-    because |S| is fixed, and the numerators of two sets differ by the factor e^eps at most.
+    Privacy of (indices, sign): eps per update at delta = 0, if the update is replaced.
 
-    Source: 000, "dimension selection based on the exponential mechanism".
+    Without `dim_out`, h is the largest number for which the best threshold gives an expected share
+    E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
+    `FedveilWarning` says what to expect. `thr_ratio` = 1 cannot be reached with a finite eps.
+    Planning takes milliseconds for hundreds of selected dimensions, and grows with the square of h.
 
-    Without `dim_out`, h is the largest number whose best threshold has an expected share E[v]/h of
-    at least `thr_ratio`. If even h = 1 has less, h is 1 and a `FedveilWarning` says what to expect.
-    `thr_ratio` = 1 asks for certainty, which no finite eps gives. Planning works with whole numbers
-    of some h log2(d) bits: it takes milliseconds for hundreds of dimensions, and grows with the
-    square of h.
+    Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
+    mechanism".
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -99,6 +99,13 @@ class SignDS:
         >>> len(selection.indices), selection.sign in (-1, 1)
         (4, True)
     """
+
+    # Why it is private: the sign does not depend on the update. Given the sign, the update decides
+    # only S. All S have the same size, so the normalising constant is the same for all of them, and
+    # the probabilities of J under two sets differ by at most the factor e^eps.
+    #
+    # J is drawn in two steps: v = |J & S| from its exact distribution (`InlierLaw`), then v
+    # dimensions of S and h - v others, uniformly.
 
     def __init__(
         self, k: float = 0.01, eps: float = 100.0, thr_ratio: float = 0.6, dim_out: int = 0
@@ -111,17 +118,14 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the sizes and the distribution for updates of `dim` dimensions.
-
-        Cached per `dim`.
-        """
+        """Return the sizes and the distribution for updates of `dim` dimensions. Cached."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
         return self._plans[dim]
 
     def select(self, update: npt.ArrayLike, entropy: Entropy) -> Selection:
-        """Return a selection of `update`'s dimensions. See the class for its distribution.
+        """Return a random selection of dimensions of `update`, with the distribution of this class.
 
         `update` is a float32 or float64 vector without NaN or infinity.
         """
@@ -138,7 +142,10 @@ class SignDS:
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """Return ln Pr[indices, sign | update], and the mean magnitude of the sign's top-k set."""
+        """Return ln Pr[indices, sign | update], and a mean magnitude.
+
+        It is the mean over the `topk` entries that are largest in the direction `sign`.
+        """
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)
@@ -146,18 +153,18 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return ln Pr[indices, sign] of a selection that reaches the threshold.
+        """Return ln Pr[indices, sign] of any selection that reaches the threshold.
 
-        All selections that do are equally likely, and likelier than any other. `dim` is the number
+        All of these are equally likely, and likelier than any other selection. `dim` is the number
         of dimensions.
         """
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return, as a function of eps, the probability that a selection reaches the threshold.
+        """Return a function from eps to the probability that a selection reaches the threshold.
 
-        `dim` is the number of dimensions. The sizes stay those of this object.
+        `dim` is the number of dimensions. Sizes and threshold are those of this object for any eps.
         """
         return self.plan(dim).law.chance_of_favoured
 
@@ -188,8 +195,8 @@ class SignDS:
 def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
     """Return a uniform random subset of 0..size-1 with `count` members, in ascending order.
 
-    It consists of the first `count` distinct values of a sequence of independent uniform ones. If
-    `count` is more than half of `size`, the complement is drawn instead.
+    Random numbers are drawn until `count` of them are distinct. For more than half of `size`, the
+    complement is drawn instead.
     """
     if 2 * count > size:
         kept = np.ones(size, np.bool_)

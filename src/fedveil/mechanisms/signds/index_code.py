@@ -1,16 +1,16 @@
-"""A code for sets of whole numbers that comes within a few percent of their entropy.
+"""A code for sets of whole numbers that is only a few percent longer than their entropy.
 
 A set of h of the numbers 0..d-1 has an entropy of log2 C(d, h) bits. Each number is split into its
-lowest bits, which are sent unchanged, and the number of its bucket. There are 8 to 16 buckets for
-each member (for dense sets a bucket for each number). A row of marks encodes the gaps between the
-members' buckets. An arithmetic coder writes it with the exact probability of the next mark, members
-left / marks left, so that it takes log2 C(marks, h) bits whatever the set.
+lowest bits, which are sent unchanged, and the number of its bucket. There are 8 to 16 buckets per
+member (for dense sets, a bucket for each number). A row of marks encodes the gaps between the
+members' buckets. An arithmetic coder writes the marks with the exact probability that the next mark
+is a member, members left / marks left. So it takes log2 C(marks, h) bits for every set.
 
     code := lowest bits of all members, in order, zero bits up to a whole byte
             arithmetic code of the marks, without zero bytes at its end
 
-Every set has one code, and decoding refuses any other bytes. d and h are not in the code: both
-sides know them. Its length is at most 1.1 log2 C(d, h) / 8 + 4 bytes.
+Every set has exactly one code, and other bytes are refused. d and h are not in the code, because
+both sides know them. The code has at most 1.1 log2 C(d, h) / 8 + 4 bytes.
 """
 
 from __future__ import annotations
@@ -51,13 +51,16 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
 
 
 def longest_code(dim: int, count: int) -> int:
-    """Return an upper bound on the bytes of a code of `count` numbers: two bits per mark."""
+    """Return an upper bound on the length in bytes of a code of `count` numbers."""
     low_bits, marks = _layout(dim, count)
     return _low_size(low_bits, count) + marks // 4 + 64
 
 
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
-    """Return the numbers in an untrusted `code`. Its bytes decide neither time nor memory."""
+    """Decode an untrusted `code` to `count` numbers in 0..dim-1.
+
+    Time and memory depend only on `dim` and `count`, not on the code's content.
+    """
     dim = integer("dim", dim, 1)
     count = integer("count", count, 0, dim)
     low_bits, marks = _layout(dim, count)
@@ -80,11 +83,11 @@ def _is_set(members: Int64s, dim: int) -> bool:
 
 
 def _layout(dim: int, count: int) -> tuple[int, int]:
-    """Return the number of low bits that a code sends unchanged, and its number of marks.
+    """Return how many low bits of each number are sent unchanged, and the number of marks.
 
-    Marks encode the rest of the `count` numbers. With low bits, several numbers may share a bucket,
-    and a mark is a number or the end of a bucket. Without them, a mark is set if its number is in
-    the set.
+    If there are low bits, several numbers may share a bucket, and a mark is either a number or the
+    end of a bucket. Otherwise there is a mark for each number from 0 to dim - 1, which is set if
+    the number is in the set.
     """
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
@@ -117,10 +120,10 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode a row of `marks`, of which those at `places` are set. Returns the bytes written.
+    """Encode a row of `marks` marks, of which those at `places` are set. Returns the bytes written.
 
-    The interval's width is at least 2^24 before each mark and is split in proportion to the
-    probabilities, so rounding costs almost nothing. Certain marks cost nothing.
+    The coder's interval has a width of at least 2^24 before each mark, so rounding costs almost
+    nothing. A mark that is certain takes no bits.
     """
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
@@ -143,7 +146,7 @@ def _write(places: Any, marks: int, out: Uint8s) -> int:
             size += 1
             low = (low << 8) & _WINDOW
             width <<= 8
-    last = (low + _RENORMALISE - 1) >> 24  # the least inside that one byte tells
+    last = (low + _RENORMALISE - 1) >> 24  # the least that one byte encodes
     if last > 0xFF:
         _carry(out, size)
     out[size] = last & 0xFF

@@ -1,13 +1,13 @@
-"""Distribution of the number of selected dimensions in the top-k set, and its best threshold.
+"""The number v of selected dimensions that are in the top-k set: its distribution and threshold.
 
-Notation: `topk` of `dim` dimensions are in the top-k set, h are selected, and v of them are in
-the set. The exponential mechanism with the utility 1[v >= t] gives a selection J the probability
+Notation: `topk` of `dim` dimensions are in the top-k set, h are selected, and v of these are in the
+set. The exponential mechanism with the utility 1[v >= t] gives a selection J the probability
 
     Pr[J] proportional to exp(eps * 1[v >= t]),   so that
     Pr[v] proportional to C(topk, v) C(dim - topk, h - v) exp(eps * 1[v >= t]).
 
-The weights are integers times 1 or e^eps. Everything that must be exact is computed from them.
-The search runs in floating-point log space and uses the exact weights only if that is undecided.
+The weights are integers times 1 or e^eps. All exact results are computed from these integers. The
+search for a threshold uses floating-point logarithms, and the integers only if these do not decide.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fedveil.entropy import Entropy
 from fedveil.mechanisms.exact.real_probabilities import ExactDraw, at_least_zero, exp_bounds
 
 _FLOAT_DIGITS = 60
-#: The largest power of e that is a float, nearly.
+#: Nearly the largest x for which e^x is a float.
 _MOST_EXPONENT = 700.0
 
 
 class InlierLaw:
     """Exact distribution of v, the number of selected dimensions that are in the top-k set.
 
-    The top-k set has `topk` of `dim` dimensions, and h = `dim_out` are selected. A selection with v
+    The top-k set has `topk` of `dim` dimensions, and `dim_out` = h are selected. A selection with v
     >= threshold is e^eps times as likely as any other.
     """
 
@@ -44,9 +44,10 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible number v of top-k dimensions among the h selected, with its weight.
+        """Yield each possible v with its weight C(topk, v) C(dim - topk, h - v).
 
-        The weight C(topk, v) C(dim - topk, h - v) is the number of selections with that v.
+        v is the number of selected dimensions in the top-k set. Its weight is the number of
+        selections with this v.
         """
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
@@ -59,7 +60,7 @@ class InlierLaw:
 
     @cached_property
     def sampler(self) -> ExactDraw:
-        """Return a sampler of v less its smallest possible value.
+        """Return a sampler of v minus the smallest possible v.
 
         v is the number of selected dimensions in the top-k set.
         """
@@ -70,9 +71,9 @@ class InlierLaw:
         return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
-        """Return floor(2^bits * Pr[V <= v]) for each possible value v of V but the last.
+        """Return floor(2^bits * Pr[V <= v]) for all possible v but the largest.
 
-        V is the number of selected dimensions in the top-k set. `e` is e^eps.
+        `e` stands for e^eps. V is the random number of selected dimensions in the top-k set.
         """
         floors, below, above = [], 0, 0
         total = self._below * e.denominator + self._above * e.numerator
@@ -85,10 +86,7 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Return Pr[v] for v = 0..h, each rounded once.
-
-        v is the number of the h selected dimensions that are in the top-k set.
-        """
+        """Return the probabilities of v = 0..h selected dimensions in the top-k set."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -97,15 +95,12 @@ class InlierLaw:
         return out
 
     def log_probability(self, v: int) -> float:
-        """Return ln of the probability of one selection with v dimensions in the top-k set."""
+        """Return ln of the probability of one selection that has v dimensions in the top-k set."""
         total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability, at another eps, that a selection reaches the threshold.
-
-        Sizes and threshold stay the same.
-        """
+        """Return the probability that a selection reaches the same threshold at another eps."""
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps
@@ -119,17 +114,14 @@ class InlierLaw:
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Return True if the expected number of selected dimensions in the top-k set is at least x.
-
-        The comparison is exact.
-        """
+        """Return True if on average at least x of the selected dimensions are in the top-k set."""
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
     def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
-        """Return the sums of (v - x) * weight over v below the threshold, and over the other v.
+        """Return two sums of (v - x) * weight: over v below the threshold, and over all other v.
 
-        v and its weight are those that `_weights` yields.
+        v and its weight are as in `_weights`.
         """
         below = sum(v * w for v, w in self._weights() if v < self._threshold)
         above = sum(v * w for v, w in self._weights() if v >= self._threshold)
@@ -139,8 +131,8 @@ class InlierLaw:
 class ThresholdSearch:
     """Finds the best threshold for a selection of h dimensions, and the largest acceptable h.
 
-    The best threshold maximises E[v], where v is the number of selected dimensions in the top-k
-    set: `topk` of `dim` dimensions. Selections with v >= threshold are e^eps times as likely as
+    The best threshold maximises E[v], where v is the number of selected dimensions in the top-k set
+    (`topk` of `dim` dimensions). Selections with v >= threshold are e^eps times as likely as
     others.
     """
 
@@ -149,14 +141,15 @@ class ThresholdSearch:
         self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
-        """Return the threshold in 1..h with the largest E[v]; the smallest of equally good ones.
+        """Return the threshold in 1..h with the largest E[v].
 
-        v is the number of the h = `dim_out` selected dimensions that are in the top-k set. The
-        maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
-        raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
-        thresholds tie, and m is an integer, only if v is certain: otherwise E[v] depends on e^eps,
-        which is transcendental.
+        If several are equally good, returns the smallest. h = `dim_out` is the number of selected
+        dimensions, and v how many of them are in the top-k set.
         """
+        # The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
+        # raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
+        # thresholds are equally good, and m is an integer, only if v is certain. Otherwise E[v]
+        # depends on e^eps, which is transcendental.
         mean, slack = self._best_mean(dim_out)
         if slack == 0:  # v is certain
             return 1
@@ -178,15 +171,15 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest h whose best threshold gives an expected share E[v] / h >= `ratio`.
+        """Return the largest h for which the best threshold gives a share E[v] / h >= `ratio`.
 
         h is the number of selected dimensions, and v how many of them are in the top-k set. Returns
-        0 if there is no such h. The best share never rises with h, so the search doubles h and then
-        bisects. Proof: drop a random dimension from the best selection of h + 1. The share stays,
-        and the probability of a selection becomes a mean of two of its values. Such a selection of
-        h favours no v by more than e^eps, and of all of those the best threshold has the largest
-        E[v].
+        0 if there is no such h.
         """
+        # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
+        # random dimension from the best selection of h + 1. The share stays, and the probability of
+        # a selection becomes a mean of two of its values. Such a selection of h favours no v by
+        # more than e^eps, and of all of those the best threshold has the largest E[v].
         if self._topk >= Fraction(ratio) * self._dim:
             return self._dim  # even all dimensions contain that many of the top-k set
         good, bad = 0, 1
@@ -204,12 +197,13 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return the largest E[v] over all thresholds, and a bound on its error: 0 if v is certain.
+        """Return the largest E[v] over all thresholds, and a bound on its error.
 
-        v is the number of the h selected dimensions in the top-k set. E[v] is computed in O(h) for
-        every threshold that splits the possible v in two, by sums from both ends in log space. A
-        threshold that splits nothing favours nothing, and has a smaller E[v].
+        v is the number of the h selected dimensions in the top-k set. The bound is 0 if v is
+        certain.
         """
+        # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
+        # both ends in log space. All other thresholds give a smaller E[v].
         if h >= len(self._log_v):
             self._tabulate(2 * h)
         least, most = max(0, h - (self._dim - self._topk)), min(h, self._topk)

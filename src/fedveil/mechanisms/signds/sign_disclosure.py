@@ -1,4 +1,4 @@
-"""Information that one SignDS report reveals about the sign of one weight's change."""
+"""How much one SignDS report reveals about the sign of one weight's change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedveil.mechanisms.signds.dimension_selection import SelectionPlan
 
 
 class SignTold(NamedTuple):
-    """Information that one SignDS report reveals about the sign of one weight's change.
+    """The information in one SignDS report about the sign of one weight's change.
 
-    The attacker knows nothing about the other weights. `selected` is the probability that the
-    change has the report's sign if the report selects the weight, and `passed` if it does not.
-    `log_ratio` is the largest log likelihood ratio of the two signs that a report gives, and
-    `worst` that for an attacker who knows all other changes.
+    `selected` is the probability that the change has the report's sign, if the report selects the
+    weight, and `passed` if it does not. Both are for an attacker who knows nothing about the other
+    weights. `log_ratio` is this attacker's largest log likelihood ratio between the two signs.
+    `worst` is the largest one for an attacker who knows all other changes.
     """
 
     selected: float
@@ -27,21 +27,20 @@ class SignTold(NamedTuple):
 def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     """Return what a report of `SignDS` with this plan reveals about the sign of a weight's change.
 
-    Before the report both signs are equally likely. Assumptions: changes are exchangeable and not
-    0, both signs are equally likely for every size, and the top-k set lies within the changes of
-    the report's sign. The last holds if there are at least topk of them: about half of the d =
-    `dim` changes have that sign.
-
-    Let v of the h selected dimensions be in the top-k set. Let R = E[v] / h and t = topk. A weight
-    outside the set is selected with probability o = (h - E[v]) / (d - t). Then
-
-        Pr[selected | the report's sign]  = 2 E[v] / d + (1 - 2 t / d) o
-        Pr[selected | the other sign]     = o
-        Pr[the report's sign | selected]  = R + (1 - R) (d / 2 - t) / (d - t)
-
-    An attacker who knows all other changes may know that this weight decides whether the threshold
-    is reached. The ratio is then the full e^eps.
+    Before the report, both signs are equally likely. Assumptions: the changes of all `dim` weights
+    are exchangeable and not 0, both signs are equally likely for every size, and all changes in the
+    top-k set have the report's sign. The last one holds if at least topk changes have that sign.
+    About half of all changes do.
     """
+    # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
+    # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then
+    #
+    #     Pr[selected | the report's sign]  = 2 E[v] / d + (1 - 2 t / d) o
+    #     Pr[selected | the other sign]     = o
+    #     Pr[the report's sign | selected]  = R + (1 - R) (d / 2 - t) / (d - t)
+    #
+    # An attacker who knows all other changes may know that this weight decides whether the
+    # threshold is reached. The ratio is then the full e^eps.
     topk, size, ratio = plan.topk, plan.dim_out, plan.expected_ratio
     if 2 * topk > dim:
         raise InvalidValue(

@@ -1,4 +1,7 @@
-"""MagRR: estimates the size of the clients' updates from one perturbed bit each.
+"""MagRR: estimates the size of the clients' updates from one perturbed bit of each client.
+
+A client's bit says whether r, the size of its own update, is below a bound. B is the majority of
+the bits.
 
 phase    a client's bit is 1 if   majority B = 0         majority B = 1
 growth   r < 2 * estimate         estimate *= growth     phase becomes shrink
@@ -28,14 +31,16 @@ _REGROW_ROUNDS = 5
 
 
 class MagnitudeEstimator:
-    """The server's estimate of the clients' magnitude, moved by the majority B of their bits.
+    """The server's estimate of the size of the clients' updates, from one reported bit of each.
 
-    It is deterministic: randomised response has already protected each client's bit. In the phase
-    `growth`, B = 0 multiplies the estimate by `growth` and B = 1 ends the phase. In the phase
-    `shrink`, B = 0 changes nothing and B = 1 halves the estimate. As in the source, the first phase
-    never returns, so the estimate cannot rise a second time, however large the magnitudes become.
-    With `regrow`, five rounds of B = 0 in a row bring it back. The state is `estimate`, `phase` and
-    `zeros` (rounds of B = 0 in a row while shrinking). Source: 000, "MagRR".
+    B is the majority of a round's bits. In the phase `growth`, B = 0 multiplies the estimate by
+    `growth`, and B = 1 ends the phase. In the phase `shrink`, B = 0 changes nothing, and B = 1
+    halves the estimate. As in the source, the phase `growth` never returns, so the estimate cannot
+    grow again. With `regrow`, the phase returns after five rounds of B = 0 in a row. The state
+    consists of `estimate`, `phase` and `zeros`, the number of such rounds. The clients' bits are
+    already protected by randomised response.
+
+    Source: MindSpore Federated's document on SignDS, "MagRR".
 
         >>> from fedveil.mechanisms import MagnitudeEstimator
         >>> server = MagnitudeEstimator(initial=0.25, growth=3.0)
@@ -62,7 +67,7 @@ class MagnitudeEstimator:
         self.zeros = integer("zeros", zeros, 0)
 
     def bit(self, magnitude: float) -> int:
-        """Return a client's bit before its perturbation: 1 if `magnitude` is below the bound.
+        """Return a client's bit, not yet perturbed: 1 if `magnitude` is below the bound.
 
         The bound is the estimate, or twice the estimate in the phase `growth`.
         """
@@ -71,14 +76,14 @@ class MagnitudeEstimator:
         return int(magnitude < (2 if self.phase == "growth" else 1) * self.estimate)
 
     def update(self, reported_bits: npt.ArrayLike, eps: float) -> None:
-        """Move the estimate by one round's bits, reported by randomised response at `eps`."""
+        """Update the estimate from one round's bits, after randomised response at `eps`."""
         bits = np.asarray(reported_bits)
         if not np.isin(bits, (0, 1)).all():
             raise InvalidValue("reported_bits holds other values than 0 and 1")
         self.update_counts(int(np.count_nonzero(bits)), bits.size, eps)
 
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
-        """Move the estimate by one round in which `ones` of `reporters` reported bits were 1.
+        """Update the estimate from one round in which `ones` of `reporters` bits were 1.
 
         `eps` is that of the bits' randomised response. Without bits nothing changes.
         """
@@ -102,14 +107,13 @@ class MagnitudeEstimator:
 
     @staticmethod
     def enough(reporters: int, participants: int) -> bool:
-        """Return True if `reporters`, who sent a bit, are at least 5% of the participants."""
+        """Return True if the `reporters` that sent a bit are at least 5% of `participants`."""
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """Return the step of a selected dimension, before the mean over the participants is taken.
+        """Return the source's lr_global: 2 * estimate * participants.
 
-        It is 2 * estimate * participants, the source's lr_global, or `sign_global_lr` if
-        `reporters`, who sent a bit, are fewer than 5% of the participants.
+        If fewer than 5% of the participants sent a bit, return `sign_global_lr` instead.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

@@ -1,12 +1,13 @@
-"""Finds the largest entries of a vector without listing them.
+"""Finds the largest entries of a vector, without sorting it.
 
-A radix select finds the smallest value in the set. The bits of a float, with the lower bits of
-negative ones inverted, order as integers like the floats do. Counting entries by 16 bits of that
-integer at a time finds the value in two passes for float32 and four for float64; all passes but the
-first only visit the few entries that share the bits so far. A last pass counts the set's entries in
-each short row of the vector. The set's r-th entry is then found by reading one row.
+A radix select finds the smallest of these entries. It maps each float to an integer, its key, such
+that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time. That
+takes two passes for float32 and four for float64. All passes but the first read only the few
+entries that agree with the result so far. A last pass counts the set's entries in each short row of
+the vector. Then the r-th entry of the set is found by reading one row.
 
-No arrangement of values makes it slow. Without numba, NumPy's partition finds the same value.
+The time does not depend on the order of the values. Without numba, NumPy's partition finds the same
+entry.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _ABOVE, _EQUAL, _BELOW = 1, 0, -1
 class TopSet:
     """The set of the `size` entries of a vector with the largest values of `sign * value`.
 
-    Of several entries equal to the smallest value in the set, those with the lowest indices belong
-    to it. -0.0 and 0.0 are equal. NaN and infinity are refused.
+    If several entries equal the smallest value in the set, those with the lowest indices belong to
+    it. -0.0 and 0.0 are equal. NaN and infinity are refused.
 
-    Members have ranks 0, 1, ...: first those above the smallest value in the set, then those equal
-    to it, each in the order of their indices. The entries outside the set have ranks too: first
-    those below that value, then those equal to it.
+    Members have ranks 0, 1, ...: first all entries above the smallest value in the set, then those
+    equal to it, each in the order of their indices. The entries outside the set have ranks too:
+    first all entries below that value, then those equal to it.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
@@ -61,11 +62,11 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the members of the set that have these ranks, in order."""
+        """Return the indices of the members with these ranks, in order."""
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the entries outside the set that have these ranks, in order."""
+        """Return the indices of the entries outside the set with these ranks, in order."""
         return self._indices(_BELOW, ranks, self._equal_members)
 
     def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
@@ -81,7 +82,7 @@ class TopSet:
 
 
 def flat_vector(update: Any) -> Vector:
-    """Return `update` as a contiguous, non-empty float32 or float64 vector. Checks no values."""
+    """Return `update` as a contiguous float32 or float64 vector. Its values are not checked."""
     array = np.asarray(update)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
@@ -95,7 +96,7 @@ def flat_vector(update: Any) -> Vector:
 
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
-    """Return the smallest `sign * value` among the `size` largest, in the vector's type."""
+    """Return the smallest of the `size` largest values of `sign * value`, in the vector's type."""
     if not HAVE_NUMBA:
         values = finite_vector("update", vector) * vector.dtype.type(sign)
         return np.partition(values, -size)[-size]
@@ -130,12 +131,12 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many 16-bit digits at either end of the range mean NaN or infinity."""
+    """Return how many digits (16 bits) at each end of the range stand for NaN or infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
 def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
-    """Return the float with this key (see `_key`), given as a signed or an unsigned number."""
+    """Return the float that has this key (see `_key`). The key may be signed or unsigned."""
     width = 8 * dtype.itemsize
     magnitude = (1 << (width - 1)) - 1
     key &= 2 * magnitude + 1
@@ -145,12 +146,13 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return the key of a float: an integer that orders like floats, in reverse if flipped.
+    """Return the key of a float: an integer.
 
-    `bits` are the float's bits as an integer. `magnitude` masks all of them but the sign. The key
-    of -0.0 precedes that of 0.0, although the floats are equal. This is harmless: keys only serve
-    to find the smallest member, and the later passes compare floats.
+    Keys are ordered as floats are, or in reverse if flipped. `bits` are the float's bits as an
+    integer. `magnitude` masks all bits but the sign.
     """
+    # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
+    # only serve to find the smallest member, and the later passes compare floats.
     wide = np.int64(bits) ^ flip
     return wide ^ ((wide >> 63) & magnitude)
 
@@ -159,10 +161,10 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Return the digit of the `size`-th largest entry, and counts of entries.
+    """Return the digit of the `size`-th largest entry, and three counts of entries.
 
-    A digit is 16 bits of an entry's key, from bit `shift` on. The counts are those of entries with
-    a larger digit, with that digit, and with one of the `special` smallest or largest digits.
+    A digit is 16 bits of an entry's key, starting at bit `shift`. The counts are of entries with a
+    larger digit, with the same digit, and with one of the `special` smallest or largest digits.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -197,7 +199,7 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the entries with this digit (see `_boundary`), which are rare, to `out`."""
+    """Copy the entries with this digit (see `_boundary`) to `out`. Only few entries have it."""
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]
@@ -230,11 +232,11 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count the entries of each row whose `sign * value` is above `least`, and those equal to it.
+    """Count each row's entries whose `sign * value` is above `least`, and those equal to `least`.
 
-    Also adds up the magnitudes of the entries above, in one lane for each place in a row, so that
-    the compiled and the NumPy form add in equal order. A sum is infinite if it exceeds the largest
-    float.
+    Also adds up the magnitudes of the entries above `least`, with a partial sum in `lanes` for each
+    position in a row. So the compiled and the NumPy version add in the same order. A sum above the
+    largest float is infinite.
     """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]
@@ -260,10 +262,10 @@ def _locate_numpy(
 def _locate(
     vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
-    """Write the indices of the entries of one kind that have these ascending ranks to `out`.
+    """Write the indices of the entries of one kind that have the given ascending `ranks` to `out`.
 
-    `kind` says how `sign * value` compares with `least`: 1 above, 0 equal, -1 below. `before[row]`
-    is the number of such entries in earlier rows.
+    `kind` is 1, 0 or -1 for entries whose `sign * value` is above, equal to or below `least`.
+    `before[row]` is the number of such entries in earlier rows.
     """
     row = -1
     at = seen = 0

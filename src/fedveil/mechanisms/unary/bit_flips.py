@@ -1,14 +1,14 @@
-"""Draws the sum S of a perturbed one-hot code's states from its flipped bits.
+"""Draws the sum S of the states whose bits are 1 in a perturbed one-hot code, from flipped bits.
 
-Every bit of a code except the parameter's own is 1 with probability q, that is, flipped. In rr the
-own bit is flipped with probability q too; in oue it is a fair coin. All are independent. So the
-sampler jumps from one flipped bit to the next through the codes of a vector, laid end to end:
+Each bit of a code is flipped with probability q, independently. In oue the bit of the parameter's
+own state is a fair coin instead. The sampler treats the codes of a vector as one row of bits, and
+jumps from each flipped bit to the next:
 
     Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
-The state of a flipped bit is added to S. In rr a flip of the own bit subtracts the own state; in
-oue it has no effect. This needs one small table for any number of states, and one draw for each
-flipped bit. It is fast if bits rarely flip.
+A flip adds the bit's state to S. A flip of the own bit subtracts the own state in rr, and has no
+effect in oue. The method needs one small table for any number of states, and one draw for each
+flipped bit. So it is fast if bits are rarely flipped.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 class LyingBits:
     """Draws S, the sum of the states whose bits are 1 in a perturbed one-hot code.
 
-    Each bit of the code stands for a state, a whole number from -cells to cells. A 1 stays with
-    probability p, which is 1 - q (rr) or 1/2 (oue), and a 0 becomes 1 with probability q. The draw
-    jumps from one flipped bit to the next.
+    Each bit of the code stands for a state, a whole number from -cells to cells. A 1 stays 1 with
+    probability p, which is 1 - q (rr) or 1/2 (oue). A 0 becomes 1 with probability q.
     """
 
     def __init__(self, p: Fraction, q: Fraction, cells: int) -> None:
@@ -53,10 +52,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite each of `sums` with a draw of S for the parameter's perturbed code.
-
-        `states` are the parameters' true states.
-        """
+        """Overwrite each entry of `sums` with a drawn sum, given the parameter's true state."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -72,10 +68,10 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return the distribution, as one row, of the number of bits before the next flipped bit.
+    """Return the distribution of the number of bits before the next flipped bit, as one row.
 
-    The last entry is the probability of `_LONGEST_GAP` or more. The relative error is at most
-    2^-43: one rounding per factor.
+    The last entry is the probability of `_LONGEST_GAP` or more. Its relative error is at most
+    2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -83,7 +79,7 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return the distribution of `gap_law` as exact integer weights."""
+    """Return the distribution that `gap_law` approximates, as exact integer weights."""
     lie, both = q.as_integer_ratio()
     true = both - lie
     law = [true**gap * lie * both ** (_LONGEST_GAP - 1 - gap) for gap in range(_LONGEST_GAP)]
@@ -96,7 +92,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """Overwrite each sum with the parameter's state if the lowest bit of its coin is 1, else 0."""
+    """Set each sum to the parameter's state if the lowest bit of its coin is 1, otherwise to 0."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -115,10 +111,10 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add the state of every flipped bit to its parameter's sum. Returns the next position.
+    """Add the states of all flipped bits to their parameters' sums. Returns the next position.
 
-    `gaps` are the numbers of bits before each flip, and `place` is the position of the first gap. A
-    flip of the bit of a parameter's true state adds `own` times that state.
+    `gaps` are the numbers of unflipped bits before each flip. `place` is the position of the first
+    bit. A flip of the bit of a parameter's own state adds `own` times that state.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -135,7 +131,11 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write the positions of the bits flipped after these gaps. Returns count and position."""
+    """Write the positions of the flipped bits to `places`.
+
+    Returns their number and the next position. `gaps` are the numbers of unflipped bits before each
+    flip, starting at position `place`.
+    """
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -148,7 +148,10 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write parameter and state of these bits, by floating point, which is exact up to 2^50."""
+    """Write the parameter and the state of the bit at each of `places`.
+
+    The floating-point division is exact for positions up to 2^50.
+    """
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

@@ -1,8 +1,9 @@
-"""Perturbed one-hot codes as packed bits.
+"""Perturbed one-hot codes, packed as bits.
 
-Bit `i * states + k` of the packed codes is bit k of parameter i's code (state k - cells), lowest
-bit of a byte first. A single 1 follows the last bit, and zeros fill the last byte. So the length
-can be read from the bytes, and every set of codes has exactly one packing.
+Bit `i * states + k` of the packed codes is bit k of parameter i's code, which stands for the state
+k - cells. The lowest bit of a byte comes first. A single 1 follows the last bit, and zeros fill the
+last byte. So the number of bits can be read from the bytes, and codes can be packed in only one
+way.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from fedveil.mechanisms.unary.rounding import States
 
 
 def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
-    """Return packed one-hot codes of parameters in these states, every bit drawn independently.
+    """Return the packed one-hot codes of parameters in these states.
 
-    The bit of a parameter's own state is 1 with probability p, every other bit with probability q.
+    Each bit is drawn independently. The bit of a parameter's own state is 1 with probability p, and
+    every other bit with probability q.
     """
     count = len(states) * (2 * cells + 1)
     packed = np.empty(packed_codes_size(count), np.uint8)
@@ -37,12 +39,12 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
 
 
 def packed_codes_size(bits: int) -> int:
-    """Return the number of bytes that pack `bits` bits and the closing 1."""
+    """Return the number of bytes that hold `bits` bits and the 1 after them."""
     return bits // 8 + 1
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """Return the number of packed codes, or None if the bytes do not pack codes of these cells."""
+    """Return the number of packed codes, or None if the bytes cannot be packed codes."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
@@ -51,14 +53,14 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add the sum of state * bit over each parameter's code to the parameter's entry of `sums`."""
+    """For each parameter, add the sum of the states whose bits are 1 to its entry of `sums`."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """Return the bits of `count` packed codes, each 0 or 1, with one code per row."""
+    """Return the bits of `count` packed codes as an array of 0 and 1, with one code per row."""
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)
@@ -73,7 +75,7 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Overwrite, in packed codes, the bit of each parameter's own state with its bit of `own`."""
+    """Overwrite the bit of each parameter's own state in the packed codes with its bit in `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
         bit = (own[i >> 3] >> (i & 7)) & 1
@@ -120,7 +122,7 @@ def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) 
 
 @compiled()
 def _ones(word: np.uint64) -> int:
-    """Return the number of 1 bits in a word. LLVM compiles this form to one instruction."""
+    """Return the number of 1 bits in a word. LLVM compiles this loop to a single instruction."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + (
         (word >> np.uint64(2)) & np.uint64(0x3333333333333333)

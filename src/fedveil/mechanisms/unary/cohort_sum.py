@@ -1,9 +1,9 @@
-"""Draws a cohort's sum of S at once, for simulations with thousands of clients.
+"""Draws the sum of a whole cohort's reports at once, for simulations of thousands of clients.
 
-Let m(v) of n clients be in state v. For every v, independently, the number of codes in which bit v
-is 1 is Binomial(m(v), p) + Binomial(n - m(v), q). The sum of the clients' S is the sum over v of v
-times that number. So a few hundred exact binomial draws per parameter replace any number of
-reports.
+A client's report is S, the sum of the states whose bits are 1 in its code. Let m(v) of n clients be
+in state v. The number of codes in which bit v is 1 is Binomial(m(v), p) + Binomial(n - m(v), q),
+independently for each v. The sum of the clients' S is the sum over v of v times that number. So a
+few hundred exact binomial draws per parameter replace any number of reports.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _Counts = npt.NDArray[np.unsignedinteger[Any]]
 class CohortSum:
     """Counts the clients in each state, for each parameter, and draws the sum of their reports.
 
-    The counts are private data of the clients. Only a simulation, where nothing leaves a client,
-    may use this class.
+    The counts are the clients' private data, so only simulations may use this class.
     """
 
     def __init__(self, dimension: int, cells: int, capacity: int) -> None:
@@ -37,7 +36,7 @@ class CohortSum:
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
     def add(self, states: States) -> None:
-        """Count one client, whose parameters are in these states. A state is in -cells..cells."""
+        """Count one client. `states` are the states of its parameters, from -cells to cells."""
         self._claim(1)
         _count(self._counts, states, self._cells)
 
@@ -53,9 +52,9 @@ class CohortSum:
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
         """Return, for every parameter, a draw of the sum of all clients' reports.
 
-        A client's report is the sum of the states whose bits are 1 in its perturbed code. p is the
-        probability that its own state's bit is 1, and q that any other bit is. The distribution is
-        exact.
+        A client's report is the sum of the states whose bits are 1 in its perturbed code. The bit
+        of its own state is 1 with probability p, and any other bit with probability q. The
+        distribution is exact.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

@@ -1,8 +1,8 @@
 """Unary encoding with local differential privacy: randomised response (RR) and OUE.
 
-A value is clipped to [-value_range, value_range], rounded to one of 2 cells + 1 states
--cells..cells and coded one-hot. Each bit of the code is perturbed on its own: it becomes 1 with
-probability p where it was 1, and q where it was 0.
+A value is clipped to [-value_range, value_range], rounded to one of the 2 cells + 1 states from
+-cells to cells, and coded one-hot. Each bit of the code is perturbed independently: it becomes 1
+with probability p if it was 1, and with probability q if it was 0.
 """
 
 from __future__ import annotations
@@ -53,32 +53,33 @@ _WRONG = "the packed report has the wrong length, padding or range"
 
 
 class UnaryEncoding:
-    """One-hot codes of discretised values, perturbed bit by bit, and the estimate of their mean.
+    """One-hot codes of discretised values, perturbed bit by bit, and an estimate of their mean.
 
-    Output, `report="bits"`: for every parameter 2 cells + 1 independent bits; the bit of its state
-    is 1 with probability p, every other with probability q,
+    Output for `report="bits"`: 2 cells + 1 independent bits for each parameter. The bit of the
+    parameter's own state is 1 with probability p, and every other bit with probability q,
 
-        rr:  p = e^eps / (e^eps + 1),  q = 1 / (e^eps + 1)        (source 002, eq. 2)
-        oue: p = 1/2,                  q = 1 / (e^eps + 1)        (source 002, eq. 3)
+        rr:  p = e^eps / (e^eps + 1),  q = 1 / (e^eps + 1)        (source, eq. 2)
+        oue: p = 1/2,                  q = 1 / (e^eps + 1)        (source, eq. 3)
 
-    Output, `report="sum"`: for every parameter S = Σ v * bit v over the states v = -cells..cells,
-    with exactly that distribution. S is computed from the bits alone, so whatever holds for the
-    bits holds for S, and the server's estimate of the mean is the same.
+    Output for `report="sum"`: for each parameter, S = Σ v * bit v over the states v =
+    -cells..cells. S is computed from the bits alone, so it reveals no more than they do. The
+    estimated mean is the same.
 
-    q is rounded up to a double and p = 1 - q (rr) has no rounding at all; with these two numbers
-    the distribution is exact. S is drawn by jumping from one flipped bit to the next if bits rarely
-    flip, else by tables up to 127 cells and from the bits above.
+    q is rounded up to a double, and p = 1 - q for rr. The distributions are exact for these
+    numbers.
 
-    Privacy at delta = 0: two inputs of one parameter differ in two bits of its code, and
+    Privacy at delta = 0. Two values of a parameter differ in two bits of its code, so the loss is
 
         rr:  2 eps per parameter, eps per single bit
         oue: eps per parameter, ln((1 + e^eps) / 2) per single bit
 
-    A report of d parameters costs d times as much. The source quotes eps for both.
+    and d times as much for d parameters. The source states eps for both.
 
-    Estimate, for n reports: value_range / cells * Σ S / (n (p - q)); Σ S = Σ v * (times bit v was
-    1), the states sum to 0, so this is eq. (6) of the source with (frequency - q) / (p - q) for its
-    eq. (5), which holds for RR only, and with the minus signs that its eq. (6) lost.
+    Estimate of the mean from n reports: value_range / cells * Σ S / (n (p - q)).
+
+    Source: Zhang Hao, Towards federated learning local differential privacy design, 2022. The
+    estimate is eq. (6) there, with two corrections: (frequency - q) / (p - q) replaces eq. (5),
+    which is right for RR only, and the minus signs that eq. (6) lacks are restored.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -129,9 +130,9 @@ class UnaryEncoding:
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Return the privacy loss of one bit of a code.
+        """Return the privacy loss of a single bit of a code.
 
-        For OUE it is ln((1/2) / q): a 1 reveals most.
+        For OUE it is ln((1/2) / q), the loss of a 1.
         """
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
@@ -142,8 +143,8 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        S, the sum of the states whose bits are 1, has the same epsilon. Over many parameters and
-        rounds, the distribution of the loss of S gives a smaller total.
+        S, the sum of the states whose bits are 1, has the same epsilon. Many parameters and rounds
+        compose by the distribution of the loss, which gives a smaller total than adding epsilons.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
@@ -152,9 +153,9 @@ class UnaryEncoding:
     def encode(self, values: npt.ArrayLike, entropy: Entropy | None = None) -> States:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
-        `nearest` rounds to the nearest state, half to even. `stochastic` rounds to one of the two
-        neighbouring states so that the mean is exactly the scaled value; it needs `entropy`.
-        Infinities are clipped like other large values. NaN is refused.
+        The rounding `nearest` gives the nearest state, and of two equally near ones the even one.
+        `stochastic` gives one of the two neighbouring states at random, such that the mean is
+        exact. It needs `entropy`. Infinities are clipped. NaN is refused.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
@@ -165,7 +166,7 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """Return the states of `start + update`, and the number of values changed by the clip.
+        """Return the states of `start + update`, and the number of values that were clipped.
 
         Raises `InvalidValue` if the update is not finite or a sum is NaN.
         """
@@ -178,14 +179,14 @@ class UnaryEncoding:
         return self.encode(values, entropy), beyond
 
     def values(self, states: States) -> Float64s:
-        """Return the value that each state stands for: state * value_range / cells."""
+        """Return the value of each state: state * value_range / cells."""
         return states.astype(np.float64) * (self.value_range / self.cells)
 
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
-        """Return the report of a vector, which may leave a client.
+        """Return the report of a vector. The report is protected and may be sent.
 
-        A floating-point vector is encoded first. An integer vector holds states, as `encode`
-        returns them.
+        A floating-point vector is encoded first. An integer vector contains states, as from
+        `encode`.
         """
         array = np.asarray(values)
         if array.ndim != 1:
@@ -211,7 +212,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return the sampler that suits rarely flipped bits, or None if bits flip often."""
+        """Return the sampler for rarely flipped bits, or None if bits are flipped often."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -231,7 +232,7 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw codes and sum up their states, where tables would be too large."""
+        """Draw codes and write their states' sums to `sums`. Used if tables would be too large."""
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
@@ -239,9 +240,9 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add to `running`, for every parameter, a report's sum of states whose bits are 1.
+        """Add a report to `running`: for each parameter, the sum of the states whose bits are 1.
 
-        Returns `running`, or new sums if it is None.
+        Returns `running`, or a new array if `running` is None.
         """
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
@@ -263,10 +264,10 @@ class UnaryEncoding:
         return count
 
     def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
-        """Return an estimate of the mean of n clients' values, for every parameter.
+        """Return an estimate of the mean of n clients' values, for each parameter.
 
-        `reports` are their reports, or the running sums that `add` has returned for them. The
-        estimate is unbiased for the mean of the encoded values, state * value_range / cells.
+        `reports` are the clients' reports, or the running sums that `add` returned for them. The
+        estimate is unbiased for the mean of the rounded values, state * value_range / cells.
         """
         n = integer("n", n, 1)
         if isinstance(reports, np.ndarray):
@@ -280,9 +281,8 @@ class UnaryEncoding:
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Return unbiased estimates of the share of clients in each state, one parameter per row.
 
-        They are (frequency - q) / (p - q), where frequency is the share of the reports of bits in
-        which the state's bit is 1. The sum of a row's entries times their states is the mean that
-        `estimate` returns, in units of a cell.
+        An estimate is (frequency - q) / (p - q), where frequency is the share of reports in which
+        the state's bit is 1. `reports` must be reports of bits.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")
@@ -299,15 +299,15 @@ class UnaryEncoding:
         return float(self.exact_p - self.exact_q)
 
     def variance(self, n: int, value: float = 0.0) -> float:
-        """Return the variance of the estimated mean if all n clients have the state of `value`.
+        """Return the variance of the estimated mean, if all n clients have the state of `value`.
 
         It is
 
-            value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²)
+            value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²),
 
-        with the sum over all states v and x = value / value_range. Rounding is not included:
-        `stochastic` adds up to (value_range / cells)² / (4 n), `nearest` a bias of up to
-        value_range / (2 cells).
+        with the sum over all states v, and x = value / value_range. Rounding errors are not
+        included. `stochastic` rounding adds a variance of at most (value_range / cells)² / (4 n),
+        and `nearest` a bias of at most value_range / (2 cells).
         """
         n = integer("n", n, 1)
         x = number("value", value) / self.value_range
@@ -318,7 +318,7 @@ class UnaryEncoding:
         return self.value_range**2 * spread / (n * self._gap**2)
 
     def sum_law(self, state: int) -> Float64s:
-        """Return Pr[S = s] for s = -largest_sum..largest_sum, if the parameter has this state.
+        """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter in this state.
 
         S is the sum of the states whose bits are 1 in the perturbed code. The relative error is
         below 3 · states · 2^-53.
@@ -328,38 +328,35 @@ class UnaryEncoding:
 
     @property
     def largest_sum(self) -> int:
-        """Return the largest possible sum of the states whose bits are 1 in a code.
-
-        The smallest is its negative.
-        """
+        """Return the largest possible sum of a code's states. The smallest is its negative."""
         return largest_sum(self.cells)
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return the smaller of int16 and int32 that holds the sum of any code's states."""
+        """Return int16 or int32, the smaller type that holds all sums of a code's states."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
     def sum_bits(self) -> int:
-        """Return how many bits a packed sum of a code's states takes, such as 12 for 50 cells."""
+        """Return the number of bits of a packed sum of a code's states, such as 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:
-        """Return how many bytes a packed report of `dimension` parameters takes."""
+        """Return the number of bytes of a packed report of `dimension` parameters."""
         if self.report == "bits":
             return code_bits.packed_codes_size(dimension * self.states)
         return packed_size(dimension, self.sum_bits)
 
     def pack(self, report: Report) -> Uint8s:
-        """Return a report as bytes to send. A report of bits is already packed."""
+        """Return the bytes of a report. A report of bits is packed already."""
         if self.report == "bits":
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
-        """Do what `add` does for an untrusted packed report.
+        """Add an untrusted packed report to `running`, as `add` does.
 
-        Raises `InvalidValue`, without adding anything, if the bytes are not a packed report.
+        Raises `InvalidValue`, and adds nothing, if the bytes are not a packed report.
         """
         if self.report == "bits":
             self.add(running, self.unpack(packed, len(running)))
@@ -371,9 +368,9 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Return the report of `dimension` parameters that untrusted bytes pack, as `pack` does.
+        """Decode untrusted bytes.
 
-        Raises `InvalidValue` if the bytes are not a packed report.
+        Raises `InvalidValue` unless they report `dimension` parameters.
         """
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:

@@ -1,4 +1,4 @@
-"""The random choices of a `UnaryEncoding` report, for an auditor who knows the values."""
+"""The random choices in a report of `UnaryEncoding`, for an auditor who knows the true values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedveil.privacy.choice_audit import Choice, told_true
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     """Return the random choices in a report of `dimension` parameters, for an audit.
 
-    In a report of bits, each bit reports the truth with probability e^eps / (1 + e^eps), except the
-    bit of the own state in oue, which is a fair coin. In a report of sums, a code's sum equals the
-    state with the probability that its distribution gives, for the two outermost states. There are
-    no choices for sums with more than 127 cells.
+    In a report of bits, each bit reports the truth with probability e^eps / (1 + e^eps). Only the
+    bit of the own state in oue is a fair coin. In a report of sums, a choice reports the truth if
+    the sum equals the state, and only the largest and the smallest state are used. Sums with more
+    than 127 cells have no choices.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -40,9 +40,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return, for each of `choices`, which of them report the truth about these values.
+    """Return, for each kind in `choices`, whether each choice in `report` tells the truth.
 
-    1 means that a choice in `report` does, 0 that it does not, and -1 that it is unknown.
+    `values` are the true values. 1 stands for the truth, 0 for anything else, and -1 for unknown.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -64,7 +64,7 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of values, and a mask of those that random rounding cannot change."""
+    """Return the states of values, and a mask of the values that are never rounded at random."""
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
         return states, np.ones(len(states), np.bool_)
@@ -74,6 +74,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return the probability at eps that a code's sum is `cells` if its state is `cells`."""
+    """Return the probability that a code's sum is `cells` if its state is `cells`, for this eps."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

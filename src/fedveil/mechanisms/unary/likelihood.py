@@ -1,4 +1,4 @@
-"""Likelihood of a `UnaryEncoding` report given the values."""
+"""The likelihood of a `UnaryEncoding` report, given the values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
     """Return ln Pr[report | values] as a function of values, or None for sums above 127 cells.
 
-    The report's distribution is averaged over the states that a value may be rounded to. The error
-    is at most 2^-40 per parameter. Probabilities below the smallest float, about e^-700, count as
-    0.
+    If values are rounded at random, the result is averaged over the possible states. The error is
+    at most 2^-40 per parameter. Probabilities below the smallest float count as 0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -33,7 +32,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return ln of the probability of rounding to `states`, as a function of values."""
+    """Return ln of the probability that values are rounded to `states`, as a function of values."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -44,7 +43,7 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 
 
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
-    """Return ln Pr[packed codes | values], as a function of values."""
+    """Return ln Pr[packed codes | values] as a function of values."""
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0
     bits = code_bits.unpack_codes(packed, encoding.cells, count)
@@ -63,10 +62,10 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return, as a function of values, the sum over parameters of ln of a mean probability.
+    """Return the log-likelihood of a report as a function of values, averaged over random rounding.
 
-    `chance` gives the probability of each parameter's report for given states. The mean is over the
-    two states to which a value may be rounded.
+    `chance` returns the probability of each parameter's report for given states. A value may be
+    rounded to two states.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -1,4 +1,4 @@
-"""The release of one parameter's report, for the ledger to compose."""
+"""The release of one parameter's report, in the form that a ledger composes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """The release of one parameter's code, for the ledger to compose.
+    """The release of one parameter's code, in the form that a ledger composes.
 
-    The report holds either the code's bits or S, the sum of the states whose bits are 1. `epsilon`
-    is the privacy loss of the code. For S, the loss distribution is the worst over all pairs of
-    states. With too many cells to tabulate, the distribution of the bits is used. It is an upper
-    bound, because S is computed from the bits.
+    A report has either the code's bits, or S, the sum of the states whose bits are 1. `epsilon` is
+    the privacy loss of the code. For S, the loss distribution is the worst over all pairs of
+    states. If there are too many cells for a table, the distribution of the bits is used instead.
+    It is an upper bound, because S is computed from the bits.
     """
 
     p: Fraction
@@ -42,7 +42,7 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the distributions of the two bits in which two codes differ, a row for each code."""
+    """Return the distributions of the two bits in which two codes differ, one row per code."""
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

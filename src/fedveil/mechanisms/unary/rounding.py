@@ -1,4 +1,4 @@
-"""Turns values into states: scaled to -cells..cells, clipped and rounded, with or without bias."""
+"""Converts values to states: scales them to -cells..cells, clips and rounds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the nearest state to cells * value / value_range, clipped. Refuses NaN."""
+    """Return the state nearest to cells * value / value_range, clipped. NaN is refused."""
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -32,7 +32,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and how many values were clipped."""
+    """Return the nearest states of `start + update`, and the number of values that were clipped."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -45,9 +45,9 @@ def stochastic_states(
 ) -> States:
     """Return cells * value / value_range, clipped and randomly rounded to a neighbouring state.
 
-    Its mean is exactly the clipped number. The draw decides whether the magnitude is rounded away
-    from zero; its fraction is exact in floating point.
+    The mean is exactly the clipped number.
     """
+    # The draw decides whether the magnitude is rounded up. Its fraction is exact in floating point.
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     flat, out = array.reshape(-1), states.reshape(-1)
@@ -70,7 +70,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return both states that `stochastic_states` may give, and the second one's probability."""
+    """Return both states to which `stochastic_states` may round, and the second's probability."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
@@ -102,7 +102,10 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 
 @compiled(_add_update_numpy)
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
-    """Add `update` to `values`. Returns how many exceed `clip`, or -1 if it is not finite."""
+    """Add `update` to `values` in place. Returns how many results exceed `clip`.
+
+    Returns -1 if the update is not finite.
+    """
     beyond, fine = np.int32(0), np.int32(1)
     for i in range(len(values)):
         fine &= np.int32(abs(update[i]) < np.inf)
@@ -120,7 +123,7 @@ def _nearest_numpy(values: _Values, cells: int, value_range: float, states: Stat
 
 @compiled(_nearest_numpy)
 def _nearest(values: _Values, cells: int, value_range: float, states: States) -> bool:
-    """Overwrite `states` with the states nearest to the values. Returns False if a value is NaN."""
+    """Write the states nearest to the values to `states`. Returns False if a value is NaN."""
     fine = True
     for i in range(len(values)):
         scaled = np.float64(values[i]) * cells / value_range
@@ -153,7 +156,11 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Do `add_update` and `_nearest` in one loop. Returns the count, or -1 or -2 for a refusal."""
+    """Write the states nearest to `start + update` to `states`.
+
+    Returns how many sums exceed `clip`. Returns a negative number if the update is not finite (-1)
+    or a sum is NaN (-2).
+    """
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(states)):
@@ -199,10 +206,11 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round each value by comparing its fraction's first 64 digits with a random word.
+    """Round each value away from zero with probability equal to its fraction, otherwise to zero.
 
-    Lists the indices of values that this leaves undecided, and rounds them towards zero for now.
-    Returns their number, or -1 for a NaN.
+    The fraction's first 64 binary digits are compared with a random word. If they are equal, the
+    value is undecided: it is rounded towards zero, and its index is written to `undecided`. Returns
+    the number of undecided values, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

@@ -1,7 +1,7 @@
-"""Draws the sum S of a perturbed one-hot code's states from its exact distribution.
+"""Draws the sum S of the states whose bits are 1 in a perturbed code, from its distribution.
 
-In a code of state v0, bit v is 1 with probability p if v = v0 and q otherwise, all independent,
-and S = Σ v * bit v over v = -cells..cells:
+In a one-hot code of state v0, bit v is 1 with probability p if v = v0, and otherwise with
+probability q, all independently. S = Σ v * bit v over v = -cells..cells, and
 
     Pr[S | v0] = the coefficient of x^S in
                  Π_{v != v0} ((1 - q) + q x^v) · ((1 - p) + p x^v0).
@@ -24,7 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest sum of a code's states, that of all positive ones."""
+    """Return the largest possible sum of a code's states: the sum of all positive ones."""
     return cells * (cells + 1) // 2
 
 
@@ -32,9 +32,9 @@ def largest_sum(cells: int) -> int:
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
     """Return tables that draw the sum S for any state by one look-up.
 
-    S is the sum of the states whose bits are 1 in a perturbed code; the own bit is 1 with
-    probability p, any other with probability q. The tables are cached: only adaptive runs need new
-    ones.
+    S is the sum of the states whose bits are 1 in a perturbed code. The own bit is 1 with
+    probability p, and any other with probability q. Tables are cached. Only adaptive runs, whose p
+    and q change, need several.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -45,12 +45,12 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of the sum S for every state, one per row.
+    """Return the distribution of S (see `sum_tables`) for every state, one per row.
 
-    S is that of `sum_tables`. Only sums of products of positive numbers occur, with at most 3
-    roundings for each of up to 255 states (765 * 2^-53 < 2^-43), so the relative error of every
-    entry is below 2^-40.
+    The relative error of every entry is below 2^-40.
     """
+    # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
+    # 255 states: 765 * 2^-53 < 2^-43.
     largest = largest_sum(cells)
     laws = np.empty((2 * cells + 1, 2 * largest + 1))
     law = np.zeros(2 * largest + 1)
@@ -63,10 +63,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of the sum S for one state and any number of cells.
-
-    S is that of `sum_tables`. The result is as accurate as `sum_laws`.
-    """
+    """Return the distribution of `sum_tables`' sum S for one state, as accurate as `sum_laws`."""
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
@@ -76,12 +73,12 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write to `laws` the distributions of S for the states low..high-1.
+    """Write the distributions of S for the states low..high-1 to `laws`.
 
-    `law` is the distribution of the sum that the bits of all other states contribute. Halving the
-    range of states leaves out each state's own bit in log2(cells) steps. Dividing it out of the
-    whole product would lose the small probabilities to cancellation.
+    `law` is the distribution of the sum over the bits of all states outside this range.
     """
+    # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
+    # whole product would lose the small probabilities to cancellation.
     if high - low == 1:
         laws[low] = _with_bit(law, p, low)
         return
@@ -94,8 +91,9 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution `law` of a sum after v is added to it with this probability."""
-    zero, one = float(1 - probability), float(probability)  # 1 - one would lose a small zero
+    """Return the distribution `law` of a sum after v is added with this probability."""
+    # `1 - one` would round a small zero away.
+    zero, one = float(1 - probability), float(probability)
     out = zero * law
     if v > 0:
         out[v:] += one * law[:-v]
@@ -107,7 +105,7 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the distribution of the sum S for one state, as exact integer weights."""
+    """Return the distribution of `sum_tables`' sum S for one state, as exact integer weights."""
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
     law[largest] = 1

@@ -1,10 +1,10 @@
-"""The accounts of a finished run, read from its folder and checked against each other.
+"""Privacy accounts of a finished run, read from its folder and checked for consistency.
 
-A federated run keeps its ledger in its checkpoint. The checkpoint has a digest of its own and one
-of the run's metrics, and the job is saved twice. A vertical run keeps one account per party, which
-must follow from the job and from how often the examples were sent.
+A federated run saves its ledger in its checkpoint. The checkpoint contains a digest of itself and
+one of the run's metrics, and the job is saved twice. A vertical run saves one account per party,
+which must follow from the job and from how often the examples were sent.
 
-Digests are no signatures: a folder in which all files were rewritten consistently is accepted.
+Digests are not signatures: a folder in which all files were rewritten consistently is accepted.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest
 
 @dataclass(frozen=True)
 class Account:
-    """A stated epsilon with its delta, and the releases from which it follows.
+    """A stated epsilon and delta, and the releases from which they follow.
 
-    `of` says whom or what it is for. `missing` is the reason if `releases` is empty.
+    `of` says whose privacy it covers. If `releases` is empty, `missing` says why.
     """
 
     of: str
@@ -61,7 +61,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, its accounts, and the SHA-256 digests of its files by their names."""
+    """A run, its accounts, and the SHA-256 digests of its files by name."""
 
     run: ReadRun
     accounts: list[Account]
@@ -76,7 +76,7 @@ class Evidence:
 def read_evidence(path: Path) -> Evidence:
     """Read a run's folder and check it. Raises `RunFolderError` if it is damaged or was edited.
 
-    No other process may write there meanwhile.
+    No other process may write to the folder during the call.
     """
     with closing(RunFolder.reopen(path)) as folder:
         run = read_run(path)
@@ -107,7 +107,7 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """Return the account of a federated run's ledger, which must agree with the last record."""
+    """Return the account in a federated run's ledger, which must agree with the last record."""
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []
@@ -138,7 +138,7 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
-    """Yield the accounts of a party of a vertical run: of an example, and of a label."""
+    """Yield the accounts of one party of a vertical run, for an example and for a label."""
     lines = {line.what: line for line in party.accounts}
     for what, line in lines.items():
         sent = _SENT.fullmatch(what)
@@ -150,7 +150,7 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the charges of an example that a party sent `times` times, from its account."""
+    """Return the privacy charges of an example that a party sent `times` times."""
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
     settings = run.job["privacy"]["embedding_dp"] or {}
@@ -164,7 +164,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return a party's account. Raises RunFolderError unless it follows from its charges."""
+    """Return a party's account. Raises RunFolderError if it does not follow from `charges`."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

@@ -25,7 +25,7 @@ PAGE, RECORD, SCRIPT = "dossier.html", "record.json", "recompute.py"
 
 @dataclass(frozen=True)
 class Dossier:
-    """The evidence of a run, and the statements that follow from it."""
+    """The evidence of a run, and the statements derived from it."""
 
     evidence: Evidence
     statements: list[Statement]
@@ -84,7 +84,7 @@ def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterat
 
 
 def recompute_parts(accounts: Sequence[Account]) -> list[Part]:
-    """Return the parts of a page on how to recompute the epsilons of its record."""
+    """Return page parts that explain how to recompute the epsilons of the record."""
     rows = [
         [a.of, *shown(a), ", ".join(dict.fromkeys(r["law"] for r in a.releases)) or "none"]
         for a in accounts

@@ -25,7 +25,7 @@ MOST_POINTS = 1 << 25
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
-    """Return an account's epsilon and the grid's possible error, or raise ValueError."""
+    """Return an account's epsilon and its possible rounding error, or raise ValueError."""
     releases, delta = account["releases"], account["delta"]
     epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
     lost = math.fsum(d * n for _, d, n in epsilons)
@@ -37,7 +37,10 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 
 
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
-    """Return the releases' epsilon and the grid's possible error. `stated` decides the grid."""
+    """Compose releases. Returns their epsilon, and the error that rounding to a grid may cause.
+
+    The grid depends on the epsilon `stated` in the record.
+    """
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
     parts: list[tuple[Any, int]] = []
@@ -60,7 +63,7 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the width of the grid of losses: a release's own if there is only one kind of them."""
+    """Return the step of the grid of privacy losses: the releases' own step if all share one."""
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")
@@ -87,7 +90,7 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return a distribution of losses on the grid, and True if none had to be rounded up."""
+    """Return a release's loss distribution on the grid, and True if no loss was rounded up."""
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]
         right = 1 / (1 + math.exp(-epsilon))
@@ -109,12 +112,12 @@ def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
 
 
 def number(value: Any) -> float:
-    """Return a number of strict JSON, in which infinity is a text."""
+    """Convert a number from strict JSON, which writes infinity as a text."""
     return float(value)
 
 
 def verdict(stated: float, epsilon: float, error: float) -> str:
-    """Return a word for a stated epsilon beside the recomputed one."""
+    """Compare a stated with a recomputed epsilon, in a word."""
     if stated == epsilon or abs(stated - epsilon) <= TOLERANCE * stated + error:
         return "agrees"
     return "STATES LESS" if stated < epsilon else "states more"

@@ -20,7 +20,7 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return the record as plain data for strict JSON."""
+    """Return the record as plain data that strict JSON can represent."""
     said = {statement.key: statement.text for statement in statements}
     found = {
         "format": "fedveil dossier 1",
@@ -75,7 +75,7 @@ def _product(evidence: Evidence) -> dict[str, Any]:
 
 
 def _flavour(evidence: Evidence) -> str:
-    """Return the registry's name for the kind of guarantee."""
+    """Return the registry's name for the type of the guarantee."""
     found = worst(evidence.accounts)
     if found is None or found.epsilon == float("inf"):
         return "None"

@@ -5,8 +5,8 @@ The laws are:
     none                no promise: epsilon is infinite
     stated              the worst mechanism of an (epsilon, delta) statement
     gaussian            Gaussian noise of `ratio` times the sensitivity (one unit replaced)
-    sampled gaussian    noise of `multiplier` times the clip on a sum that takes each member with
-                        probability `rate`
+    sampled gaussian    noise of `multiplier` times the clip on a sum that includes each member
+                        with probability `rate`
     table               a distribution of losses on a grid: the composition can be checked, not how
                         the table follows from the mechanism
 """
@@ -32,10 +32,11 @@ _SAME = 1e-6
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Return each charge as plain data with its law.
+    """Convert charges to plain data, each with its law: how to recompute its epsilon.
 
-    `rates` are the sampling rates of the job, with which a sampled Gaussian is recognised. An
-    `adaptive` account adds epsilons, so its releases have no law besides their statement.
+    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. In an
+    `adaptive` account epsilons are added up, so its releases have no law besides their stated
+    epsilon.
     """
     found = []
     for loss, count in charges:
@@ -67,8 +68,8 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
     """Return the noise ratio at which a Gaussian sampled at `rate` has this table, or None.
 
-    The delta at a loss of 0 falls with the ratio, which bisection finds. The two curves must then
-    be equal at other losses, too.
+    The delta at a loss of 0 decreases as the ratio grows, so bisection finds the ratio. The two
+    curves must then agree at other losses too.
     """
     if not 0 < rate < 1:
         return None

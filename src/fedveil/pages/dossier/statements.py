@@ -1,6 +1,6 @@
-"""Makes the statements that NIST SP 800-226 asks of a privacy claim, from a run's folder.
+"""The statements that NIST SP 800-226 requires of a privacy claim, made from a run's folder.
 
-A statement that a run's folder cannot make is empty, and says why.
+A statement that cannot be made from the folder is empty, and says why.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPLACE = (
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a dossier: key, title, and sentences or, in `missing`, why there are none."""
+    """A statement of a dossier: key, title and sentences. Without sentences, `missing` says why."""
 
     key: str
     title: str
@@ -38,7 +38,7 @@ class Statement:
 
     @property
     def text(self) -> str:
-        """The sentences in one paragraph, or the reason why there are none."""
+        """The sentences as one paragraph, or the reason why there are none."""
         return " ".join(self.lines) if self.lines else f"Not stated: {self.missing}"
 
 
@@ -181,7 +181,7 @@ def _composition(accounts: list[Account]) -> list[str]:
 
 
 def _bounds(findings: object) -> Statement:
-    """Return the audit's lower bounds, with their assumption and the limit of what they detect."""
+    """Return the audit's lower bounds on epsilon, with what they assume and what they can miss."""
     lines = []
     for finding in _findings(findings):
         for bound in finding.bounds:
@@ -234,7 +234,7 @@ def _integrity(evidence: Evidence) -> list[str]:
 
 
 def _unknown() -> Iterator[Statement]:
-    """Yield the statements that no run's folder can make."""
+    """Yield the empty statements, which no run's folder can support."""
     reason = "the run's folder does not hold it. Whoever deploys the model must add it"
     for key, title in {
         "purpose": "Intended use of the model",

@@ -1,9 +1,9 @@
-"""Reads a block of a CSV file with pyarrow, if Python's reader would give the same cells."""
+"""Reads a block of a CSV file with pyarrow, if Python's csv module would give the same cells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +22,7 @@ _MOST_LINE = 1 << 17
 
 
 class ArrowBlock(Piece):
-    """The rows of a block, parsed once: planned numbers as numbers, other columns as texts."""
+    """Rows of a CSV file, parsed once: columns in the plan as numbers, others as texts."""
 
     unit = "line"
 
@@ -60,21 +60,23 @@ class ArrowBlock(Piece):
         found = _whole(self._table.column(column))
         if pa.types.is_dictionary(found.type):
             words = found.dictionary
-            # Between other separators than commas, 1.234 is a number or a thousand times it.
+            # If the separator is not a comma, 1.234 may also mean 1234.
             unclear = decimal == "," or not self._alone
             if unclear and pc.any(pc.match_substring(words, ".")).as_py():
                 return None
             if decimal == ",":
                 words = pc.replace_substring(words, ",", ".")
-            words = pc.if_else(_missing(words), None, words)
+            words = pc.if_else(pc.is_in(words, value_set=_markers()), pa.NULL, words)
             try:
                 found = pa.DictionaryArray.from_arrays(found.indices, words.cast("float64"))
             except pa.ArrowInvalid:
                 return None
             found = found.dictionary_decode()
-        values: Float64s = _values(pc.fill_null(found, np.nan), np.float64)
-        # A text such as nan(7) is a number to pyarrow, and no missing one.
-        return values if np.isnan(values).sum() == found.null_count else None
+        missing, values = found.null_count, _values(found, np.float64)
+        if missing:
+            values = np.where(_values(found.is_null().cast("uint8"), np.bool_), np.nan, values)
+        # pyarrow reads a text such as nan(7) as a number that is not missing.
+        return values if np.isnan(values).sum() == missing else None
 
     def _text(self, column: str) -> Any:
         import pyarrow as pa
@@ -84,8 +86,6 @@ class ArrowBlock(Piece):
 
 
 class _Parse:
-    """Parses a block of text."""
-
     def __init__(self, found: CsvFormat, columns: Sequence[str], block: bytes) -> None:
         self.format, self._columns, self._block = found, columns, block
 
@@ -122,10 +122,10 @@ class _Parse:
 def read(
     found: CsvFormat, columns: Sequence[str], plan: Plan, text: str, line: int
 ) -> ArrowBlock | None:
-    """Return the rows of a block that begins at `line`.
+    """Parse a block of text whose first line is number `line`. Returns its rows.
 
-    Returns None unless each line is a row, and quotes only surround whole cells: another reader
-    would otherwise see other cells.
+    Returns None unless each line is a row, and quotes only surround whole cells. Otherwise Python's
+    reader might find different cells.
     """
     if find_spec("pyarrow") is None:
         return None
@@ -142,10 +142,10 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return the number of lines, or None for lines or quotes on which readers disagree."""
+    """Return a block's number of lines, or None if CSV readers may disagree on its cells."""
     buffer = np.frombuffer(block, np.uint8)
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
-        return None  # to Python's reader it ends a line
+        return None  # Python's reader would end a line there
     ends = np.flatnonzero(buffer == _END)
     if not len(ends) or ends[-1] != len(buffer) - 1:
         ends = np.append(ends, len(buffer))
@@ -166,14 +166,18 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
     return len(ends) if (opens & closes & same_line).all() else None
 
 
-def _missing(words: Any) -> Any:
-    import pyarrow.compute as pc
+@cache
+def _markers() -> Any:
+    """Return the markers as an array of pyarrow, whose own conversion would import pandas."""
+    import pyarrow as pa
 
-    return reduce(pc.or_, (pc.equal(words, marker) for marker in _NULLS))
+    ends = np.cumsum([0, *map(len, _NULLS)], dtype=np.int32)
+    texts = "".join(_NULLS).encode()
+    return pa.StringArray.from_buffers(len(_NULLS), pa.py_buffer(ends), pa.py_buffer(texts))
 
 
 def _values(array: Any, kind: npt.DTypeLike) -> Any:
-    """Return the values of an array without nulls. Its `to_numpy` would import pandas."""
+    """Return an array's values, any value for a null. Unlike `to_numpy`, it imports no pandas."""
     if not len(array):
         return np.empty(0, kind)
     offset = array.offset * np.dtype(kind).itemsize
@@ -181,5 +185,5 @@ def _values(array: Any, kind: npt.DTypeLike) -> Any:
 
 
 def _whole(column: Any) -> Any:
-    """Return a column as one array, with one dictionary."""
+    """Return a column as a single array with a single dictionary."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -1,7 +1,7 @@
-"""The forms in which a cell may state a number: decimals, dates, times and truth values.
+"""The forms in which a cell may state a number: decimal, date, time or truth value.
 
-A date becomes days since 1970-01-01, with the time as a fraction, in UTC if it states an offset. A
-time becomes a fraction of a day, and a truth value 0 or 1.
+A date becomes the days since 1970-01-01. A date with a time gets a fraction, in UTC if it states an
+offset. A time becomes a fraction of a day, and a truth value 0 or 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _number(mark: str, thousands: str) -> Parse:
-    """Return the form of numbers with the decimal `mark`, and with marks between thousands."""
+    """Return a parser of numbers with the decimal separator `mark` and grouped thousands."""
     groups = f"[{re.escape(thousands)}'’_ \u00a0\u2009\u202f]"
     whole = rf"(?:\d{{1,3}}(?:(?P<s>{groups})\d{{3}})(?:(?P=s)\d{{3}})*|\d+)"
     some = rf"(?:{whole}(?:{re.escape(mark)}\d*)?|{re.escape(mark)}\d+)(?:[eE][+-]?\d+)?"
@@ -44,7 +44,7 @@ def _number(mark: str, thousands: str) -> Parse:
             return None
         if found["s"]:
             if cell.lstrip("+-").startswith("0"):
-                return None  # 0.123 has no thousands
+                return None  # in 0.123 the point does not separate thousands
             cell = separators.sub("", cell)
         return float(cell.replace(mark, "."))
 
@@ -63,7 +63,7 @@ def _days(year: str, month: str, day: str, clock: Sequence[str | None]) -> float
 
 
 def _fraction(clock: Sequence[str | None]) -> float | None:
-    """Return a time as the fraction of a day. 24:00 and a leap second are no times."""
+    """Return a time as a fraction of a day, or None if it is invalid, such as 24:00."""
     hour, minute, second = (int(part or 0) for part in clock[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None
@@ -94,7 +94,7 @@ def _day_first(cell: str) -> float | None:
 
 def _month_first(cell: str) -> float | None:
     found = _ORDERED.fullmatch(cell)
-    if not found or found[2] == ".":  # dates with points have the day first in every country
+    if not found or found[2] == ".":  # dates with points have the day first everywhere
         return None
     return _days(found[4], found[1], found[3], found.groups()[4:])
 
@@ -109,7 +109,7 @@ def _truth(cell: str) -> float | None:
     return 1.0 if word in _TRUE else 0.0 if word in _FALSE else None
 
 
-#: Each form by its name. If several read a column alike, the first counts.
+#: Each form by its name. If several forms read a column alike, the first one is chosen.
 FORMS: Final[Mapping[str, Parse]] = {
     "point": _number(".", ","), "comma": _number(",", "."),
     "iso": _iso, "day-first": _day_first, "month-first": _month_first,
@@ -123,7 +123,7 @@ KINDS: Final[Mapping[str, Sequence[str]]] = {
     "time": ("time",), "boolean": ("boolean",),
 }  # fmt: skip
 
-#: What a column of numbers contains, without the way in which it is written.
+#: The kind of content of a number column, whatever its notation.
 Kind: TypeAlias = Literal["number", "date", "time", "boolean"]
 
 
@@ -142,10 +142,10 @@ NOUNS: Final[Mapping[str, str]] = {
 
 
 def is_missing(cell: str, stated: Collection[str]) -> bool:
-    """Return True if a cell has no number: it is empty, a known marker, or one of `stated`."""
+    """Return True if a cell has no value: it is empty, a marker such as NA, or in `stated`."""
     return cell.lower() in NO_NUMBER or cell in stated
 
 
 def is_short_date(cell: str) -> bool:
-    """Return True for a date whose century is not written."""
+    """Return True for a date with a year of two digits."""
     return re.fullmatch(r"[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2}", cell) is not None

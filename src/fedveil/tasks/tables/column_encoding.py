@@ -1,9 +1,9 @@
-"""The encoding of a party's columns for its parts, computed from its own training rows alone.
+"""The encoding of a party's table columns as model inputs, computed from its training rows alone.
 
 For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
-index of its interval between quantiles. For both parts, a word becomes its place, the index of a
-row in one of the part's tables. An encoding is saved with the run, so that later evaluations use
-the same scales, intervals, places and classes.
+index of its interval between quantiles. For both parts, a word becomes the index of a row in one of
+the part's tables (its place). An encoding is saved with the run, so that later evaluations use the
+same scales, intervals, places and classes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _TOGETHER_BYTES = 1 << 26
 
 
 class Scale(Settings):
-    """The mean and standard deviation of a column's numbers."""
+    """The mean and standard deviation of a column of numbers."""
 
     mean: float
     deviation: float = Field(gt=0)
 
     @classmethod
     def of(cls, table: Table, column: str) -> Scale:
-        """Compute the scale of a column's numbers. Raises DataInvalid if they are all equal."""
+        """Compute a column's scale. Raises DataInvalid if all its numbers are equal."""
         return cls._of(table, column, _present(table, column))
 
     @classmethod
@@ -79,7 +79,7 @@ class Scale(Settings):
         return scaled
 
     def filled(self, table: Table, column: str) -> Float64s:
-        """Return the column's numbers, with the mean in place of each missing number."""
+        """Return the column's numbers. Missing ones are replaced by the mean."""
         values = table.numbers(column)
         missing = np.isnan(values)
         return np.where(missing, self.mean, values) if missing.any() else values
@@ -90,7 +90,7 @@ class Scale(Settings):
 
 
 class Numbers(Settings):
-    """The encoding of a column of numbers: its kind, its scale, and its intervals' quantiles."""
+    """The encoding of a column of numbers: its kind, its scale, and the bounds of its intervals."""
 
     kind: Kind = "number"
     scale: Scale
@@ -117,7 +117,7 @@ class Numbers(Settings):
 class Words(Settings):
     """The encoding of a column of words.
 
-    `words` have their own places; all others share the last.
+    Each of `words` has an index of its own. All other words share the last index.
     """
 
     words: tuple[str, ...]
@@ -125,7 +125,7 @@ class Words(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give places to the most frequent training words. Ties are broken alphabetically."""
+        """Give the `places` - 1 most frequent words an index each. Ties go by the alphabet."""
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -137,20 +137,20 @@ class Words(Settings):
         return cls(words=tuple(word for _, word in frequent), places=places)
 
     def applied(self, table: Table, column: str) -> Codes:
-        """Return the place of each row's word, from 0."""
+        """Return the index of each row's word."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)[table.codes(column)]
 
 
 class Classes(Settings):
-    """The names of the label's classes, as in the file. Class i has the i-th name."""
+    """The names of the classes of a label, as written in the file. Class i has the i-th name."""
 
     classes: tuple[str, ...]
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows: whole numbers by value, then texts."""
+        """Return the `count` classes of the training rows: integers by value, then texts."""
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -176,7 +176,7 @@ class Classes(Settings):
 
 
 class Encoding(Stored):
-    """The encoding of each of a party's columns, in order, and of the leader's labels."""
+    """The encodings of a party's columns in order and, for the leader, of the labels."""
 
     what = "an encoding of a table"
 
@@ -185,18 +185,22 @@ class Encoding(Stored):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return the kind of each column of numbers."""
+        """Return each number column's kind of content, such as "date"."""
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if columns of words have these `places`, and those of numbers `bins`."""
+        """Return True if the encoding has these sizes.
+
+        `places` has the number of indices of each word column. All number columns have `bins`
+        intervals.
+        """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
 
     @property
     def features(self) -> Features:
-        """Return the intervals of each number column, and the places of each word column."""
+        """Return the encoding's sizes: intervals per number column, indices per word column."""
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),
@@ -205,7 +209,7 @@ class Encoding(Stored):
     def applied(self, table: Table) -> dict[str, torch.Tensor]:
         """Encode a table's rows as `numbers`, `intervals` and `words`, with a column per feature.
 
-        They are on disk, in the narrowest type. A party without features has none.
+        The arrays are on disk, in the narrowest type. A party without features gets an empty dict.
         """
         if not self.columns:
             return {}
@@ -244,7 +248,7 @@ def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return the result of np.quantile for `ordered` numbers, without sorting them."""
+    """Return the quantiles of sorted numbers, as np.quantile does, but without sorting again."""
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]

@@ -1,7 +1,7 @@
 """Reads a table from CSV with a header. Empty lines are skipped.
 
 If pyarrow is installed, it reads the blocks whose quotes and lines are unambiguous. From the first
-ambiguous block to the end of the file, Python's reader takes over. Both give the same cells.
+ambiguous block to the end of the file, Python's csv module is used. Both give the same cells.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
 
 
 class _Records(Piece):
-    """A piece of a CSV file, read by Python's reader."""
+    """Some rows of a CSV file, read by Python's csv module."""
 
     unit = "line"
 
@@ -50,7 +50,7 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, plan: Plan, refusals: Refusals) -> Iterator[Piece]:
     """Yield the file's rows in pieces, with the columns of `plan`.
 
-    Omits a row of another length than the header's, and adds it to `refusals`.
+    A row whose length differs from the header's is omitted and reported to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")
@@ -106,7 +106,7 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield each record's first line number and cells, after `before` lines."""
+    """Yield each record's first line number and cells. `before` lines precede the blocks."""
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

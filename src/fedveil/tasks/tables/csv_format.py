@@ -1,6 +1,6 @@
-"""The encoding and the separator of a CSV file: stated by the job, or guessed from its beginning.
+"""The text encoding and cell separator of a CSV file, from the job or guessed from its beginning.
 
-A guess that could be wrong is a refusal that names the key to write.
+An uncertain guess is refused, with a sentence that names the key to write.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _KNOWN = {
     b"PAR1": "a Parquet file; name it .parquet", b"%PDF": "a PDF document",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook", b"{\\rtf": "a rich text document",
 }  # fmt: skip
-#: Bytes read at a time, and those that decide on the encoding.
-_AT_ONCE, _HEAD = 1 << 23, 1 << 16
+#: Bytes read at a time, those that decide on the encoding, and those that decide on UTF-16.
+_AT_ONCE, _BEGINNING, _HEAD = 1 << 22, 1 << 23, 1 << 16
 _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How to read a CSV file. `encoding` is the name of a codec."""
+    """The format of a CSV file. `encoding` is the name of a codec."""
 
     path: str
     encoding: str
@@ -56,7 +56,7 @@ class CsvFormat:
 
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
-        """Open the file as blocks of text, which end with a line unless it is too long."""
+        """Open the file as blocks of text, which end after a line unless it is too long."""
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 
@@ -84,7 +84,7 @@ class CsvFormat:
             rest = text[end:]
 
     def _line_at(self, offset: int) -> int:
-        """Return the number of the line that contains a byte. Reads the file again."""
+        """Return the number of the line with the byte at `offset`. Reads the file again."""
         line, mark = 1, b"\n\0" if self.encoding.startswith("utf-16") else b"\n"
         with opened(self.path, MOST_STREAMED_BYTES) as raw:
             while offset > 0 and (read := raw.read(min(_AT_ONCE, offset))):
@@ -100,7 +100,11 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the end of a sentence, with the key that states a format."""
+    """Return the end of an error sentence: what the user must write to state the format.
+
+    `place` is the path of the file's settings in the job. If it is None, the file itself must
+    change.
+    """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
     return f"write {place}.{stated}"
@@ -109,7 +113,7 @@ def key(place: str | None, stated: str) -> str:
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
     """Return a file's format, partly guessed. `place` is the path of `settings` in the job."""
     with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
-        head = raw.read(_AT_ONCE)
+        head = raw.read(_BEGINNING)
     for begin, what in _KNOWN.items():
         if head.startswith(begin):
             raise DataInvalid(f"{path} is {what}, not CSV")
@@ -129,7 +133,7 @@ def _stated(name: str, head: bytes) -> str:
 
 
 def _encoding(path: str, head: bytes, place: str | None) -> str:
-    """Guess the encoding: by its mark, by the zero bytes of UTF-16, UTF-8 if valid, or CP1252."""
+    """Guess the encoding: a byte order mark, UTF-16 by its zeros, UTF-8 if valid, or CP1252."""
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
@@ -149,7 +153,7 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the codec of UTF-16 without a mark: ASCII has a zero byte in each pair."""
+    """Return the codec of UTF-16 text without a byte order mark (zero bytes show it), or None."""
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
         none = head[zeros : 2 * pairs : 2].count(0)
@@ -159,10 +163,10 @@ def _without_mark(head: bytes) -> str | None:
 
 
 def _separator(path: str, text: str, place: str | None) -> str:
-    """Guess the separator: the one that cuts all first lines into equally many cells."""
+    """Guess the separator: the one that splits all first lines into equally many cells."""
     lines = list(islice(io.StringIO(text[:_SAMPLED_CHARACTERS], newline=""), _SAMPLED_LINES + 1))
     if len(lines) > 1 and (len(lines) > _SAMPLED_LINES or len(text) > _SAMPLED_CHARACTERS):
-        lines = lines[:-1]  # it may be cut
+        lines = lines[:-1]  # the last line may be incomplete
     widths = {name: _widths(lines, mark) for name, mark in SEPARATORS.items()}
     many = [name for name, found in widths.items() if found and found[0] > 1]
     even = [name for name in many if len(set(widths[name])) == 1]

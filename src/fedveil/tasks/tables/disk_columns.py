@@ -1,7 +1,7 @@
-"""Columns on disk, in unnamed files that disappear with the process.
+"""Columns on disk, in unnamed files that disappear when the process ends.
 
-`TMPDIR` chooses the folder. The system may drop mapped columns from memory at any time and read
-them again.
+`TMPDIR` chooses the folder. The system may drop memory-mapped columns from memory at any time and
+read them again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedveil.base.array_types import Array
 
 
 class Spool:
-    """Columns on disk. Each is appended piece by piece and read as a whole."""
+    """Stores columns on disk. They are appended piece by piece, and read as a whole."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
@@ -28,7 +28,7 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append `piece` to columns, which share its bytes. A column has pieces of one type."""
+        """Append `piece` to these columns, which share its bytes. A column has one type."""
         place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
         for column in columns:
@@ -39,7 +39,7 @@ class Spool:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def column(self, name: str) -> Array:
-        """Return the whole column. The last one is cached."""
+        """Return a whole column. The most recently read one is cached."""
         if self._last is None or self._last[0] != name:
             self._last = (name, self._read(name))
         return self._last[1]
@@ -57,7 +57,7 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Return an array of zeros on disk, and a tensor that shares its memory."""
+    """Create a zeroed array in a file on disk, and a tensor that shares its memory."""
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)
@@ -67,7 +67,7 @@ def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.T
 
 
 def narrowest(count: int) -> type[np.integer[Any]]:
-    """Return torch's narrowest integer type for the numbers 0..count - 1."""
+    """Return torch's smallest integer type that can hold 0..count - 1."""
     for kind in (np.uint8, np.int16, np.int32):
         if count - 1 <= np.iinfo(kind).max:
             return kind

@@ -1,6 +1,7 @@
-"""Drift: how the rows of a new file differ from those that a party's encoding was computed from.
+"""Drift: how much a new file's rows differ from the training rows of a party's encoding.
 
-A summary of every column is saved at training. For new rows, two figures compare a column with it:
+A summary of every column is saved at training. For new rows, two statistics compare a column with
+it:
 
 - the population stability index, Σ (q - p) ln(q / p) over the column's groups, where p is a group's
   share of the training rows and q its share of the new ones. The groups of numbers are ten
@@ -27,19 +28,19 @@ from fedveil.settings.settings import Settings
 from fedveil.settings.stored import Stored
 from fedveil.tasks.tables.table_file import Table
 
-#: Fewer new rows say too little about a distribution.
+#: Fewer new rows are not compared.
 LEAST_ROWS = 100
 STABLE, SHIFTED = 0.1, 0.25
 #: A false alarm of the Kolmogorov-Smirnov test in one column of a thousand.
 _UNLIKELY = 0.001
 _POINTS, _GROUPS = 128, 10
-#: Words beyond these many count as one group, and an unknown word among them is not noticed.
+#: Rarer words than the first ones count as one group, in which new words are not noticed.
 _MOST_WORDS = 10_000
 _SHOWN = 3
 
 
 class NumberSummary(Settings):
-    """The training rows' numbers: values, and the share of rows up to each. NaN is missing."""
+    """Summary of a number column: training values, the share of rows up to each, group counts."""
 
     points: tuple[float, ...]
     shares: tuple[float, ...]
@@ -65,7 +66,10 @@ class NumberSummary(Settings):
 
 
 class WordSummary(Settings):
-    """The training rows' words with their counts. `others` and `missing` count all other rows."""
+    """Summary of a word column: frequent words with their counts, and the counts of other rows.
+
+    `others` counts the rows with other words, and `missing` the empty cells.
+    """
 
     words: dict[str, int]
     others: int = Field(ge=0)
@@ -81,7 +85,7 @@ class WordSummary(Settings):
 
 
 class Summary(Stored):
-    """The summary of each of a party's columns in the training rows."""
+    """Summaries of a party's columns over the training rows."""
 
     what = "a summary of a table"
 
@@ -90,7 +94,7 @@ class Summary(Stored):
 
     @classmethod
     def of(cls, table: Table, names: Sequence[str], words: Sequence[str]) -> Summary:
-        """Summarise the columns `names`, of which `words` are words and all others numbers."""
+        """Summarise the columns `names`. Those in `words` contain words, all others numbers."""
         columns: dict[str, NumberSummary | WordSummary] = {
             name: (WordSummary if name in words else NumberSummary).of(table, name)
             for name in names
@@ -100,10 +104,11 @@ class Summary(Stored):
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """A column of new rows beside the same column of the training rows.
+    """Comparison of one column between new rows and training rows.
 
-    `unseen` maps words that no training row has to their number of new rows. `psi` and `ks` are
-    None if there are too few new rows, `ks` also for words.
+    `unseen` maps words that no training row has to their number of new rows. `psi` (stability
+    index) and `ks` (Kolmogorov-Smirnov) are None if there are too few new rows, `ks` also for
+    words.
     """
 
     column: str

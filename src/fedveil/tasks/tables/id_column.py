@@ -1,4 +1,4 @@
-"""The ids of a table's rows, as the rules write them. They are distinct."""
+"""Reads the ids of a table's rows and checks that they are distinct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
-    """Reads the column `name` of ids. None: the rows have no ids."""
+    """Reads and normalises the ids in the column `name`. If `name` is None, rows have no ids."""
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
         self._name, self._rules, self._refusals = name, rules, refusals
@@ -32,20 +32,21 @@ class IdColumn:
             return
         written = piece.cells(self._name)
         refused: set[int] = set()
-        if max(map(len, written), default=0) > MOST_ID_LETTERS:  # together they may fill the memory
+        # too long ids could fill the memory
+        if max(map(len, written), default=0) > MOST_ID_LETTERS:
             refused = self._refuse(piece, written, refused)
             written = ["" if row in refused else cell for row, cell in enumerate(written)]
         ids = normalised(written, self._rules)
-        longest = max(map(len, ids), default=0)  # a Unicode form may have more letters
+        longest = max(map(len, ids), default=0)  # normalisation may make a text longer
         rounded = any(ROUNDED.fullmatch(cell) for cell in ids if "+" in cell)
         if longest > MOST_ID_LETTERS or "" in ids or "\0" in "".join(ids) or rounded:
             refused |= self._refuse(piece, ids, refused)
-            for row in refused:  # no duplicate of another refused one
+            for row in refused:  # unique, so that refused ids are not reported as duplicates
                 ids[row] = f"\x01{piece.places[row]}"
         self._ids.append(np.array(ids, np.str_))
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
-        """Add refusals of ids. Returns their rows, except those already `known`."""
+        """Report invalid ids. Returns the indices of their rows, without those already `known`."""
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
             kind = "" if row in known else _kind(cell)
@@ -60,7 +61,7 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Add a refusal for ids that occur twice. `places` are the rows' lines, piece by piece."""
+        """Report ids that occur twice. `places` are the rows' line numbers, by piece."""
         if self._name is None or not self._ids:
             return
         ids = self.array()
@@ -93,6 +94,6 @@ def _kind(cell: str) -> str:
         return "empty"
     if len(cell) > MOST_ID_LETTERS:
         return "long"
-    if "\0" in cell:  # NumPy drops it at the end of a text: two ids would become equal
+    if "\0" in cell:  # NumPy drops a NUL at the end of a text, so two ids would become equal
         return "NUL"
     return "rounded" if ROUNDED.fullmatch(cell) else ""

@@ -1,4 +1,4 @@
-"""The rules by which parties write ids alike (`task.tables.ids`), and near misses."""
+"""Rules that make all parties write ids in the same way (`task.tables.ids`), and hints on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOSER: Final = {
 
 
 def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
-    """Return the ids as the rules write them. Spaces around ids are already removed."""
+    """Normalise the ids by the rules. Spaces around them must already be removed."""
     alter = _alter(rules)
     if _are_plain("".join(ids), rules):
         return list(ids)
@@ -29,7 +29,7 @@ def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
 
 
 def _are_plain(joined: str, rules: IdSettings) -> bool:
-    """Return True if no rule can alter ids of these letters, as in most files."""
+    """Return True if no rule can change ids of these letters, as in most files."""
     if rules.case == "fold" or rules.leading_zeros == "drop":
         return False
     return joined.isascii() and not (rules.whole_numbers and "." in joined)
@@ -52,11 +52,11 @@ def _alter(rules: IdSettings) -> Callable[[str], str]:
 
 
 def hint(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> str:
-    """Return a sentence on looser rules, from the ids of the parties whose ids are known here.
+    """Return a sentence that suggests looser rules, or "" if they would change nothing.
 
-    With several parties' ids it has the number of further common ids under each rule. With one
-    party's, it has the number of its own ids that a rule writes otherwise, and says nothing about
-    others' ids. Returns "" if no looser rule changes anything.
+    With the ids of several parties, it says how many more ids would be common under each rule. With
+    those of one party, it says how many of its own ids a rule would change, and nothing about
+    others.
     """
     now = rules.model_dump()
     looser = {key: value for key, value in _LOOSER.items() if now[key] != value}

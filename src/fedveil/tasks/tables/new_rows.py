@@ -1,4 +1,4 @@
-"""Rows to score: a file without labels, in the encoding computed from the training rows."""
+"""Reads rows to score: a file without labels, encoded as the training rows were."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def read_encoding(path: Path) -> Encoding:
 def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewRows:
     """Read and encode the rows of a party's file, and compare them with the training rows.
 
-    Raises DataInvalid with the column's name if the file lacks one of the model's columns, or has a
-    cell that is not of its kind.
+    Raises DataInvalid with the column's name if the file lacks a column of the model, or if a cell
+    has the wrong kind of content.
     """
     settings = task.files.get(party, TableSettings())
     place = f"task.tables.files.{party}"
@@ -67,7 +67,7 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 
 
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
-    """Return the kind of each column that a file to score must have."""
+    """Return the kind of content of each column that a file to score must have."""
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"
         for name, column in encoding.columns.items()

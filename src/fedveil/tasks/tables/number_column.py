@@ -1,8 +1,9 @@
-"""One column of numbers. The form of its cells is found while it is read.
+"""Reads one column of numbers, and finds the form of its cells on the way.
 
-All possible forms are tried together. A form that cannot read a cell is excluded. Forms that remain
-at the end must agree on every cell, or another column must show which mark is decimal and if days
-come first. Otherwise the column is refused, with the key that states its form.
+All possible forms are tried together. A form that cannot read a cell is excluded. The forms that
+remain at the end must agree on every cell. If they do not, other columns must show which decimal
+separator and which order of day and month the file uses. Otherwise the column is refused, with the
+key that states its form.
 """
 
 from __future__ import annotations
@@ -29,28 +30,39 @@ _BAD = np.inf
 
 
 class Cells:
-    """The numbers in cells by each form. They are cached, for all columns of a file together."""
+    """Parses cells in every form. The results are cached for all columns of a file."""
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
-        self._cache: dict[str, list[float]] = {}
+        self._rows: dict[str, int] = {}
+        self._numbers = np.empty((0, len(FORMS)))
 
-    def numbers(self, word: str) -> list[float]:
-        """Return the number in a cell by each form: NaN if missing, infinite if not of the form."""
-        found = self._cache.get(word)
-        if found is None:
-            if is_missing(word, self.empty):
-                found = [np.nan] * len(FORMS)
-            else:
-                read = [parse(word) for parse in FORMS.values()]
-                found = [_BAD if number is None else number for number in read]
-            if len(self._cache) < _CACHED and len(word) <= _SHORT:
-                self._cache[word] = found
+    def numbers(self, words: Sequence[str]) -> Float64s:
+        """Return each cell's number for each form: NaN if missing, infinity if no fit."""
+        rows = [self._rows.get(word, -1) for word in words]
+        new = [at for at, row in enumerate(rows) if row < 0]
+        read = np.array([self._read(words[at]) for at in new], np.float64).reshape(-1, len(FORMS))
+        if len(new) == len(words):
+            found = read
+        else:
+            found = self._numbers[rows]
+            found[new] = read
+        kept = [at for at, word in enumerate(new) if len(words[word]) <= _SHORT]
+        if len(self._rows) + len(kept) <= _CACHED:
+            first = len(self._numbers)
+            self._rows.update((words[new[at]], first + row) for row, at in enumerate(kept))
+            self._numbers = np.concatenate([self._numbers, read[kept]])
         return found
+
+    def _read(self, word: str) -> list[float]:
+        if is_missing(word, self.empty):
+            return [np.nan] * len(FORMS)
+        read = [parse(word) for parse in FORMS.values()]
+        return [_BAD if number is None else number for number in read]
 
 
 class NumberColumn:
-    """Reads one column into `spool`, a piece at a time. `forms` are the remaining ones."""
+    """Reads one column into `spool`, piece by piece. `forms` are the ones still possible."""
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
@@ -78,6 +90,8 @@ class NumberColumn:
             self._seen = True
             whole = bool((present == np.floor(present)).all())
             kept = _DECIMALS if whole else ("point",) if "point" in self.forms else self.forms
+            if ((present == 0) | (present == 1)).all():
+                kept = (*_DECIMALS, "boolean")  # words such as yes may follow
             self.forms = [form for form in self.forms if form in kept] or self.forms
         self._check_missing(values, piece)
         self._spool.append([self._key(form) for form in self.forms], values)
@@ -87,9 +101,8 @@ class NumberColumn:
 
     def _add_texts(self, piece: Piece) -> None:
         codes, words = piece.coded(self.name)
-        read = [self._cells.numbers(word) for word in words]
-        table = np.array(read, np.float64).reshape(len(words), -1)
-        table = table[:, [list(FORMS).index(form) for form in self.forms]]
+        read = self._cells.numbers(words)
+        table = read[:, [list(FORMS).index(form) for form in self.forms]]
         bad = np.isinf(table)
         failures = bad[codes].sum(axis=0)
         fits = failures == 0
@@ -110,7 +123,7 @@ class NumberColumn:
     def _store(
         self, table: Float64s, codes: np.ndarray, words: Sequence[str], piece: Piece
     ) -> None:
-        """Append the numbers of every form, those of equal ones once."""
+        """Append the numbers of every form. Forms with equal numbers share the same bytes."""
         left = list(range(len(self.forms)))
         while left:
             first = table[:, left[0]]
@@ -140,13 +153,13 @@ class NumberColumn:
 
     @property
     def undecided(self) -> tuple[str, str] | None:
-        """Return two forms that read some cell differently, or None."""
+        """Return two remaining forms that read a cell differently, or None."""
         pairs = ((a, b) for a, b in self._differs if a in self.forms and b in self.forms)
         return next(pairs, None)
 
     @property
     def evidence(self) -> str | None:
-        """Return the only decimal mark, or the only order of dates, that this column can have."""
+        """Return the only possible decimal separator or date order of this column, or None."""
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]
             if self._seen and len(possible) == 1 and not self.undecided:
@@ -154,9 +167,9 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose the form by the `decided` forms of other columns, and return it.
+        """Choose the form with the help of `decided`, the forms of other columns. Returns the form.
 
-        If nothing decides between two, adds a refusal that names the key.
+        If two forms remain possible, it adds a refusal that names the key to write.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]
@@ -175,10 +188,10 @@ class NumberColumn:
 
 
 def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
-    """Choose the form of every column of a file, and return it by the column's name."""
+    """Choose the form of every column of a file. Returns the forms by column name."""
     made = list(columns)
     decided = {form for column in made if (form := column.evidence) is not None}
     for group in (_DECIMALS, _ORDERS):
-        if decided >= set(group):  # columns of both kinds: they decide nothing for others
+        if decided >= set(group):  # columns disagree, so they say nothing about the others
             decided -= set(group)
     return {column.name: column.settle(decided, place) for column in made}

@@ -1,4 +1,4 @@
-"""`tables`: a wide-and-deep model in which every party reads a table of its own.
+"""`tables`: a wide-and-deep model for parties that each have a table.
 
 Each party names its file, its id column and its features in its own copy of the job. The other
 parties learn about the table only through the tensors that the party sends. The held-out examples
@@ -40,7 +40,7 @@ _HELD_OUT = b"fedveil: held out"
 
 
 class Tables(ByLabel):
-    """The task of `task.tables` settings.
+    """The task with the settings `task.tables`.
 
     Labels that are numbers are scaled to mean 0 and variance 1 over the training rows. `folder` is
     the folder of a resumed run, which contains its encodings.
@@ -65,7 +65,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the owners whose table header is readable here, and a leader without features."""
+        """Return the owners whose table is on this machine, and a leader without features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -74,7 +74,7 @@ class Tables(ByLabel):
         """Return the split model: two parts for each owner, and the top.
 
         Only the parts of the parties in `here` have modules, because an owner's modules can be
-        built only from the header of its own table. None means that all parties are here.
+        built only from the header of its own table. With None, all parties are here.
         """
         owners = {
             owner: self._features(owner) if here is None or owner in here else None
@@ -91,7 +91,7 @@ class Tables(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `numbers`, `intervals` and `words`. The ids are texts."""
+        """Return an owner's columns `numbers`, `intervals` and `words` for a subset of examples."""
         return self._of(party).owned[subset]
 
     def notes(self, party: str) -> Sequence[str]:
@@ -108,7 +108,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the columns of a party's file to score, with the kind of each."""
+        """Return the kind of content of each column that a party's file to score must have."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
@@ -119,7 +119,7 @@ class Tables(ByLabel):
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the classes' weights from the leader's settings, 1 by default."""
+        """Return the weight of each class from the leader's settings. The default is 1."""
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None
@@ -138,7 +138,7 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding, without its table if that is saved."""
+        """Return the sizes of an owner's encoding. Reads the table only if none is saved."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 
@@ -164,7 +164,7 @@ class Tables(ByLabel):
 
 
 class _Chosen:
-    """The columns of a party's table that its job selects, known from the table's header alone."""
+    """The columns that a party's job selects from its table. Only the table's header is read."""
 
     def __init__(self, settings: TablesSettings, party: str, leader: str) -> None:
         self.place = f"{_PLACE}.files.{party}"
@@ -186,14 +186,14 @@ class _Chosen:
 
     @property
     def features(self) -> Features:
-        """Return the sizes of the features' encoding, which are independent of the rows."""
+        """Return the sizes of the encoding, which do not depend on the rows."""
         return Features(
             intervals=(self._bins,) * len(self.numbers),
             places=tuple(self.table.categories[name] for name in self.words),
         )
 
     def _checked(self) -> list[str]:
-        """Return the header. Raises DataInvalid if it lacks a column that the job names."""
+        """Return the column names. Raises DataInvalid if a column that the job names is missing."""
         table, columns = self.table, table_file.header(self.path, self.table, self.place)
         named = {
             "id": [table.id],
@@ -208,7 +208,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the file's `columns` that are features to train on, in the file's order."""
+        """Return the feature columns among `columns`, in the file's order."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -224,7 +224,7 @@ class _Chosen:
 class _Held:
     """A party's data: its columns for each subset of examples, and the encoding of its table.
 
-    The encoding is read from `kept` if that exists, and otherwise computed from the training rows.
+    The encoding is read from `kept` if given, and otherwise computed from the training rows.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class _Held:
 
     @cached_property
     def summary(self) -> Summary:
-        """Return the summary of the training rows, the basis of drift."""
+        """Return the summary of the training rows, with which drift is measured."""
         return Summary.of(self._train, self._chosen.names, self._chosen.words)
 
     def _read(self, kept: Path, features: Sequence[str]) -> Encoding:
@@ -267,12 +267,12 @@ class _Held:
         return Columns(table.ids, self.encoding.applied(table), labels)
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
-        """Return the columns to read. `known` are the kinds that a saved encoding has."""
+        """Return which columns to read. `known` has the kinds of content in a saved encoding."""
         numbers, words = self._chosen.numbers, self._chosen.words
         if self._label is not None:
             (numbers if self._settings.classes is None else words).append(self._label)
         may_lack = frozenset(self._chosen.names if self._table.missing == "mean" else ())
-        # Labels of yes and no are rather two classes: only the job makes them numbers.
+        # Labels such as yes and no are read as two classes, unless the job states their kind.
         kinds = {self._label: "number"} if self._label is not None else {}
         reading = self._table.model_copy(update={"kinds": kinds | dict(known) | self._table.kinds})
         return Wanted(
@@ -281,7 +281,7 @@ class _Held:
         )  # fmt: skip
 
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
-        """Read the tables. Adds problems of the training table to `refusals`."""
+        """Read the training and held-out rows. Problems of the training table go to `refusals`."""
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
             # The held-out file contains what the training file contains.
@@ -330,10 +330,10 @@ class _Held:
 
 
 def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_]:
-    """Return a mask of the held-out ids. A digest of each id decides, so that all parties agree.
+    """Return a mask of the held-out ids. The digest of an id decides, so that all parties agree.
 
     The job's seed has no influence: runs with other seeds hold out the same examples. A larger
-    `fraction` also holds out all examples of a smaller one.
+    `fraction` holds out a superset of the examples of a smaller one.
     """
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))

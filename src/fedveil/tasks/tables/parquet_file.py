@@ -1,4 +1,4 @@
-"""Reads a table from Parquet. Ids and words are texts or whole numbers.
+"""Reads a table from Parquet. Ids and words may be texts or integers.
 
 Numbers have any numeric type, or are dates (days since 1970-01-01), truth values or texts.
 """
@@ -26,7 +26,7 @@ _DAY_US = 86400 * 1_000_000
 
 
 class _Batch(Piece):
-    """A piece of a Parquet file, held as a batch of pyarrow."""
+    """Some rows of a Parquet file, as a batch of pyarrow."""
 
     unit = "row"
 
@@ -87,7 +87,7 @@ def _kind(kind: Any) -> Any:
 
 
 def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> None:
-    """Raise DataInvalid with all columns that have another type than a number or a text has."""
+    """Raise DataInvalid with all columns whose type is wrong for numbers or for texts."""
     from pyarrow import types
 
     refusals, schema = Refusals(path), _schema(path)
@@ -106,7 +106,7 @@ def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> 
 
 
 def _texts(values: Any) -> list[str]:
-    """Return the values as texts without surrounding spaces."""
+    """Return the values as texts, without spaces around them."""
     import pyarrow.compute as pc
 
     trimmed = pc.utf8_trim_whitespace(values.cast("string"))
@@ -130,7 +130,7 @@ def header(path: str) -> list[str]:
 
 
 def pieces(path: str, names: Collection[str]) -> Iterator[Piece]:
-    """Yield the file's rows in pieces, with only the columns `names`."""
+    """Yield the file's rows in pieces, with the columns `names`."""
     first, chosen = 1, list(dict.fromkeys(names))
     schema = _schema(path)
     with _opened(path, [name for name in chosen if _is_text(schema.field(name).type)]) as file:
@@ -148,7 +148,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a file. Memory holds each distinct value of the columns in `texts` only once."""
+    """Open a file. For the columns `texts`, memory holds each distinct value only once."""
     try:
         from pyarrow import parquet
     except ImportError:
@@ -164,7 +164,7 @@ def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
 
 @contextmanager
 def _whole(path: str) -> Iterator[None]:
-    """Turn pyarrow's errors about the file `path` into a DataInvalid of one sentence."""
+    """Convert pyarrow's errors about the file `path` to DataInvalid with one sentence."""
     import pyarrow
 
     try:

@@ -1,4 +1,4 @@
-"""All problems of one file, as one sentence."""
+"""Collects all problems of one file and reports them as one error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Problem:
 class Refusals:
     """Collects problems of the file `path`: of single rows, and of whole columns.
 
-    Problems of rows are counted by kind, and only the first rows of each kind are saved.
+    Problems of rows are counted by kind. Only the first rows of each kind are named.
     """
 
     path: str
@@ -32,25 +32,25 @@ class Refusals:
     _others: list[str] = field(default_factory=list)
 
     def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
-        """Add `count` rows with a problem of one kind. `said` describes the first of `rows`."""
+        """Add `count` rows with the same kind of problem. `said` describes the first of `rows`."""
         problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
         problem.count += count
         problem.rows.extend(rows[: _ROWS - len(problem.rows)])
 
     def add(self, sentence: str) -> None:
-        """Add a problem of the whole file. `sentence` does not name the file."""
+        """Add a problem of the whole file. `sentence` must not name the file."""
         self._others.append(sentence)
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._others)
 
     def has(self, column: str) -> bool:
-        """Return True if a row's problem is in this column."""
+        """Return True if a row has a problem in this column."""
         return any(column == name for name, _ in self._rows)
 
     @contextmanager
     def collecting(self, column: str) -> Iterator[None]:
-        """Add a DataInvalid about `column` instead of raising it, unless its rows have problems."""
+        """Context manager: collects a DataInvalid about `column`, unless its rows have problems."""
         try:
             yield
         except DataInvalid as error:
@@ -61,7 +61,7 @@ class Refusals:
         if not len(self):
             return
         found = [self._shown(problem) for problem in self._rows.values()]
-        # A lone problem of rows reads "PATH, line 3: ...", and one of the file "PATH: ...".
+        # A single problem of a row reads "PATH, line 3: ...", and one of the file "PATH: ...".
         if len(self) == 1:
             mark = ", " if found else ": "
             raise DataInvalid(f"{self.path}{mark}{(found + self._others)[0]}")

@@ -1,7 +1,7 @@
 """Reads one party's table from a CSV or Parquet file in pieces, and checks every cell.
 
-Spaces around a text are ignored, and ids and words are texts whatever type they have in the file.
-All problems of a file are one error. It names the lines or rows, and the columns.
+Spaces around a text are ignored. Ids and words are texts, whatever type they have in the file. All
+problems of a file are reported in one error, with the lines or rows and the columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULT, _RULES = ReadingSettings(), IdSettings()
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns to read, by kind. Without an `id`, rows have no ids.
+    """The columns to read, by kind. If `id` is None, rows have no ids.
 
     Cells of the columns in `may_lack` may be empty. An empty number becomes NaN, an empty word "".
     `place` is the path of the file's settings in the job, for messages.
@@ -50,10 +50,10 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The wanted columns of a file, in the order of its rows. No two rows have the same id.
+    """The requested columns of a file, in the order of its rows. Ids are distinct.
 
-    The columns are on disk. `known` has the distinct words of each column of words. `said` has
-    sentences on how the file was read, and `kinds` the content of each column of numbers.
+    The columns are on disk. `known` has the distinct words of each word column. `said` has
+    sentences on how the file was read, and `kinds` the kind of content of each number column.
     """
 
     path: str
@@ -74,11 +74,11 @@ class Table:
         return self._column(column)
 
     def codes(self, column: str) -> npt.NDArray[np.int32]:
-        """Return, for each row, the index of its word in `known`."""
+        """Return the index of each row's word in `known[column]`."""
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Return the rows of a whole table for which the mask `chosen` is True."""
+        """Select the rows of a whole table for which the mask `chosen` is True."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
@@ -86,7 +86,7 @@ class Table:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def _column(self, name: str) -> Array:
-        """Return a column's chosen rows. The last column is cached."""
+        """Return the selected rows of a column. The most recently read column is cached."""
         if name not in self._last:
             column = self.spool.column(name)
             self._last.clear()
@@ -95,7 +95,7 @@ class Table:
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
-    """Return the file's column names. Raises DataInvalid for an empty or a repeated one."""
+    """Return the file's column names. Raises DataInvalid if a name is empty or repeated."""
     if is_parquet(path):
         return parquet_file.header(path)
     return csv_file.header(find_format(path, reading, place))
@@ -120,10 +120,10 @@ def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collec
 
 
 def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
-    """Read the wanted columns of a file, piece by piece.
+    """Read the requested columns of a file, piece by piece.
 
-    Raises DataInvalid with all problems of its cells. With `refusals` it adds the problems to them
-    instead, and returns rows that only serve to find more problems.
+    Raises DataInvalid with all problems of its cells. If `refusals` is given, problems are added to
+    it instead, and the returned rows only serve to find further problems.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
@@ -162,10 +162,10 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
 
 
 def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
-    """Plan the columns to read as plain numbers in the next piece, from those read so far.
+    """Choose which columns to read as plain numbers in the next piece.
 
-    If commas separate cells, a number without quotes has a decimal point. Otherwise, only columns
-    that have one possible form are planned.
+    If commas separate cells, a number without quotes has a decimal point. Otherwise only columns
+    are chosen for which the rows so far leave a single possible form.
     """
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"
@@ -175,7 +175,7 @@ def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
-    """Yield sentences on columns of numbers that are not plain."""
+    """Yield sentences about number columns in unusual forms, such as dates."""
     kinds = {
         "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
         "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",
@@ -188,7 +188,7 @@ def _told(forms: Mapping[str, str]) -> Iterator[str]:
 
 
 class _WordColumn:
-    """Reads one column of words. `known` has the code of each."""
+    """Reads one column of words. `known` maps each word to its index."""
 
     def __init__(self, name: str, wanted: Wanted, spool: Spool, refusals: Refusals) -> None:
         self.name, self.known = name, dict[str, int]()
@@ -211,7 +211,7 @@ class _WordColumn:
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str], bool]:
-    """Return the file's pieces, a sentence on its format, and True if commas separate cells."""
+    """Open the file. Returns its pieces, a sentence on its format, and if commas separate cells."""
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)

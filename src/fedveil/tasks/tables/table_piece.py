@@ -1,4 +1,4 @@
-"""Some rows of a table's file, read column by column."""
+"""Some rows of a table file, whose columns are read one by one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedveil.base.array_types import Float64s, Int32s
 
 @dataclass
 class Plan:
-    """The columns to read from a file. `numbers` grows and shrinks while the file is read.
+    """Which columns of a file to read, and which of them as numbers. Updated during reading.
 
-    `numbers` are columns that so far have plain numbers, with the decimal mark `decimal`. All
-    others are read as texts.
+    `numbers` are columns that have had only plain numbers so far, with the decimal separator
+    `decimal`. All others are read as texts.
     """
 
     names: Sequence[str]
@@ -34,21 +34,24 @@ class Piece(ABC):
 
     @abstractmethod
     def cells(self, column: str) -> list[str]:
-        """Return a column's cells as texts without surrounding spaces. A missing cell is ""."""
+        """Return a column's cells as texts, without spaces around them. A missing cell is ""."""
 
     def coded(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return a column's texts, as `cells`: the index of each row's text in a list."""
+        """Return each row's text as an index into the list of distinct texts, and that list."""
         known: dict[str, int] = {}
         codes = [known.setdefault(cell, len(known)) for cell in self.cells(column)]
         return np.array(codes, np.int32), list(known)
 
     def words(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return a column of words as `coded` does. Raises DataInvalid if it holds other values."""
+        """Return each row's word as an index into the list of distinct words, and that list.
+
+        Raises DataInvalid if the column has other values than words.
+        """
         return self.coded(column)
 
     def numbers(self, column: str, decimal: str) -> Float64s | None:
-        """Return a column of plain numbers, NaN if missing. None if its texts must be read.
+        """Return a column of plain numbers, NaN if missing. None if it must be read as texts.
 
-        `decimal` is the decimal mark of written numbers.
+        `decimal` is the decimal separator.
         """
         return None
