@@ -73,7 +73,7 @@ def machines() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if "ray::Machine" in " ".join(process.cmdline()):
+            if "ray::_PiecewiseMachine" in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
