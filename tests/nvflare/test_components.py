@@ -244,8 +244,8 @@ def test_a_set_back_account_lets_nothing_out(site: Site) -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"protection": "pw_encrypt"}, "needs messages of the server's half"),
-        ({"protection": "signds"}, "needs messages of the server's half"),
+        ({"protection": "pw_encrypt"}, "needs clients, the number of sites in a sum"),
+        ({"protection": "central_gaussian"}, "central_gaussian is not possible here"),
         ({"protection": "oue", "adaptive": True}, "adaptive"),
         ({"protection": "not_encrypt"}, "is not"),
         ({"protection": "dp_encrypt", "dp_eps": 0}, "dp_eps"),
