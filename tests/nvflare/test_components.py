@@ -20,8 +20,16 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 
+from fedveil.base.message import encode
 from fedveil.errors import FedveilError, SiteError
-from fedveil.nvflare.components import REPORT, ProtectedAggregator, SiteResultFilter, SiteTaskFilter
+from fedveil.nvflare.components import (
+    DIMENSION,
+    MESSAGE,
+    REPORT,
+    ProtectedAggregator,
+    SiteResultFilter,
+    SiteTaskFilter,
+)
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.site.account import Release
 from fedveil.site.site_folder import Site
@@ -197,6 +205,37 @@ def test_a_task_has_one_report(site: Site) -> None:
     SiteResultFilter().process(result_of(0.5), fl_ctx)
     with pytest.raises(ContentBlockedException):
         SiteResultFilter().process(result_of(0.5), fl_ctx)
+
+
+@pytest.mark.parametrize(
+    "words", [None, b"", b"\x80\x04pickle", "text", 7, encode({"phase": "masked", "round": 4})]
+)
+@pytest.mark.parametrize("dimension", [None, 20, 0, -1, True, 1 << 60, "20"])
+def test_a_message_of_no_sum_is_refused(site: Site, words: Any, dimension: Any) -> None:
+    data = Shareable()
+    if words is not None:
+        data[MESSAGE] = words
+    data.set_header(DIMENSION, dimension)
+    blocked(site, data, context("fedveil_phase"))
+
+
+def test_a_filter_that_a_job_adds_changes_nothing(site: Site) -> None:
+    """A job may name the filters, if the site's list of classes permits them."""
+    fl_ctx, weaker = context(), {**CLEAR, "dp_eps": 1e8}
+    admits(site).process(task_data(), fl_ctx)
+    with pytest.raises(ContentBlockedException):
+        admits(site, weaker).process(task_data(), fl_ctx)
+    with pytest.raises(ContentBlockedException):
+        SiteResultFilter().process(result_of(0.5), fl_ctx)
+    assert site.account("heart").spent().releases == 1
+
+
+def test_a_job_with_another_configuration_is_refused(site: Site) -> None:
+    config = Path(HERE["workspace"].get_app_config_dir("job-7"))
+    config.mkdir(parents=True)
+    (config / "config_fed_client.json").write_text("{}")
+    blocked(site, task_data(), context())
+    assert "which is not in jobs.digests" in said(site)
 
 
 def test_a_job_with_code_of_its_own_is_refused(site: Site) -> None:

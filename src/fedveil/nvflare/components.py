@@ -85,9 +85,12 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the task's data, or raise `ContentBlockedException`."""
+        earlier = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         name, job = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), str(fl_ctx.get_job_id())
         try:
+            if earlier is not None:
+                raise SiteRefused("another filter of a site has admitted this task")
             _keep(fl_ctx, self._admitted(shareable, fl_ctx, name, job))
         except Exception as error:
             self._reports.refused(f"task {name} of job {job}", error)
