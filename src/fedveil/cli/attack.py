@@ -49,7 +49,9 @@ Protections = Annotated[
         "--protection", help="A protection to attack instead of the job's own; may be repeated."
     ),
 ]
-Try = Annotated[Effort, typer.Option("--effort", help="How much computation to spend.")]
+Try = Annotated[
+    Effort, typer.Option("--effort", help="How much computation to spend: quick takes minutes.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -102,7 +104,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part, from what they send or from its sums.",
+        "Find out which clients took part, from their messages or from sums of the messages.",
     ),
     Attack(
         "classes",

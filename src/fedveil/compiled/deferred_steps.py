@@ -62,10 +62,10 @@ def _apart(length: int) -> int:
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
     """Decide for each operation if its steps are deferred for this client.
 
-    `examples` is the number of examples times epochs. They are deferred if `hold` is True and
-    memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred steps stays
-    unchanged, so it is read from the copy that all threads share, `shared` entries after the
-    client's own.
+    `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
+    is True and the memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred
+    steps stays unchanged, so it is read from the copy that all threads share, `shared` entries
+    after the client's own.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]

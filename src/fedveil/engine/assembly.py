@@ -179,10 +179,7 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the partition of the training examples, and the partition of the held-out ones.
-
-    The second is None if clients hold out no examples.
-    """
+    """Return the partition of the training examples, and that of held-out examples or None."""
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -216,10 +213,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the `Way` of the job: its rule for the state that a client keeps between rounds.
-
-    `model` comes from `make_model`.
-    """
+    """Return the job's `Way`: its rule for the state that a client keeps between rounds."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":

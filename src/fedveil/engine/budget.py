@@ -44,10 +44,7 @@ def solve_job(
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """Return a warning if the protection adds noise but the whole run guarantees almost nothing.
-
-    Returns None if no warning is needed.
-    """
+    """Return a warning if the protection's noise guarantees almost nothing, or None."""
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)

@@ -45,8 +45,8 @@ from fedveil.protections.base import Aggregate, Protection, RoundContext, State,
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
-#: Lengths of the canaries' updates as multiples of the clip, used in turn. A clip that does not
-#: bound at all shows in every canary. One that bounds slightly too little shows best in the first.
+#: Lengths of the canaries' updates as multiples of the clip, used in turn. A missing clip shows in
+#: every canary. A clip that is slightly too large shows best in the first.
 BEYOND = (1.5, 8.0, 64.0)
 #: Lengths of the updates if a perturbed report has no clip. Anything it reveals about size shows in
 #: one of them.
@@ -82,10 +82,7 @@ class CanaryTraining(Training):
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update that the canary sends if its coin shows 1.
-
-        If the coin shows 0, the canary sends the negative.
-        """
+        """Return the update of a canary whose coin shows 1. For 0, it sends the negative."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)

@@ -95,7 +95,8 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Add a difference of two sums to `noise`, in units of the largest change by one client.
 
-        `step` is that change, as a multiple of the largest change of a single sum.
+        A client changes a single sum by at most a fixed length, and the difference by `step` times
+        that.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

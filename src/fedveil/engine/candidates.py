@@ -64,8 +64,7 @@ class Candidate:
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the noise's expected length in a round's mean, divided by the mean's largest
-        length.
+        """Return the noise's expected length in a round's mean, over the mean's largest length.
 
         The mean is over n clients, or n sampled examples under `privacy.unit: example`. `examples`
         is the number of examples of all clients together. Real updates are shorter than the clip,

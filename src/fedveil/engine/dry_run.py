@@ -85,10 +85,7 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Return the file and line of the user's function `name`.
-
-    Needed for an error whose traceback contains only torch's own files.
-    """
+    """Return the file and line of the user's function `name`."""
     if is_language_model(name):
         return name
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)

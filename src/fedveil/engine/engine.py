@@ -32,10 +32,7 @@ class Engine(ABC):
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the name of the clients' trainer, or None if the server cannot know it.
-
-        Raises an error if no trainer fits.
-        """
+        """Return the name of the clients' trainer, or None if unknown here. Raises if none fits."""
         return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above

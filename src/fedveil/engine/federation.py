@@ -193,10 +193,7 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the cost of the reports just before they are requested.
-
-        If the run then ends, their cost is already recorded.
-        """
+        """Record the cost of the reports just before they are requested."""
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 

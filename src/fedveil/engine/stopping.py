@@ -62,10 +62,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the run's final weights, and a sentence if they are not those of the last round.
-
-        `weights` are the last round's.
-        """
+        """Return the final weights, and a sentence if they are not `weights`, the last round's."""
         if self._best is None:
             return weights, None
         round, best = self._best

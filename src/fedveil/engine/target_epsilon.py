@@ -122,10 +122,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with the parameter `key` set to `value`.
-
-    Raises an error if the protection does not accept the value.
-    """
+    """Return the protection with the parameter `key` set to `value`. Raises if it is refused."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 

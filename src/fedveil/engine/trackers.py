@@ -36,10 +36,7 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Logs to Weights & Biases, or offline if the variable WANDB_MODE is not set.
-
-    Offline logs are in the run's folder.
-    """
+    """Logs to Weights & Biases. Without the variable WANDB_MODE it writes to the run's folder."""
 
     def __init__(self) -> None:
         try:

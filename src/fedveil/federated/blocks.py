@@ -195,8 +195,8 @@ class AuditSettings(Block):
     canaries: int = Field(
         0,
         ge=0,
-        description="number of canary clients in every round, beside the others. They give "
-        "a lower bound on the run's epsilon. At most the number of clients in a "
+        description="number of artificial clients (canaries) in every round, beside the others. "
+        "They give a lower bound on the run's epsilon. At most the number of clients in a "
         "round. 0: no audit",
     )
     norm: float | None = Field(

@@ -50,7 +50,8 @@ def _keys_of_language_models(job: JobFields) -> str | None:
 
 def _texts_read(job: JobFields) -> str | None:
     """`data.name: text_folder` needs `data.folder`, the folder of your texts, `model: hf:FOLDER`
-    and one of its three tasks."""
+    and a task of language models.
+    """
     if job.data.name != TEXT_FOLDER:
         return None
     if job.data.folder is None:

@@ -12,7 +12,6 @@ from fedveil.settings.rules import Check, Rules
 
 
 def add_rules_of_protections(rules: Rules[JobFields]) -> None:
-    """Add each protection's rules and advice to `rules`."""
     for position in POSITIONS.values():
         reads = ("protection.name", f"protection.{position.block}", "clients")
         for rule in position.rules:

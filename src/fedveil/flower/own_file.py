@@ -54,10 +54,7 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content.
-
-        Raises `DeploymentError` if the seal does not fit the old content.
-        """
+        """Replace the content. Raises `DeploymentError` if the old content breaks the seal."""
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)

@@ -23,7 +23,6 @@ _FIELD = "encoded"
 
 
 def to_records(message: Message) -> RecordDict:
-    """Encode `message` as records."""
     return encoded_records(encode(message))
 
 

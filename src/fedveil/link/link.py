@@ -57,7 +57,7 @@ class Link:
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
         self.peer = peer
         self.session = Secure().token(SESSION_BYTES)
-        #: Number of streams attached after the first, and seconds without one.
+        #: The number of streams after the first, and the seconds without a stream.
         self.reconnections = 0
         self.away_s = 0.0
         self._patience_s = patience_s
@@ -153,10 +153,7 @@ class Link:
     # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return what a greeting says: this side's session, the peer's, and the messages received.
-
-        The peer's session is empty if it is unknown.
-        """
+        """Return this side's session, the peer's or b"", and the number of messages received."""
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
@@ -189,10 +186,7 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End the stream with number `stream`, unless a newer stream has replaced it already.
-
-        `why` is the reason, for later errors.
-        """
+        """End stream number `stream`, unless a newer one replaced it. Later errors say `why`."""
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0

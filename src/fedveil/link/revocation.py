@@ -56,10 +56,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return a sentence on a certificate of the chain that is revoked or has no list.
-
-        Returns None if there is no such certificate.
-        """
+        """Return a sentence on a certificate that is revoked or has no list, or None."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault

@@ -126,7 +126,10 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a score: the row's log-likelihood ratio, from counts. None if rows hardly repeat."""
+    """Return a function that scores rows, trained on two sides. None if rows hardly repeat.
+
+    A row's score is the log ratio of how often it is in `ahead` and in `back`.
+    """
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

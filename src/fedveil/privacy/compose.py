@@ -34,7 +34,7 @@ Charge: TypeAlias = tuple[PrivacyLoss, int]
 
 #: More releases of one kind than this are composed only by Rényi divergences.
 _MAX_COUNT = 10**12
-#: Share of delta that may be for errors before a second tilt is tried. For a large epsilon the
+#: A second tilt is tried if errors take more than this share of delta. For a large epsilon the
 #: limit is the equivalent share of epsilon.
 _DOUBT = 1e-5
 

@@ -24,12 +24,12 @@ from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.compose import Charge, compose
 
-#: The family is searched from this factor of its claimed member to its inverse.
+#: The least factor of the search. The largest is its inverse, and the claimed member has factor 1.
 _LEAST = 2.0**-10
 #: Relative accuracy of the factor, which is rounded down.
 _NEAR = 1e-3
-#: The charges of the family's member at a factor of the claimed one, costlier for a larger factor.
-#: Raises `ValueError` for a factor that has no member.
+#: Maps a factor to the charges of a member of the family. A larger factor costs more. Raises
+#: `ValueError` if there is no member with this factor.
 Family = Callable[[float], Sequence[Charge]]
 
 

@@ -72,10 +72,9 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the claimed epsilon with which this lower bound is compared.
+        """Return the claimed epsilon of this lower bound: its own, or `finding` if that is NaN.
 
-        It is the metric's own `epsilon`. If that is NaN, it is the argument, the epsilon of the
-        finding.
+        `finding` is the claimed epsilon of the whole finding.
         """
         return finding if math.isnan(self.epsilon) else self.epsilon
 
@@ -137,7 +136,7 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return a phrase for each lower bound on the true epsilons that it would probably miss.
+        """Return, for each lower bound, a phrase on the true epsilons that it would miss.
 
         Bounds with an unknown `unseen` or an infinite claim are left out.
         """

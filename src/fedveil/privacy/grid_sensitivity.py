@@ -67,9 +67,6 @@ def clip_within(clip: float, dimension: int) -> float:
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Round a sum of clipped contributions to its grid, and return it as an update.
-
-    float32 represents the result exactly.
-    """
+    """Return a sum of clipped contributions, rounded to its grid, as an update."""
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

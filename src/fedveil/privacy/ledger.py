@@ -44,10 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """The cost of a report: a loss, and its number of releases.
-
-    `protections.base.Spending` is one.
-    """
+    """The cost of a report, such as `Spending`: a loss, and its number of releases."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -231,10 +228,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round.
-
-        `groups` are the clients charged in it so far, by their kind.
-        """
+        """Charge `members` in a round whose charged clients are in `groups`, by their kind."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -276,7 +270,6 @@ class Ledger:
         return self._counted
 
     def to_state(self) -> Message:
-        """Return the ledger as a `Message`, for a checkpoint."""
         return {
             **kinds_to_state(self._kinds),
             **rounds_to_state(self._closed, self._open),
@@ -326,7 +319,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return (loss, count) pairs, with equal losses merged. `bare` drops releases."""
+    """Return (loss, count) pairs, with equal losses merged. `bare` removes the losses' releases."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)

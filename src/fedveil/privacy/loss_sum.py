@@ -78,7 +78,6 @@ class Tilted:
         return np.log(weights[some]), lowest[some], highest[some]
 
     def variance(self) -> float:
-        """Return the variance of the loss under the tilted weights."""
         mass = float(self.weights.sum())
         losses = self.losses
         mean = float((self.weights * losses).sum()) / mass
@@ -95,7 +94,7 @@ class Tilted:
     def on_grid(self, step: float, tilt: float) -> Tilted:
         """Return the distribution on a grid with another step.
 
-        Raises `TooSteep` if it is too coarse. `tilt` is the tilt of the weights.
+        `tilt` is the tilt of the weights. Raises `TooSteep` if `step` is too large.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is

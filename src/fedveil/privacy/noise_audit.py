@@ -35,7 +35,7 @@ class MeasuredNoise:
     entries: int
     releases: int = 0
     squares: float = 0.0
-    #: The sum of squares of the release with the smallest one.
+    #: The smallest sum of squares of a single release.
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:

@@ -34,9 +34,9 @@ from fedveil.privacy.finding import CONFIDENCE
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.guarantee_strength import Figure
 
-#: An epsilon that replaces 0 if a curve needs one, and the end of every search.
+#: An epsilon in place of 0, for curves that need a positive one, and the end of every search.
 _LEAST, _MOST = 2.0**-100, 2.0**20
-#: A plan is one of m, m / 2, m / 4 and so on guesses, and never fewer than these.
+#: For m canaries, the number of guesses is m, m / 2, m / 4 and so on, but at least this.
 _FEWEST = 8
 
 

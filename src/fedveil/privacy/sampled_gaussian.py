@@ -35,9 +35,9 @@ dp-accounting composes the same mechanism under REPLACE_ONE.
 #
 # The theorem also covers a sum of clients' vectors, each of which is in it by a secret draw.
 #
-# The curve of that pair is its own mirror image, so that one distribution covers both orders. By
-# theorem 10 of Zhu, Dong and Wang (2022) it also covers the composition of rounds, each of which
-# may be chosen in view of those before.
+# With u = -v, a reflection swaps P and Q, so one distribution covers both orders. By theorem 10 of
+# Zhu, Dong and Wang (2022) it also covers the composition of rounds, each of which may be chosen
+# after seeing the earlier ones.
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from fedveil.privacy.loss_distribution import LossDistribution
 #: The grid has at most this many points, and `_POINTS_PER_DEVIATION` per deviation of the loss.
 _MAX_POINTS = 1 << 16
 _POINTS_PER_DEVIATION = 256
-#: It ends where an output is this many sigma from its distribution's middle: chances below 1e-16.
+#: The grid ends this many sigma from the distribution's middle: less than 1e-16 lies beyond.
 _REACH = 8.5
 #: Largest relative error of a term of the curve, for each unit of its exponent; and that of a few
 #: roundings.
 _TERM_ERROR, _ROUNDING = 4e-15, 1e-12
-#: Limits of a ratio: beyond these the curve has lost its digits.
+#: Limits of a ratio. Beyond them, rounding errors would dominate the curve.
 _LEAST_RATIO, _MOST_RATIO = 1e-2, 1e6
 #: Relative width of the last interval in the search for the least ratio.
 _RATIO_WIDTH = 1e-4

@@ -64,10 +64,7 @@ def answer_trained(
 
 
 def reason(unusable: BaseException) -> str:
-    """Return one sentence on why an update is unusable.
-
-    It names the type of a foreign exception.
-    """
+    """Return one sentence on why an update is unusable."""
     if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"

@@ -72,6 +72,8 @@ class JobContext:
     - `masks` is True if secure aggregation masks the vectors. Only a simulation may omit the masks.
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
+    - `apart` is the largest L2 distance of two updates of a client, rounding included, if their
+      maker promises one below twice the norm clip.
     - `combining` is how the server combines reports.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
       the number of all clients if each takes part with probability `turn_rate`.
@@ -93,6 +95,7 @@ class JobContext:
     unit: Whose = "client"
     sampling_rate: float = 1.0
     turn_rate: float = 1.0
+    apart: float | None = None
     combining: Combining = field(default_factory=Combining)
 
 
@@ -231,8 +234,8 @@ class Protection(Description):
     #: The phases of a round in order, and the phase whose answer depends on the update.
     phases: ClassVar[tuple[str, ...]] = (REPORT,)
     trains: ClassVar[str] = REPORT
-    #: The largest L2 norm of an update that is reported unshortened, or infinity. Under
-    #: `privacy.unit: example`, the most by which training lets one example change the update.
+    #: Longer updates are shortened to this L2 norm. Infinity if none are. Under `privacy.unit:
+    #: example`, it is the most by which training lets one example change the update.
     norm_clip: float = math.inf
 
     def __init__(self, settings: Any, context: JobContext) -> None:
@@ -279,10 +282,7 @@ class Protection(Description):
         return 1
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return upper bounds on the epsilon and on the delta of any single report of a run.
-
-        They are sums over the report's losses.
-        """
+        """Return upper bounds on the epsilon and on the delta of any single report of a run."""
         spent = self.spending(self.initial_state())
         epsilon = plain_sum((spending.loss.epsilon, spending.count) for spending in spent)
         return epsilon, plain_sum((spending.loss.delta, spending.count) for spending in spent)

@@ -40,15 +40,14 @@ def find(name: str) -> type[Protection]:
 
 
 def build(name: str, settings: Settings, context: JobContext) -> Protection:
-    """Return the protection called `name`, made with these settings for this job."""
     return find(name)(settings, context)
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map every phase name that a fault plan may use to a phase of the protection `position`.
+    """Map phase names of all protections to phases of the protection `position`, for fault plans.
 
-    A fault plan may name phases of any protection. A phase up to and including the training of its
-    own protection maps to the training phase of `position`. A later phase maps to None.
+    A phase of `position` maps to itself. A phase of another protection maps to the training phase
+    of `position`, unless it comes after the training of the other protection. Then it maps to None.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

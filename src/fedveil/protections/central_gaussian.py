@@ -18,10 +18,11 @@ from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
-from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
+from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
@@ -102,6 +103,10 @@ class CentralGaussian(Clipped):
     constant, even if nobody reported. Against everyone who receives only the models, the secret
     draw then amplifies the guarantee.
 
+    If the unit is an example, which only statistics use, the update is a client's sum of
+    contributions and is not clipped (`CentralSum`). A client that lies can then move each entry of
+    the sum by 2^24 steps.
+
     With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
     was shortened (`QuantileClip`). Update and bit are one release.
     """
@@ -122,10 +127,14 @@ class CentralGaussian(Clipped):
         check_noised_sum(self.name, context)
         ratio = settings.ratio(context.delta, context.rounds)
         self.clipping = clip = Clipping(settings, settings.clip, ratio, context)
-        self.noise = CentralNoise.of_ratio(ratio, context.delta, clip.norm, clip.length)
+        size = clip.norm, clip.length
+        self.noise: CentralNoise
+        if context.unit == "example":
+            self.noise, most = CentralSum(ratio, context.delta, *size), LARGEST
+        else:
+            self.noise = CentralNoise.of_ratio(ratio, context.delta, *size, context.apart)
+            most = math.isqrt(self.noise.limit)  # in steps, no entry of a clipped update is larger
         self.norm_clip = clip.longest
-        # In steps, no entry of a clipped update is larger.
-        most = math.isqrt(self.noise.limit)
         self.form = GridReport(self.noise.step, most, clip.length, np.int32)
 
     @classmethod
@@ -148,7 +157,7 @@ class CentralGaussian(Clipped):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: a noised sum with one update, which is longer than the clip or not."""
+        """Yield audit cases: noised sums of one update, with a fixed and with a moving clip."""
         noise = CentralNoise.of_ratio(analytic_sigma(eps, 1e-3, 1.0), 1e-3, 1.0, dimension=2)
         update = np.array([4.0, 0.0])
         yield Case("central gaussian, an update", noise.noised, update, -update, noise.loss)
@@ -229,10 +238,7 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add the noise to the sum, and divide by the number of reports.
-
-        If cohorts are secret, divide by the expected number instead.
-        """
+        """Add the noise to the sum, and divide by the number of reports, or the expected one."""
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)

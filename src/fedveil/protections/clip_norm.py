@@ -109,10 +109,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`.
-
-        The clip is in the untrusted message `told`.
-        """
+        """Return the mechanism's input for `update`. The clip is read from the message `told`."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))

@@ -28,8 +28,8 @@ class Description(Audited):
     #: The block of a job that holds the parameters (None if it has none), and their type.
     block: ClassVar[str | None] = "own"
     settings_type: ClassVar[type[Settings]] = Settings
-    #: True if reports are perturbed. Clients then count equally, since neither the guarantee nor
-    #: BatchNorm's statistics survive weights and noise.
+    #: True if reports are perturbed. The guarantee then needs equal weights of clients, and models
+    #: without BatchNorm's statistics, because noise may make a variance negative.
     perturbs: ClassVar[bool] = True
     #: The parameter that decides what a report costs (`cost_key`), or None.
     cost_parameter: ClassVar[str | CostKey | None] = None
@@ -42,7 +42,7 @@ class Description(Audited):
     amplified: ClassVar[bool] = False
     #: True if clients decide in secret whether to take part. All answer, most with noise alone.
     secret_turns: ClassVar[bool] = False
-    #: The ways of combining reports that are possible, and True if reports may have variates.
+    #: The possible ways to combine reports, and True if reports may have control variates.
     combinations: ClassVar[tuple[Combination, ...]] = ("mean",)
     takes_variates: ClassVar[bool] = False
     #: Where Gaussian noise is added: to each report or to the sum. None without Gaussian noise.

@@ -93,10 +93,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the messages that open the current phase, for the clients in `answered`.
-
-        These answered the previous phase.
-        """
+        """Return the phase's first messages, for the clients that answered the last phase."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod

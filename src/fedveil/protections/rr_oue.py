@@ -130,10 +130,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return bounds on epsilon and delta.
-
-        In an adaptive run, epsilon is at most `total_eps`.
-        """
+        """Return bounds on epsilon and delta. `total_eps` bounds epsilon in an adaptive run."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -143,10 +140,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return the epsilon of a whole report as a decimal that is never rounded down.
-
-        `eps` is the parameter of the encoding in this round.
-        """
+        """Return a report's epsilon, never rounded down, for the encoding's parameter `eps`."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:

@@ -106,7 +106,7 @@ class SecureSum(Protection):
 
     @property
     def flow(self) -> tuple[str, ...]:
-        """The phases of a round: only one without masks. "consistency" needs active security."""
+        """The names of a round's phases. Without masks, clients send vectors in a single phase."""
         if not self.context.masks:
             return (TRAINS,)
         return tuple(p for p in PHASES if p != "consistency" or self.settings.active_security)

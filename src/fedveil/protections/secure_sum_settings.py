@@ -72,8 +72,7 @@ class SecureSumSettings(Settings):
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
-        """Return how many clients are needed to reconstruct a secret in a round of `clients`
-        clients.
+        """Return how many of `clients` clients are needed to reconstruct a secret.
 
         The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret.
         Then a server that lies and colludes with a third of them cannot unmask the others

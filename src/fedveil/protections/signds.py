@@ -54,32 +54,43 @@ class SignDSSettings(Settings):
     }
 
     sign_k: float = Field(
-        0.01, gt=0, le=0.25, description="share of the dimensions in the top-k set"
+        0.01, gt=0, le=0.25, description="share of the update's entries that count as its largest"
     )
     sign_eps: float = Field(
-        100.0, gt=0, le=100, description="epsilon of the selected dimensions of one report"
+        100.0, gt=0, le=100, description="epsilon of the entries and the sign that a report names"
     )
     sign_thr_ratio: float = Field(
         0.6,
         ge=0.5,
         le=1,
-        description="smallest expected share of top-k dimensions among the selected",
+        description="smallest expected share of largest entries (sign_k) among those that a report "
+        "names",
     )
     sign_global_lr: float = Field(
-        1.0, gt=0, description="global step if the magnitude is not estimated"
+        1.0, gt=0, description="the server's step if it does not estimate the magnitude"
     )
     sign_dim_out: int = Field(
-        0, ge=0, le=50, description="number of selected dimensions; 0: the best number"
+        0,
+        ge=0,
+        le=50,
+        description="number of entries that a report names; 0: the largest number that "
+        "sign_thr_ratio allows",
     )
     sign_mag_eps: float | None = Field(
-        None, gt=0, le=100, description="epsilon of the magnitude bit; null: sign_eps"
+        None,
+        gt=0,
+        le=100,
+        description="epsilon of the bit about the size of the largest entries; null: sign_eps",
     )
     magnitude: Literal["estimated", "fixed"] = Field(
         "estimated",
-        description="estimated, or fixed: uses only sign_global_lr and sends no magnitude bit",
+        description="estimated: the clients' bits about the size of their largest entries decide "
+        "the server's step; fixed: the step is sign_global_lr, and clients send no bit",
     )
     regrow: bool = Field(
-        False, description="let the estimate grow again after five rounds in a row below r"
+        False,
+        description="if true, the estimated magnitude grows again after five rounds in a row in "
+        "which it was below that of most clients",
     )
 
 

@@ -49,7 +49,9 @@ class UnarySettings(Settings):
     )
     clip: float = Field(1.0, gt=0, description="values are clipped to [-clip, clip]")
     adaptive: bool = Field(
-        False, description="the next round's epsilon is eps divided by the models' similarity"
+        False,
+        description="if true, the next round's epsilon is eps divided by the similarity of the "
+        "last two models",
     )
     total_eps: float | None = Field(
         None, gt=0, description="the run stops before a client's total loss would exceed this"

@@ -15,7 +15,7 @@ BEFORE_AFTER = "before-after.jsonl"
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """The metric or the prompt `what`, with the initial and the trained model's result."""
+    """A result before and after training: of the metric `what`, or of the prompt `what`."""
 
     kind: str
     what: str
@@ -24,7 +24,6 @@ class BeforeAfter:
 
 
 def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
-    """Write the comparisons to a run's folder."""
     text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
     folder.write_atomically(BEFORE_AFTER, text.encode())
 

@@ -22,10 +22,7 @@ def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return the metric that decides which model is best, and its better direction.
-
-    It is the first metric of the record.
-    """
+    """Return a record's deciding metric, which is its first one, and its better direction."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 

@@ -26,7 +26,7 @@ CHECKPOINT = "checkpoint"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
 _LOCK = ".lock"
-#: Where runs are without a folder of their own.
+#: The parent folder of runs whose folder is not named.
 RUNS = Path("runs")
 
 

@@ -99,10 +99,7 @@ def look_where_a_run_looked(path: Path) -> bool:
 
 
 def import_roots(name: str) -> Iterator[Path]:
-    """Yield the folder from which `name`, a user's own `module:function`, was imported.
-
-    Yields nothing if the module has no file.
-    """
+    """Yield the folder from which `name`, a user's `module:function`, was imported, if any."""
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:

@@ -24,8 +24,8 @@ class Effort:
     protection_s: float = 0.0
     aggregation_s: float = 0.0
     warnings: list[str] = field(default_factory=list)
-    #: Reason why the report carries no update of the client's, and whether its training raised.
-    #: Known in a simulation only; it never leaves a client.
+    #: Why the report is of an update of zero, and whether the client's training raised an error.
+    #: Known only in a simulation. Neither leaves a client.
     unusable: str | None = None
     raised: bool = False
 

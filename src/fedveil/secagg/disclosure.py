@@ -84,10 +84,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return how many of the clients `answered` hold shares of the worst dealer.
-
-        That is the dealer with the fewest such holders.
-        """
+        """Return, for the dealer with the fewest holders in `answered`, the number of these."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)

@@ -48,7 +48,6 @@ class MaskingGraph:
 
 
 def complete(clients: Sequence[int]) -> MaskingGraph:
-    """Return the graph that joins each client to all others."""
     everybody = sorted(clients)
     return MaskingGraph(dict.fromkeys(everybody, 0), [everybody])
 

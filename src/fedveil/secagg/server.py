@@ -199,10 +199,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that continue: all that answered, or a random choice of them.
-
-        A choice is made if more answered than may share secrets.
-        """
+        """Return the clients that continue: all that answered, or a random choice of them."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]

@@ -12,13 +12,13 @@ if t survivors have signed the same.
 """
 
 # Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's
-# side. A client u is opened alone only if t - c honest clients disclose shares of its seed, and if
-# each of its masks is known by the key that u was shown for the peer. A peer whose key is known is
-# not among those that disclose. Otherwise t - c honest clients, itself among them, would have
+# side. A client u is unmasked alone only if t - c honest clients disclose shares of its seed, and
+# if each of its masks is known by the key that u was shown for the peer. A peer whose key is known
+# is not among those that disclose. Otherwise t - c honest clients, itself among them, would have
 # signed its view with a list that names it and so disclose its seed. Of the n that hold its shares,
 # fewer than t - c are then left for its key. So u was shown t - 1 - c such peers, t - c clients
 # that disclose, itself, and the c. These are 2t - c clients, but only n are allowed. The same count
-# for a group that is opened together gives at least t - c of them.
+# for a group that is unmasked together gives at least t - c of them.
 
 from __future__ import annotations
 

@@ -174,7 +174,11 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the nearest words. The model adds a row of `word` and one of `position`."""
+        """Return the words whose vectors are nearest to the sent ones.
+
+        A token's vector is the sum of its word's row in `word` and its position's row in
+        `position`.
+        """
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]

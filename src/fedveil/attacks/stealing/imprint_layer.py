@@ -147,7 +147,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Extract every cell's sums from the attacker's reading of an update of `model`."""
+        """Extract each cell's sums from the attacker's estimate of an update of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.base.plain_text import document, say
+from fedveil.base.plain_text import document, remark, say
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.machines import look
 
@@ -50,6 +50,8 @@ def generate(
         document(prompt)
         tell(found.text)
     tell(b"", last=True)
+    if found.stopped:
+        remark(found.stopped)
     accounts = list(generation.figures(split, found))
     for figure in accounts:
         say(str(figure))

@@ -103,7 +103,7 @@ class ClientsData:
 
 
 def _is_run(indices: npt.NDArray[np.int64]) -> bool:
-    if indices[-1] - indices[0] != len(indices) - 1:  # most clients, without a pass
+    if indices[-1] - indices[0] != len(indices) - 1:  # decides for most clients
         return False
     return len(indices) < 3 or bool((np.diff(indices) == 1).all())
 
@@ -233,7 +233,7 @@ class ClientSide:
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the weights `model`. Discards the last round's `ClientRound`s."""
+        """Start a round with the weights in `self.model`. Discards the last round's halves."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)

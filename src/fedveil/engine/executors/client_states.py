@@ -48,10 +48,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from before `round`, or None if there is none.
-
-        The state must have `dimension` entries.
-        """
+        """Return the client's newest state from before `round`, of length `dimension`, or None."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None

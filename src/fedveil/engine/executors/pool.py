@@ -208,10 +208,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without reports.
-
-        Each worker adds up its own, and sends `server` the sums.
-        """
+        """Yield answers without reports. `server` gets the sums of each worker's reports."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -245,10 +242,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """If all clients get the same message object, send it to every worker once and return True.
-
-        Otherwise return False.
-        """
+        """Send every worker the message and return True, if all clients get the same object."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

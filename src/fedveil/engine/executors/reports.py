@@ -42,10 +42,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """Adds up the reports of one worker's clients, in a server half of the worker's own.
-
-    The half is made anew for each round.
-    """
+    """Adds up the reports of one worker's clients, in a server half made anew for each round."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection

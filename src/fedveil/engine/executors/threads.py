@@ -61,10 +61,7 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without reports.
-
-        Each thread adds up its own, and gives `server` the sums.
-        """
+        """Yield answers without reports. `server` gets the sums of each thread's reports."""
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

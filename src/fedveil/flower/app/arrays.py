@@ -79,7 +79,6 @@ class ArrayLayout:
             raise ModelInvalid("the arrays cannot be protected: there is nothing in them to send")
 
     def vector(self, arrays: Arrays) -> Update:
-        """Return the values of the arrays as one vector."""
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore"):  # infinite values are refused later, if used
             for place in self.places:
@@ -114,10 +113,7 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update.
-
-        It leaves the clients' own arrays unchanged.
-        """
+        """Return the record's arrays plus the update. The clients' own arrays are unchanged."""
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):

@@ -98,7 +98,7 @@ def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
 def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
     if offer.options.weighs == "equal":
         return
-    # Once the client lists what may be revealed, the server's source cannot name another metric.
+    # If the client itself sets `reveal`, the run configuration cannot name another metric.
     listed = any(pin.is_own and "reveal" in pin.options.model_fields_set for pin in pins)
     named = {p.options.weight_key for p in pins if p.is_own or not listed} - {None}
     allowed = named or {WEIGHT_KEY, *revealed_by(pins)}
@@ -111,10 +111,7 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that every source with the setting `reveal` allows.
-
-    Returns none if no source has the setting.
-    """
+    """Return the metrics that all sources with the setting `reveal` allow, if there are any."""
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 

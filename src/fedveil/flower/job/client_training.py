@@ -147,10 +147,7 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples after the fixed layers, as the trained part reads them.
-
-        The result is cached in the process.
-        """
+        """Return the client's examples after the fixed layers, as the trained part reads them."""
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]

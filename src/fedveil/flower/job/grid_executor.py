@@ -63,10 +63,7 @@ class GridExecutor(Executor):
         self._unfinished: set[ClientId] = set()
 
     def open(self, context: RoundContext) -> None:
-        """Start a round once enough clients are connected.
-
-        Raises `RunStopped` after a time limit.
-        """
+        """Start a round once enough clients are connected. Raises `RunStopped` at a timeout."""
         if not self._started:
             self._started = True
             self._gather(context.round)

@@ -117,10 +117,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Read the member from a node configuration.
-
-        `partition-id` may replace the key `client`.
-        """
+        """Read the member from a node configuration. `partition-id` may replace `client`."""
         number = config.get("client", config.get("partition-id"))
         clients = job.clients.number or 0
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:

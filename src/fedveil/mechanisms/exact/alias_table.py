@@ -118,10 +118,7 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the integer weights that the table of a row holds. They sum to 2^64.
-
-        The last weight is the remainder's.
-        """
+        """Return the integer weights in a row's table, the remainder's last. They sum to 2^64."""
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):
@@ -168,7 +165,7 @@ def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     thresholds[heavy] = capacity + spare - given
     partners[heavy[:-1]] = heavy[1:]
     full = np.flatnonzero(thresholds == capacity)
-    thresholds[full] = 0  # a threshold has no room for its capacity: the partner is the symbol
+    thresholds[full] = 0  # a threshold cannot hold a full column, so the symbol is its own partner
     partners[full] = full
     return thresholds, partners
 
@@ -231,8 +228,7 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return True for each word that needs more bits, because it equals its column's threshold so
-    far.
+    """Return True for each word that ties with its column's threshold, so that it needs more bits.
 
     The top `bits` bits of a word choose the column in `entries`, the table of one row. The other
     bits are compared with the upper bits of the column's threshold.

@@ -20,7 +20,7 @@ _CHUNK = 1 << 14
 #: One word per draw if there are no places.
 _WORDS_AT_ONCE = 1 << 16
 
-_PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word less the sign
+_PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word without its sign bit
 _GUIDE_BITS = 14
 _GUIDE_SHIFT = _PREFIX_BITS - _GUIDE_BITS
 _END = (1 << 64) - 1  # above every prefix
@@ -28,7 +28,7 @@ _UNDECIDED = -1
 
 _PLACE_WORD_BITS = 32
 _KEPT, _AGAIN, _UNSURE = 0, 1, 2
-_ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # wider than the few roundings they cover
+_ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # cover a few rounding errors
 
 _GUARD_BITS = 96
 _NEGLIGIBLE_BITS = 32

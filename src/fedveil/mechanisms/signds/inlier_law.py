@@ -86,10 +86,7 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Return the probabilities of v = 0..h selected dimensions in the top-k set.
-
-        Each is rounded once.
-        """
+        """Return the probabilities of v = 0..h selected dimensions in the top-k set."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -103,30 +100,21 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that a selection reaches the threshold, for another eps.
-
-        Sizes and threshold do not change.
-        """
+        """Return the probability that a selection reaches the same threshold at another eps."""
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps
         return 1 / (1 + math.exp(min(behind, _MOST_EXPONENT)))
 
     def expected_ratio(self) -> float:
-        """Return the expected share of the selected dimensions that are in the top-k set.
-
-        It is computed exactly and rounded once.
-        """
+        """Return the expected share of selected dimensions in the top-k set, rounded once."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         below, above = self._moments(Fraction(0))
         total = self._below * e.denominator + self._above * e.numerator
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Return True if on average at least x of the selected dimensions are in the top-k set.
-
-        The comparison is exact.
-        """
+        """Return True if on average at least x of the selected dimensions are in the top-k set."""
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
@@ -214,10 +202,6 @@ class ThresholdSearch:
         v is the number of the h selected dimensions in the top-k set. The bound is 0 if v is
         certain.
         """
-        # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
-        # both ends in log space. All other thresholds give a smaller E[v].
-        # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
-        # both ends in log space. All other thresholds give a smaller E[v].
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].
         if h >= len(self._log_v):

@@ -52,7 +52,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite each entry of `sums` with a draw of S, given the parameter's true state."""
+        """Overwrite each entry of `sums` with a drawn sum, given the parameter's true state."""
         if self._own_lies:
             sums[:] = states
         else:

@@ -368,9 +368,9 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode the untrusted bytes of a report of `dimension` parameters.
+        """Decode untrusted bytes.
 
-        Raises `InvalidValue` if the bytes are not a packed report.
+        Raises `InvalidValue` unless they report `dimension` parameters.
         """
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:

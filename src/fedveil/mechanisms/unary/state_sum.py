@@ -63,10 +63,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of S (see `sum_tables`) for one state and any number of cells.
-
-    It is as accurate as `sum_laws`.
-    """
+    """Return the distribution of `sum_tables`' sum S for one state, as accurate as `sum_laws`."""
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
@@ -95,7 +92,8 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
     """Return the distribution `law` of a sum after v is added with this probability."""
-    zero, one = float(1 - probability), float(probability)  # 1 - one would lose a small zero
+    # `1 - one` would round a small zero away.
+    zero, one = float(1 - probability), float(probability)
     out = zero * law
     if v > 0:
         out[v:] += one * law[:-v]
@@ -107,7 +105,7 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the distribution of S for one state, as exact integer weights."""
+    """Return the distribution of `sum_tables`' sum S for one state, as exact integer weights."""
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
     law[largest] = 1

@@ -200,7 +200,7 @@ class Encoding(Stored):
 
     @property
     def features(self) -> Features:
-        """Return the sizes: intervals of each number column, and indices of each word column."""
+        """Return the encoding's sizes: intervals per number column, indices per word column."""
         return Features(
             intervals=tuple(len(column.edges) + 1 for column in self._numbers.values()),
             places=tuple(column.places for column in self._words.values()),

@@ -50,7 +50,7 @@ class Refusals:
 
     @contextmanager
     def collecting(self, column: str) -> Iterator[None]:
-        """Collect a DataInvalid about `column`, or drop it if the column's rows have problems."""
+        """Context manager: collects a DataInvalid about `column`, unless its rows have problems."""
         try:
             yield
         except DataInvalid as error:
