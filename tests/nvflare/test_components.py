@@ -368,6 +368,25 @@ def test_the_aggregator_adds_up_reports_that_are_no_arrays(site: Site, name: str
         np.testing.assert_allclose(whole, 0.05, atol=0.01)
 
 
+def test_the_aggregator_takes_signds_with_a_fixed_step(tmp_path: Path) -> None:
+    keys = {"protection": "signds", "sign_k": 0.25, "sign_eps": 99.0, "sign_dim_out": 3,
+            "sign_global_lr": 0.5}  # fmt: skip
+    with pytest.raises(FedveilError, match="signds needs ProtectedController"):
+        ProtectedAggregator(keys)
+    fixed = {**keys, "magnitude": "fixed"}
+    site = site_in(tmp_path / "north", protections=["signds"], **RICH)
+    aggregator, fl_ctx = ProtectedAggregator(fixed), server_context()
+    for of in SITES:
+        mine = context(identity=of)
+        admits(site, fixed).process(task_data(), mine)  # its reports are never arrays
+        sent = SiteResultFilter().process(result_of(0.5), mine)
+        assert aggregator.accept(sent_by(of, sent), fl_ctx)
+    mean = from_shareable(aggregator.aggregate(fl_ctx)).data
+    steps = np.concatenate([array.reshape(-1) for array in mean.values()]) * 3 / 0.5
+    np.testing.assert_allclose(steps, np.rint(steps), atol=1e-5)
+    assert 0 < np.abs(steps).sum() <= 9.001
+
+
 def test_a_round_without_a_report_leaves_the_model(site: Site) -> None:
     aggregator, fl_ctx = ProtectedAggregator(NOISE), server_context()
     kept = from_shareable(aggregator.aggregate(fl_ctx)).data
