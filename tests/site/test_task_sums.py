@@ -132,6 +132,23 @@ def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:
         assert sites.charges() == before, number
 
 
+class AsksWithoutATask(Sites):
+    """A server that asks site 0 for its vector by a message that needs no training."""
+
+    def told(self, phase: str, client: int, said: bytes, job: str = JOB) -> bytes:
+        if (phase, client) == ("masked", 0):
+            task = {"job": job, "site": SITES[0], "round": self.round}
+            return self.reports[0].answer(said, 20, **task)
+        return super().told(phase, client, said, job)
+
+
+def test_a_vector_leaves_for_a_charged_task_alone(tmp_path: Path) -> None:
+    sites = AsksWithoutATask(tmp_path, "pw_encrypt")
+    outcome, aggregate = sites.play()
+    assert (outcome.reported, sites.charges()) == ({1, 2, 3}, 0)
+    assert aggregate.reports == 3
+
+
 def test_own_keys_of_a_server_and_a_missing_site_release_nothing_of_one(tmp_path: Path) -> None:
     sites = Sites(tmp_path, "pw_encrypt")
     sites.roster = {n: bytes(32) for n in range(4)}
