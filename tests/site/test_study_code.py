@@ -107,7 +107,8 @@ def test_a_permitted_code_trains_and_is_charged(
     (charged,) = house.account.charges
     assert (charged.unit, charged.in_clear) == ("client", ())
     builtin = good.with_({"model": "logistic"})
-    update, _ = Training(builtin, said.common, _no_states).update(0, "parts:data")
+    alone = Training(builtin, said.common, _no_states, lambda: pytest.fail("it has its own data"))
+    update, _ = alone.update(0, "parts:data")
     protection = make_protection(good, len(update))
     weights = said.common["weights"]
     context = RoundContext(range(6), 1, weights, protection.initial_state())

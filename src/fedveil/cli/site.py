@@ -31,7 +31,7 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of 
 def init(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
 ) -> object:
-    """Create a site's folder: a strict policy for you to edit, and the site's keys."""
+    """Create a site's folder: a strict policy for you to edit, and the site's key pair."""
     from fedveil.site.site_folder import create
 
     public = create(site)
@@ -137,7 +137,7 @@ def serve(
         typer.Argument(help="A name under `servers` in the policy. Default: the only one."),
     ] = None,
 ) -> object:
-    """Connect to a server, and take part in those of its jobs that the policy permits."""
+    """Connect the site to a Flower server, and take part in the jobs that its policy permits."""
     from fedveil.site.site_folder import Site, server_of
 
     opened = Site.open(site)

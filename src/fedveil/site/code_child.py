@@ -33,7 +33,7 @@ def main(asked: str, said: str, memory: str, seconds: str) -> None:
     _send(int(said), {"targets": make_task(job).targets})
     rows, client = _received(int(asked)), take(request, "client", int)
     data = ClientsData.of_one(client, unpacked(rows, "x"), unpacked(rows, "y"))
-    training = Training(job, decode(take(request, "common", bytes)), _no_states, data)
+    training = Training(job, decode(take(request, "common", bytes)), _no_states, lambda: data)
     update, _ = training.update(client, None)
     _send(int(said), {"update": np.ascontiguousarray(update, np.float32)})
 

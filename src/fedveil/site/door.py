@@ -19,6 +19,7 @@ from fedveil.engine.job_protection import in_clear
 from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
 from fedveil.flower.job import job_client
+from fedveil.flower.job.member import Member
 from fedveil.flower.records import encoded_records
 from fedveil.protections.always_answers import reason
 from fedveil.protections.base import TIMING, Protection
@@ -66,7 +67,7 @@ class Door:
         job, member = self.member(archive)
         return job_client.answer(job, member, message, context)
 
-    def member(self, archive: bytes) -> tuple[Job, job_client.Member]:
+    def member(self, archive: bytes) -> tuple[Job, Member]:
         """Return the job of an app, and this site as its client. Raises `SiteRefused`."""
         order = self.order(archive)
         named = self._site.admission.data_set(order.job)

@@ -25,7 +25,7 @@ from fedveil.entropy import Secure
 from fedveil.errors import SiteError, nearest
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import read_roster
-from fedveil.flower.job.job_client import Member, Owner
+from fedveil.flower.job.member import Member, Owner
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.record.event_log import EventLog

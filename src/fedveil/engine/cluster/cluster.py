@@ -37,8 +37,12 @@ class Remote(ABC):
         """Start a call of a method of `Machine`. An argument may come from `Cluster.share`."""
 
     @abstractmethod
+    def pulse(self) -> Call:
+        """Start a call of `Machine.pulse`, which does not wait for the machine's other calls."""
+
+    @abstractmethod
     def end(self) -> None:
-        """End the machine, whatever it does."""
+        """End the machine, whatever it does. Its calls fail."""
 
 
 class Cluster(ABC):
