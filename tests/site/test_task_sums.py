@@ -221,10 +221,12 @@ def test_a_job_of_another_configuration_is_refused(tmp_path: Path) -> None:
     SiteReports(site_in(tmp_path / "b", jobs=jobs).folder, "heart", NOISE, "NVFlare").check_job(
         config
     )
+    (config / ".__nvfl_sig.json").write_text("{}")  # NVFlare signs what is submitted
+    SiteReports(tmp_path / "b", "heart", NOISE, "NVFlare").check_job(config)
     (config / "config_fed_client.json").write_text("{} ")
     with pytest.raises(SiteRefused):
         SiteReports(tmp_path / "b", "heart", NOISE, "NVFlare").check_job(config)
     ada = {"people": {"ada": "ab" * 32}, "starters": ["ada"], "jobs": jobs}
     started = SiteReports(site_in(tmp_path / "c", **ada).folder, "heart", NOISE, "NVFlare")
-    with pytest.raises(SiteRefused, match="no proof of who started a job"):
+    with pytest.raises(SiteRefused, match="no signature of a key in people"):
         started.check_job(config)

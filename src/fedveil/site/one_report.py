@@ -82,7 +82,7 @@ class SiteReports:
         policy, digest = self._site.policy, config_digest(config)
         if policy.starters:
             raise SiteRefused(
-                f"starters is set, and {self._through} gives a site no proof of who started a job"
+                f"starters is set, and a job of {self._through} has no signature of a key in people"
             )
         if digest not in policy.jobs.digests:
             raise SiteRefused(
@@ -172,6 +172,10 @@ class SiteReports:
     def refused(self, what: str, error: BaseException) -> None:
         """Log why something does not leave."""
         self.log(f"refused {what}: {reason(error)}")
+
+
+#: Files that NVFlare adds to each folder of a job when it is submitted.
+_SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 
 @dataclass(frozen=True)
@@ -268,5 +272,6 @@ def cost(protection: Protection, asked: Message) -> list[Spending]:
 
 
 def config_digest(config: Path) -> str:
-    """Return the digest of a job's configuration: all files of its folder `config`."""
-    return files_of(config, sorted(config.rglob("*"))).digest
+    """Return the digest of a job's configuration: all files of `config` but NVFlare's signatures."""
+    found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
+    return files_of(config, list(found)).digest
