@@ -272,6 +272,6 @@ def cost(protection: Protection, asked: Message) -> list[Spending]:
 
 
 def config_digest(config: Path) -> str:
-    """Return the digest of a job's configuration: all files of `config` but NVFlare's signatures."""
+    """Return the digest of a job's configuration folder, without NVFlare's signatures."""
     found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
     return files_of(config, list(found)).digest
