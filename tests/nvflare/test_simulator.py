@@ -125,8 +125,7 @@ def test_sites_send_a_sum_that_no_single_report_shows(tmp_path: Path, name: str)
     for site in sites.values():
         charges = site.account("heart").charges
         assert [one.mechanism for one in charges] == [name] * 2, said[-3000:]
-        log = (site.folder / "logs" / "nvflare" / "site.log").read_text()
-        assert "refused" not in log
+        assert not (site.folder / "logs" / "nvflare" / "site.log").exists(), "nothing was refused"
 
 
 def test_signds_adapts_its_step_by_our_workflow(tmp_path: Path) -> None:
