@@ -250,7 +250,7 @@ with code_process.running([], {means!r}, 1 << 30, 600.0):
 """
 
 
-@pytest.mark.parametrize("means", ["namespaces", None])
+@pytest.mark.parametrize("means", ["bubblewrap", "namespaces", None])
 def test_code_ends_with_its_site(means: isolation.Means | None) -> None:
     if means:
         needs(means)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from fedveil.cli.exits import Commands
 from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import answering
 from fedveil.errors import SiteRefused
+
+if TYPE_CHECKING:
+    from fedveil.site.site_folder import Site
 
 app = typer.Typer(
     help="Decide and enforce what may leave a site: an organisation whose data others train on.",
@@ -53,6 +56,8 @@ def check(
     if job is None:
         say("the policy is valid")
         return {"warnings": opened.policy.warnings}
+    if (job / "config").is_dir():
+        return _check_nvflare(opened, job)
     from fedveil.site.code_folder import read, top
     from fedveil.site.order import order_in
 
@@ -66,6 +71,18 @@ def check(
         raise SiteRefused(f"{opened.policy.name} refuses {job}: {'; '.join(reasons)}")
     say(f"{opened.policy.name} accepts {job}")
     return {"digest": digest, "code": code}
+
+
+def _check_nvflare(site: Site, job: Path) -> object:
+    """Check the app of a job of NVFlare, which has a folder `config`."""
+    from fedveil.site.one_report import config_digest
+
+    digest = config_digest(job / "config")
+    say(f"digest {digest}")
+    if digest not in site.policy.jobs.digests:
+        raise SiteRefused(f"{site.policy.name} refuses {job}: it is not in jobs.digests")
+    say(f"{site.policy.name} accepts {job}")
+    return {"digest": digest}
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
+from fedveil.protections.base import Protection
 from fedveil.protections.directions import weakened
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.settings.differences import differences
@@ -74,25 +75,7 @@ class Admission:
             yield f"privacy.unit is {job.privacy.unit}, and client is demanded"
         asked = job.protection.settings
         if isinstance(asked, SecureSumSettings):
-            yield from self._sum(job, asked)
-
-    def _sum(self, job: Job, asked: SecureSumSettings) -> Iterator[str]:
-        least, clients = self.policy.strength, job.clients_per_round
-        demands = {
-            "share_secrets_ratio": 1.0,
-            "reconstruct_secrets_threshold": None,
-            "neighbours": "auto",
-            "active_security": least.active_security,
-            "assume_honest": least.honest,
-        }
-        known = {key: value for key, value in demands.items() if key in type(asked).model_fields}
-        demanded = asked.model_copy(update=known)
-        reason = weakened(asked, demanded)
-        reason = reason or job.protection.position.weaker(asked, demanded, clients, clients)
-        if reason is not None:
-            yield f"protection.{job.protection.position.block}: {reason}"
-        if (threshold := asked.threshold(clients)) < least.survivors:
-            yield f"a sum may have {threshold} clients, and strength.survivors is {least.survivors}"
+            yield from weak_sum(self.policy, job.protection.position, asked, job.clients_per_round)
 
     def _clear(self, job: Job) -> Iterator[str]:
         clear = self.policy.clear
@@ -144,3 +127,25 @@ class Admission:
                 )
             found.append(module)
         return found
+
+
+def weak_sum(
+    policy: Policy, position: type[Protection], asked: SecureSumSettings, clients: int
+) -> Iterator[str]:
+    """Yield every reason why a sum of this number of clients is weaker than the policy demands."""
+    least = policy.strength
+    demands = {
+        "share_secrets_ratio": 1.0,
+        "reconstruct_secrets_threshold": None,
+        "neighbours": "auto",
+        "active_security": least.active_security,
+        "assume_honest": least.honest,
+    }
+    known = {key: value for key, value in demands.items() if key in type(asked).model_fields}
+    demanded = asked.model_copy(update=known)
+    reason = weakened(asked, demanded)
+    reason = reason or position.weaker(asked, demanded, clients, clients)
+    if reason is not None:
+        yield f"protection.{position.block}: {reason}"
+    if (threshold := asked.threshold(clients)) < least.survivors:
+        yield f"a sum may have {threshold} clients, and strength.survivors is {least.survivors}"

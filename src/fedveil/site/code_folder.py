@@ -7,6 +7,7 @@ code/lung/           the package lung
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,10 +50,17 @@ def read(site: Path, name: str) -> Module:
     """Read a top module in a site's folder. Raises `SiteRefused`."""
     folder = site / FOLDER
     single, package = folder / f"{name}.py", folder / name
-    found = [single] if single.is_file() else sorted(package.rglob("*"))
+    module = files_of(folder, [single] if single.is_file() else sorted(package.rglob("*")))
+    if not module.files:
+        raise SiteRefused(f"the module {name} is neither {single} nor in {package}: copy it there")
+    return module
+
+
+def files_of(folder: Path, paths: Sequence[Path]) -> Module:
+    """Read the files among the paths in a folder. Raises `SiteRefused`."""
     files: dict[str, bytes] = {}
     left = _MOST_BYTES
-    for path in found:
+    for path in paths:
         if path.is_dir() or _CACHE in path.parts:
             continue
         try:
@@ -62,7 +70,5 @@ def read(site: Path, name: str) -> Module:
         files[path.relative_to(folder).as_posix()] = data
         left -= len(data)
         if len(files) > _MOST_FILES:
-            raise SiteRefused(f"{package} has more than {_MOST_FILES:,} files: keep its code alone")
-    if not files:
-        raise SiteRefused(f"the module {name} is neither {single} nor in {package}: copy it there")
+            raise SiteRefused(f"{folder} has more than {_MOST_FILES:,} files: remove the others")
     return Module(files)

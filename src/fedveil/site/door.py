@@ -21,13 +21,13 @@ from fedveil.federated.job import Job
 from fedveil.flower.job import job_client
 from fedveil.flower.job.member import Member
 from fedveil.flower.records import encoded_records
-from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.always_answers import reason
-from fedveil.protections.base import TIMING, Protection, Spending
+from fedveil.protections.base import TIMING, Protection
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.site import isolation
 from fedveil.site.account import Release, SiteAccount
 from fedveil.site.code_process import CodeSandbox, CodeTraining
+from fedveil.site.one_report import cost
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, SiteLog
@@ -140,17 +140,6 @@ class Charges:
     def _in_clear(self, protection: Protection) -> list[str]:
         said = in_clear(self.order.job, protection, leaves=True)
         return said if self.answer_after_s is None else [one for one in said if one != TIMING]
-
-
-def cost(protection: Protection, asked: Words) -> list[Spending]:
-    """Return the most that the report can cost that a server's message asks for.
-
-    A round may have the fewest survivors. Noise that a server adds promises a site nothing.
-    """
-    spending = list(protection.spending({**protection.initial_state(), **asked}))
-    if protection.rests_on_server(protection.settings):
-        return [Spending(PrivacyLoss(float("inf"), per="update"), s.count) for s in spending]
-    return spending
 
 
 def _check_client(order: Order, client: int) -> None:
