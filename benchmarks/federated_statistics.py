@@ -161,7 +161,7 @@ def local(clients: int = 100_000, vocabulary: int = 1_000_000, epsilon: float = 
             _, top, counts = zipf_words(seed, clients, vocabulary)
             found.append(len(two_rounds(counts, epsilon, share, kept, seed) & top))
         print(f"two rounds, {share:.0%} first, {kept} kept: {np.mean(found):.1f} of 20", flush=True)
-    for most, false_words in ((20, 0.1), (60, 0.7)):
+    for most, false_words in ((20, 0.1), (60, 0.7), (200, 0.9)):
         found, possible, false, returned = [], [], [], []
         question = {**FREQUENT, "most": most, "false_words": false_words}
         for seed in range(4, 14):

@@ -150,7 +150,9 @@ def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
 def together_continue(leader: Party, cloud: Party, prompt: bytes, tokens: int) -> Continuation:
     request = Request(prompt, tokens, 0, Seeded(0))
     sides = {
-        "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
+        "leader": generation.write(
+            leader, Seeded(1), ByteTokenizer(), request, None, lambda p: None
+        ),
         "cloud": generation.assist(cloud, Seeded(1)),
     }
     found = drive_together(sides)["leader"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
 import rbcl
 
 from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.entropy import Secure
+from fedveil.errors import MessageInvalid
+from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.ristretto import point_batches
 from fedveil.vertical.ristretto.point_batches import NoPoint, Points
 
@@ -19,7 +24,7 @@ ORDER = 2**252 + 27742317777372353535851937790883648493
 COUNT = 269
 
 if HAVE_NUMBA:
-    from fedveil.vertical.ristretto import native_points
+    from fedveil.vertical.ristretto import field_lanes, native_points
 
 pytestmark = pytest.mark.skipif(
     not HAVE_NUMBA or not native_points.can_run(), reason="needs AVX-512 IFMA"
@@ -92,12 +97,57 @@ def test_no_invalid_encoding_passes_among_many_points(points: Points, last: bool
             point_batches.summed(weights, wrong)
 
 
+def test_parties_with_and_without_native_code_understand_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lie among many ids is refused, whoever computes natively."""
+    k, other, ids = Blinding(Secure()), Blinding(Secure()), np.arange(300, 300 + COUNT)
+    points, forged = other.blinded(ids, "train"), Blinding(Secure())
+    raised = k.raised(points)
+    lies = [raised[::-1], np.roll(raised, 1, axis=0), forged.raised(points), raised.copy()]
+    lies[-1][COUNT - 1] = forged.raised(points[-1:])[0]
+    proofs = [k.proved(points, claimed, "train") for claimed in (raised, *lies)]
+    for least in (1, 10 * COUNT):
+        monkeypatch.setattr(point_batches, "LEAST", least)
+        assert np.array_equal(other.raised(k.blinded(ids[:40], "train")), raised[:40])
+        check_raised(k.commitment, points, raised, proofs[0], "train")
+        for claimed, proof in zip(lies, proofs[1:], strict=True):
+            with pytest.raises(MessageInvalid, match="proof"):
+                check_raised(k.commitment, points, claimed, proof, "train")
+
+
 def test_a_scalar_is_read_nowhere_but_as_masks() -> None:
     """The native code's memory differs in masks alone, and every digit has one mask of ones."""
     one, other = (native_points._memory(scalar) for scalar in list(scalars())[-3:-1])
-    masks = native_points.formulas.MASKS
+    masks = native_points.MASKS
     assert np.array_equal(one[:masks], other[:masks])
     for memory in (one, other):
         table = memory[masks:].reshape(64, 16)
         assert set(table.ravel().tolist()) == {0, 2**64 - 1}
         assert (table > 0).sum(axis=1).tolist() == [1] * 64
+
+
+def test_no_instruction_branches_on_a_number() -> None:
+    """Read the machine code: of all operations, and of the choice of a table's entry by masks."""
+    from numba import njit, types
+
+    @njit
+    def all_of_them(s: Any, out: int, a: int) -> None:
+        field_lanes.pick(s, out, a, out)
+        field_lanes.multiply(s, out, a, out)
+        field_lanes.square(s, out, a)
+        field_lanes.add(s, out, a, out)
+        field_lanes.subtract(s, out, a, out)
+        field_lanes.select(s, out, a, out, a)
+        field_lanes.zero(s, out, a)
+        field_lanes.negative(s, out, a)
+        field_lanes.shrink(s, out, a)
+
+    all_of_them.compile((types.uint64[::1], types.int64, types.int64))
+    (code,) = all_of_them.inspect_asm().values()
+    bodies = re.findall(r"^fedveil\.field\.(\w+):$(.*?)\n\.Lfunc_end", code, re.M | re.S)
+    assert len({name for name, _ in bodies}) == 9
+    for name, body in bodies:
+        found = re.findall(r"^\t([a-z]\w*)", body, re.M)
+        assert "retq" in found, name
+        assert not [one for one in found if one.startswith(("j", "cmov", "loop", "call"))], name

@@ -89,7 +89,11 @@ class NumberColumn:
         if len(present):
             self._seen = True
             whole = bool((present == np.floor(present)).all())
-            kept = _DECIMALS if whole else ("point",) if "point" in self.forms else self.forms
+            kept: Sequence[str] = self.forms
+            if whole:
+                kept = _DECIMALS
+            elif "point" in self.forms:
+                kept = ("point",)
             if ((present == 0) | (present == 1)).all():
                 kept = (*_DECIMALS, "boolean")  # words such as yes may follow
             self.forms = [form for form in self.forms if form in kept] or self.forms

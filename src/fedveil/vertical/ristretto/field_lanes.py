@@ -15,12 +15,11 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fedveil.vertical.ristretto.point_formulas import ENTRIES, PARTS
+
 LANES, LIMBS, BITS = 8, 5, 51
 #: The length of an element in the memory.
 WIDTH = LANES * LIMBS
-#: The entries of a table of multiples, and the elements of each.
-ENTRIES, PARTS = 16, 4
-P = 2**255 - 19
 _WORD = ir.IntType(64)
 _VECTOR = ir.VectorType(_WORD, LANES)
 _LIMB = 2**BITS - 1
@@ -31,7 +30,8 @@ _types: Any = types
 
 def has_products() -> bool:
     """Return True if the processor has the products, and numba compiles for all that it has."""
-    chosen = config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX or config.DISABLE_JIT
+    given: Any = config
+    chosen = given.CPU_NAME or given.CPU_FEATURES or not given.ENABLE_AVX or given.DISABLE_JIT
     return not chosen and bool(binding.get_host_cpu_features().get("avx512ifma"))
 
 

@@ -1,32 +1,25 @@
-"""The formulas of ristretto255 (RFC 9496) on eight points at once, in the memory of `field_lanes`.
+"""The formulas of ristretto255 (RFC 9496), as programs for eight points at once.
 
 Points have Edwards coordinates (X, Y, Z, T) with x = X/Z, y = Y/Z and T = X Y / Z. An entry of a
 table has (Y - X, Y + X, 2 d T, 2 Z). The formulas hold for all points, so that nothing branches.
+
+A program is an array of steps (operation, out, a, b, c) on elements of a memory (`field_lanes`).
 """
 
 from __future__ import annotations
 
-from fedveil.base.array_types import Array
-from fedveil.base.kernels import compiled
-from fedveil.vertical.ristretto.field_lanes import (
-    BITS,
-    ENTRIES,
-    LANES,
-    LIMBS,
-    PARTS,
-    WIDTH,
-    P,
-    add,
-    multiply,
-    negative,
-    pick,
-    select,
-    shrink,
-    square,
-    subtract,
-    zero,
-)  # fmt: skip
+from collections.abc import Callable
 
+import numpy as np
+
+from fedveil.base.array_types import Array
+
+#: a b, a^(2^b), a + b, a - b; c in the lanes of the mask a, else b; masks of the lanes where a is
+#: zero or odd; and a from 0 to p - 1.
+MULTIPLY, SQUARE, ADD, SUBTRACT, SELECT, ZERO, NEGATIVE, SHRINK = range(8)
+P = 2**255 - 19
+#: The entries of a table of multiples, and the elements of each.
+ENTRIES, PARTS = 16, 4
 _D = -121665 * pow(121666, -1, P) % P
 _I = pow(2, (P - 1) // 4, P)
 
@@ -43,252 +36,257 @@ CONSTANTS = (
     0, 1, 2, _D, 2 * _D % P, _I, (1 - _D * _D) % P, (_D - 1) ** 2 % P,
     P - _root((-_D - 1) % P), _root(pow(-1 - _D, -1, P)),
 )  # fmt: skip
-(_ZERO, _ONE, _TWO, _EDWARDS, _EDWARDS_2, _IMAGINARY, _ONE_LESS_D2, _D_LESS_ONE_2, _ROOT_AD_1,
+(_0, _1, _2, _EDWARDS, _EDWARDS_2, _IMAGINARY, _ONE_LESS_D2, _D_LESS_ONE_2, _ROOT_AD_1,
  _INVERSE_ROOT_A_D) = range(len(CONSTANTS))  # fmt: skip
 #: Elements: temporary ones, points of four, and tables of multiples.
 _T = 16
-POINT, TOTAL, ENTRY, TABLE = 40, 44, 48, 56
-#: The tables in the memory, which a sum of multiples fills, and the places of masks after them.
-TABLES = 16
-_TABLE_ELEMENTS = ENTRIES * PARTS
-MASKS = (TABLE + TABLES * _TABLE_ELEMENTS) * WIDTH
-_LIMB = (1 << BITS) - 1
-_WINDOW = 4
-#: The digits of a scalar, a window of bits each.
-WINDOWS = 64
+POINT, ENTRY, TOTAL, INVALID, TABLE = 40, 44, 48, 52, 56
 
 
-@compiled()
-def _squares(s: Array, out: int, a: int, times: int) -> None:
-    square(s, out, a)
-    for _ in range(times - 1):
-        square(s, out, out)
+class Program:
+    """Collects steps: each is an operation, the element of its result, and its operands."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, int, int, int]] = []
+
+    def multiply(self, out: int, a: int, b: int) -> None:
+        self.steps.append((MULTIPLY, out, a, b, 0))
+
+    def square(self, out: int, a: int, times: int = 1) -> None:
+        self.steps.append((SQUARE, out, a, times, 0))
+
+    def add(self, out: int, a: int, b: int) -> None:
+        self.steps.append((ADD, out, a, b, 0))
+
+    def subtract(self, out: int, a: int, b: int) -> None:
+        self.steps.append((SUBTRACT, out, a, b, 0))
+
+    def select(self, out: int, mask: int, a: int, b: int) -> None:
+        self.steps.append((SELECT, out, mask, a, b))
+
+    def zero(self, out: int, a: int) -> None:
+        self.steps.append((ZERO, out, a, 0, 0))
+
+    def negative(self, out: int, a: int) -> None:
+        self.steps.append((NEGATIVE, out, a, 0, 0))
+
+    def shrink(self, out: int, a: int) -> None:
+        self.steps.append((SHRINK, out, a, 0, 0))
 
 
-@compiled()
-def _power(s: Array, out: int, z: int) -> None:
+def _power(s: Program, out: int, z: int) -> None:
     """Compute z to the power of (p - 5) / 8. The comments give exponents of z."""
     a, b, c = _T, _T + 1, _T + 2
-    square(s, a, z)
-    _squares(s, b, a, 2)
-    multiply(s, b, z, b)  # 9
-    multiply(s, a, a, b)  # 11
-    square(s, a, a)
-    multiply(s, a, b, a)  # 2^5 - 1
-    _squares(s, b, a, 5)
-    multiply(s, a, b, a)  # 2^10 - 1
-    _squares(s, b, a, 10)
-    multiply(s, b, b, a)  # 2^20 - 1
-    _squares(s, c, b, 20)
-    multiply(s, b, c, b)  # 2^40 - 1
-    _squares(s, b, b, 10)
-    multiply(s, a, b, a)  # 2^50 - 1
-    _squares(s, b, a, 50)
-    multiply(s, b, b, a)  # 2^100 - 1
-    _squares(s, c, b, 100)
-    multiply(s, b, c, b)  # 2^200 - 1
-    _squares(s, b, b, 50)
-    multiply(s, a, b, a)  # 2^250 - 1
-    _squares(s, a, a, 2)
-    multiply(s, out, a, z)
+    s.square(a, z)
+    s.square(b, a, 2)
+    s.multiply(b, z, b)  # 9
+    s.multiply(a, a, b)  # 11
+    s.square(a, a)
+    s.multiply(a, b, a)  # 2^5 - 1
+    s.square(b, a, 5)
+    s.multiply(a, b, a)  # 2^10 - 1
+    s.square(b, a, 10)
+    s.multiply(b, b, a)  # 2^20 - 1
+    s.square(c, b, 20)
+    s.multiply(b, c, b)  # 2^40 - 1
+    s.square(b, b, 10)
+    s.multiply(a, b, a)  # 2^50 - 1
+    s.square(b, a, 50)
+    s.multiply(b, b, a)  # 2^100 - 1
+    s.square(c, b, 100)
+    s.multiply(b, c, b)  # 2^200 - 1
+    s.square(b, b, 50)
+    s.multiply(a, b, a)  # 2^250 - 1
+    s.square(a, a, 2)
+    s.multiply(out, a, z)
 
 
-@compiled()
-def _absolute(s: Array, out: int, a: int) -> None:
-    negative(s, _T, a)
-    subtract(s, _T + 1, _ZERO, a)
-    select(s, out, _T, a, _T + 1)
+def _absolute(s: Program, out: int, a: int) -> None:
+    s.negative(_T, a)
+    s.subtract(_T + 1, _0, a)
+    s.select(out, _T, a, _T + 1)
 
 
-@compiled()
-def _root_of_ratio(s: Array, root: int, was_square: int, u: int, v: int) -> None:
+def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> None:
     """Compute the root of u/v, or of i u/v where u/v is no square (RFC 9496, 4.2)."""
     v3, power, check, flips = _T + 3, _T + 4, _T + 5, _T + 6
-    square(s, v3, v)
-    multiply(s, v3, v3, v)
-    square(s, power, v3)
-    multiply(s, power, power, v)
-    multiply(s, power, power, u)
+    s.square(v3, v)
+    s.multiply(v3, v3, v)
+    s.square(power, v3)
+    s.multiply(power, power, v)
+    s.multiply(power, power, u)
     _power(s, power, power)
-    multiply(s, v3, v3, u)
-    multiply(s, root, v3, power)
-    square(s, check, root)
-    multiply(s, check, check, v)
-    subtract(s, v3, check, u)
-    zero(s, was_square, v3)
-    add(s, v3, check, u)
-    zero(s, power, v3)
-    select(s, was_square, power, was_square, power)
-    multiply(s, v3, u, _IMAGINARY)
-    add(s, v3, v3, check)
-    zero(s, flips, v3)
-    select(s, flips, power, flips, power)
-    multiply(s, v3, root, _IMAGINARY)
-    select(s, root, flips, root, v3)
+    s.multiply(v3, v3, u)
+    s.multiply(root, v3, power)
+    s.square(check, root)
+    s.multiply(check, check, v)
+    s.subtract(v3, check, u)
+    s.zero(was_square, v3)
+    s.add(v3, check, u)
+    s.zero(power, v3)
+    s.select(was_square, power, was_square, power)
+    s.multiply(v3, u, _IMAGINARY)
+    s.add(v3, v3, check)
+    s.zero(flips, v3)
+    s.select(flips, power, flips, power)
+    s.multiply(v3, root, _IMAGINARY)
+    s.select(root, flips, root, v3)
     _absolute(s, root, root)
 
 
-@compiled()
-def _decode(s: Array, point: int, invalid: int) -> None:
+def _decode(s: Program, point: int, invalid: int) -> None:
     """Replace the number in `point` by the point that it encodes (RFC 9496, 4.3.1)."""
     number, u1, u2, u22, v, root = point, _T + 8, _T + 9, _T + 10, _T + 11, _T + 12
     good, x, y = _T + 13, _T + 14, _T + 15
-    square(s, u2, number)
-    subtract(s, u1, _ONE, u2)
-    add(s, u2, _ONE, u2)
-    square(s, u22, u2)
-    square(s, v, u1)
-    multiply(s, v, v, _EDWARDS)
-    add(s, v, v, u22)
-    subtract(s, v, _ZERO, v)
-    multiply(s, u22, u22, v)
-    _root_of_ratio(s, root, good, _ONE, u22)
-    multiply(s, x, root, u2)
-    multiply(s, y, root, x)
-    multiply(s, y, y, v)
-    multiply(s, y, y, u1)
-    multiply(s, x, x, number)
-    add(s, x, x, x)
+    s.square(u2, number)
+    s.subtract(u1, _1, u2)
+    s.add(u2, _1, u2)
+    s.square(u22, u2)
+    s.square(v, u1)
+    s.multiply(v, v, _EDWARDS)
+    s.add(v, v, u22)
+    s.subtract(v, _0, v)
+    s.multiply(u22, u22, v)
+    _root_of_ratio(s, root, good, _1, u22)
+    s.multiply(x, root, u2)
+    s.multiply(y, root, x)
+    s.multiply(y, y, v)
+    s.multiply(y, y, u1)
+    s.multiply(x, x, number)
+    s.add(x, x, x)
     _absolute(s, x, x)
-    multiply(s, point + 3, x, y)
-    negative(s, u1, point + 3)
-    zero(s, u2, y)
-    select(s, u1, u1, u2, u1)
-    select(s, invalid, good, _ONE, u1)
-    add(s, point, x, _ZERO)
-    add(s, point + 1, y, _ZERO)
-    add(s, point + 2, _ONE, _ZERO)
+    s.multiply(point + 3, x, y)
+    s.negative(u1, point + 3)
+    s.zero(u2, y)
+    s.select(u1, u1, u2, u1)
+    s.select(invalid, good, _1, u1)
+    s.add(point, x, _0)
+    s.add(point + 1, y, _0)
+    s.add(point + 2, _1, _0)
 
 
-@compiled()
-def _encode(s: Array, out: int, point: int) -> None:
+def _encode(s: Program, out: int, point: int) -> None:
     """Compute the number that encodes a point (RFC 9496, 4.3.2)."""
     x, y, z, t = point, point + 1, point + 2, point + 3
     u1, u2, root, den1, den2, inverse = _T + 8, _T + 9, _T + 10, _T + 11, _T + 12, _T + 13
     rotated_x, rotated_y, mask, ignored = _T + 14, _T + 15, _T + 16, _T + 17
-    add(s, u1, z, y)
-    subtract(s, u2, z, y)
-    multiply(s, u1, u1, u2)
-    multiply(s, u2, x, y)
-    square(s, mask, u2)
-    multiply(s, mask, mask, u1)
-    _root_of_ratio(s, root, ignored, _ONE, mask)
-    multiply(s, den1, root, u1)
-    multiply(s, den2, root, u2)
-    multiply(s, inverse, den1, den2)
-    multiply(s, inverse, inverse, t)
-    multiply(s, rotated_y, x, _IMAGINARY)
-    multiply(s, rotated_x, y, _IMAGINARY)
-    multiply(s, den1, den1, _INVERSE_ROOT_A_D)
-    multiply(s, mask, t, inverse)
-    negative(s, mask, mask)
-    select(s, rotated_x, mask, x, rotated_x)
-    select(s, rotated_y, mask, y, rotated_y)
-    select(s, den2, mask, den2, den1)
-    multiply(s, u1, rotated_x, inverse)
-    negative(s, mask, u1)
-    subtract(s, u2, _ZERO, rotated_y)
-    select(s, rotated_y, mask, rotated_y, u2)
-    subtract(s, u1, z, rotated_y)
-    multiply(s, out, u1, den2)
+    s.add(u1, z, y)
+    s.subtract(u2, z, y)
+    s.multiply(u1, u1, u2)
+    s.multiply(u2, x, y)
+    s.square(mask, u2)
+    s.multiply(mask, mask, u1)
+    _root_of_ratio(s, root, ignored, _1, mask)
+    s.multiply(den1, root, u1)
+    s.multiply(den2, root, u2)
+    s.multiply(inverse, den1, den2)
+    s.multiply(inverse, inverse, t)
+    s.multiply(rotated_y, x, _IMAGINARY)
+    s.multiply(rotated_x, y, _IMAGINARY)
+    s.multiply(den1, den1, _INVERSE_ROOT_A_D)
+    s.multiply(mask, t, inverse)
+    s.negative(mask, mask)
+    s.select(rotated_x, mask, x, rotated_x)
+    s.select(rotated_y, mask, y, rotated_y)
+    s.select(den2, mask, den2, den1)
+    s.multiply(u1, rotated_x, inverse)
+    s.negative(mask, u1)
+    s.subtract(u2, _0, rotated_y)
+    s.select(rotated_y, mask, rotated_y, u2)
+    s.subtract(u1, z, rotated_y)
+    s.multiply(out, u1, den2)
     _absolute(s, out, out)
-    shrink(s, out, out)
+    s.shrink(out, out)
 
 
-@compiled()
-def _map(s: Array, out: int, t: int) -> None:
+def _map(s: Program, out: int, t: int) -> None:
     """Map the number at `t` to a point (RFC 9496, 4.3.4)."""
     r, u, v, c, root, good, other, n = (
         _T + 8, _T + 9, _T + 10, _T + 11, _T + 12, _T + 13, _T + 14, _T + 15)  # fmt: skip
-    square(s, r, t)
-    multiply(s, r, r, _IMAGINARY)
-    add(s, u, r, _ONE)
-    multiply(s, u, u, _ONE_LESS_D2)
-    subtract(s, c, _ZERO, _ONE)
-    multiply(s, v, r, _EDWARDS)
-    subtract(s, v, c, v)
-    add(s, n, r, _EDWARDS)
-    multiply(s, v, v, n)
+    s.square(r, t)
+    s.multiply(r, r, _IMAGINARY)
+    s.add(u, r, _1)
+    s.multiply(u, u, _ONE_LESS_D2)
+    s.subtract(c, _0, _1)
+    s.multiply(v, r, _EDWARDS)
+    s.subtract(v, c, v)
+    s.add(n, r, _EDWARDS)
+    s.multiply(v, v, n)
     _root_of_ratio(s, root, good, u, v)
-    multiply(s, other, root, t)
+    s.multiply(other, root, t)
     _absolute(s, other, other)
-    subtract(s, other, _ZERO, other)
-    select(s, root, good, other, root)
-    select(s, c, good, r, c)
-    subtract(s, n, r, _ONE)
-    multiply(s, n, n, c)
-    multiply(s, n, n, _D_LESS_ONE_2)
-    subtract(s, n, n, v)
-    multiply(s, u, root, v)
-    add(s, u, u, u)
-    multiply(s, n, n, _ROOT_AD_1)
-    square(s, c, root)
-    subtract(s, r, _ONE, c)
-    add(s, c, _ONE, c)
-    multiply(s, out, u, c)
-    multiply(s, out + 1, r, n)
-    multiply(s, out + 2, n, c)
-    multiply(s, out + 3, u, r)
+    s.subtract(other, _0, other)
+    s.select(root, good, other, root)
+    s.select(c, good, r, c)
+    s.subtract(n, r, _1)
+    s.multiply(n, n, c)
+    s.multiply(n, n, _D_LESS_ONE_2)
+    s.subtract(n, n, v)
+    s.multiply(u, root, v)
+    s.add(u, u, u)
+    s.multiply(n, n, _ROOT_AD_1)
+    s.square(c, root)
+    s.subtract(r, _1, c)
+    s.add(c, _1, c)
+    s.multiply(out, u, c)
+    s.multiply(out + 1, r, n)
+    s.multiply(out + 2, n, c)
+    s.multiply(out + 3, u, r)
 
 
-@compiled()
-def _double(s: Array, point: int, needs_t: bool) -> None:
+def _double(s: Program, point: int, needs_t: bool) -> None:
     a, b, c, e, f, g, h = _T, _T + 1, _T + 2, _T + 3, _T + 4, _T + 5, _T + 6
-    square(s, a, point)
-    square(s, b, point + 1)
-    square(s, c, point + 2)
-    add(s, c, c, c)
-    add(s, h, a, b)
-    add(s, e, point, point + 1)
-    square(s, e, e)
-    subtract(s, e, h, e)
-    subtract(s, g, a, b)
-    add(s, f, c, g)
-    multiply(s, point, e, f)
-    multiply(s, point + 1, g, h)
-    multiply(s, point + 2, f, g)
+    s.square(a, point)
+    s.square(b, point + 1)
+    s.square(c, point + 2)
+    s.add(c, c, c)
+    s.add(h, a, b)
+    s.add(e, point, point + 1)
+    s.square(e, e)
+    s.subtract(e, h, e)
+    s.subtract(g, a, b)
+    s.add(f, c, g)
+    s.multiply(point, e, f)
+    s.multiply(point + 1, g, h)
+    s.multiply(point + 2, f, g)
     if needs_t:
-        multiply(s, point + 3, e, h)
+        s.multiply(point + 3, e, h)
 
 
-@compiled()
-def _add(s: Array, point: int, entry: int) -> None:
+def _add(s: Program, point: int, entry: int) -> None:
     """Add a table's entry to a point."""
     a, b, c, e, f, g, h = _T, _T + 1, _T + 2, _T + 3, _T + 4, _T + 5, _T + 6
-    subtract(s, a, point + 1, point)
-    multiply(s, a, a, entry)
-    add(s, b, point + 1, point)
-    multiply(s, b, b, entry + 1)
-    multiply(s, c, point + 3, entry + 2)
-    multiply(s, g, point + 2, entry + 3)
-    subtract(s, e, b, a)
-    subtract(s, f, g, c)
-    add(s, g, g, c)
-    add(s, h, b, a)
-    multiply(s, point, e, f)
-    multiply(s, point + 1, g, h)
-    multiply(s, point + 2, f, g)
-    multiply(s, point + 3, e, h)
+    s.subtract(a, point + 1, point)
+    s.multiply(a, a, entry)
+    s.add(b, point + 1, point)
+    s.multiply(b, b, entry + 1)
+    s.multiply(c, point + 3, entry + 2)
+    s.multiply(g, point + 2, entry + 3)
+    s.subtract(e, b, a)
+    s.subtract(f, g, c)
+    s.add(g, g, c)
+    s.add(h, b, a)
+    s.multiply(point, e, f)
+    s.multiply(point + 1, g, h)
+    s.multiply(point + 2, f, g)
+    s.multiply(point + 3, e, h)
 
 
-@compiled()
-def _as_entry(s: Array, entry: int, point: int) -> None:
-    subtract(s, entry, point + 1, point)
-    add(s, entry + 1, point + 1, point)
-    multiply(s, entry + 2, point + 3, _EDWARDS_2)
-    add(s, entry + 3, point + 2, point + 2)
+def _as_entry(s: Program, entry: int, point: int) -> None:
+    s.subtract(entry, point + 1, point)
+    s.add(entry + 1, point + 1, point)
+    s.multiply(entry + 2, point + 3, _EDWARDS_2)
+    s.add(entry + 3, point + 2, point + 2)
 
 
-@compiled()
-def _neutral(s: Array, point: int) -> None:
-    add(s, point, _ZERO, _ZERO)
-    add(s, point + 1, _ONE, _ZERO)
-    add(s, point + 2, _ONE, _ZERO)
-    add(s, point + 3, _ZERO, _ZERO)
+def _neutral(s: Program, point: int) -> None:
+    s.add(point, _0, _0)
+    s.add(point + 1, _1, _0)
+    s.add(point + 2, _1, _0)
+    s.add(point + 3, _0, _0)
 
 
-@compiled()
-def _fill_table(s: Array, table: int, point: int) -> None:
+def _fill_table(s: Program, table: int, point: int) -> None:
     """Write the multiples 0, 1, ... 15 of a point. Overwrites the point."""
     _neutral(s, ENTRY)
     _as_entry(s, table, ENTRY)
@@ -298,99 +296,19 @@ def _fill_table(s: Array, table: int, point: int) -> None:
         _as_entry(s, table + PARTS * entry, point)
 
 
-@compiled()
-def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
-    """Read the numbers of 255 bits from eight rows of words. Ignores their last bit."""
-    for lane in range(LANES):
-        a, b, c, d = words[row + lane, column : column + 4]
-        at = element * WIDTH + lane
-        s[at] = a & _LIMB
-        s[at + LANES] = (a >> 51 | b << 13) & _LIMB
-        s[at + 2 * LANES] = (b >> 38 | c << 26) & _LIMB
-        s[at + 3 * LANES] = (c >> 25 | d << 39) & _LIMB
-        s[at + 4 * LANES] = (d >> 12) & _LIMB
+def _double_4(s: Program, point: int) -> None:
+    for turn in range(4):
+        _double(s, point, turn == 3)
 
 
-@compiled()
-def _write(s: Array, element: int, words: Array, row: int) -> None:
-    for lane in range(LANES):
-        at = element * WIDTH + lane
-        a, b, c = s[at], s[at + LANES], s[at + 2 * LANES]
-        d, e = s[at + 3 * LANES], s[at + 4 * LANES]
-        words[row + lane, 0] = a | b << 51
-        words[row + lane, 1] = b >> 13 | c << 38
-        words[row + lane, 2] = c >> 26 | d << 25
-        words[row + lane, 3] = d >> 39 | e << 12
+def _program(write: Callable[..., None], *elements: int) -> Array:
+    made = Program()
+    write(made, *elements)
+    return np.array(made.steps, np.int64)
 
 
-@compiled()
-def _multiply_point(s: Array, point: int) -> None:
-    """Replace a point by its multiple. The masks in the memory choose an entry in each window."""
-    _fill_table(s, TABLE, point)
-    _neutral(s, point)
-    for window in range(WINDOWS):
-        for turn in range(_WINDOW):
-            _double(s, point, turn == _WINDOW - 1)
-        pick(s, ENTRY, TABLE, MASKS + window * ENTRIES)
-        _add(s, point, ENTRY)
-
-
-@compiled()
-def raise_points(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Multiply the points in the rows of `words` by the scalar of the masks."""
-    for row in range(0, len(words), LANES):
-        _read(s, POINT, words, row, 0)
-        _decode(s, POINT, TOTAL)
-        for lane in range(LANES):
-            invalid[row + lane] = s[TOTAL * WIDTH + lane]
-        _multiply_point(s, POINT)
-        _encode(s, POINT, POINT)
-        _write(s, POINT, out, row)
-
-
-@compiled()
-def raise_hashes(s: Array, hashes: Array, out: Array) -> None:
-    """Map the rows of `hashes`, of 64 bytes, to points, and multiply these."""
-    for row in range(0, len(hashes), LANES):
-        _read(s, ENTRY, hashes, row, 4)
-        _map(s, POINT, ENTRY)
-        _as_entry(s, TABLE, POINT)
-        _read(s, ENTRY, hashes, row, 0)
-        _map(s, POINT, ENTRY)
-        _add(s, POINT, TABLE)
-        _multiply_point(s, POINT)
-        _encode(s, POINT, POINT)
-        _write(s, POINT, out, row)
-
-
-@compiled()
-def sum_multiples(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Write eight points whose sum is the sum of the points times their scalars.
-
-    `digits` has the scalars' hexadecimal digits, the first being the highest. They are no secret.
-    """
-    _neutral(s, TOTAL)
-    for first in range(0, len(words), LANES * TABLES):
-        count = min(TABLES, (len(words) - first) // LANES)
-        for at in range(count):
-            row = first + at * LANES
-            _read(s, POINT, words, row, 0)
-            _decode(s, POINT, ENTRY)
-            for lane in range(LANES):
-                invalid[row + lane] = s[ENTRY * WIDTH + lane]
-            _fill_table(s, TABLE + at * _TABLE_ELEMENTS, POINT)
-        _neutral(s, POINT)
-        for window in range(digits.shape[1]):
-            for turn in range(_WINDOW):
-                _double(s, POINT, turn == _WINDOW - 1)
-            for at in range(count):
-                for lane in range(LANES):
-                    digit = digits[first + at * LANES + lane, window]
-                    place = (TABLE + at * _TABLE_ELEMENTS + PARTS * digit) * WIDTH + lane
-                    for step in range(0, PARTS * LIMBS * LANES, LANES):
-                        s[ENTRY * WIDTH + lane + step] = s[place + step]
-                _add(s, POINT, ENTRY)
-        _as_entry(s, ENTRY, POINT)
-        _add(s, TOTAL, ENTRY)
-    _encode(s, POINT, TOTAL)
-    _write(s, POINT, out, 0)
+#: `INVALID` receives a mask of the lanes without a valid encoding.
+DECODE, ENCODE = _program(_decode, POINT, INVALID), _program(_encode, POINT, POINT)
+MAP, FILL_TABLE = _program(_map, POINT, ENTRY), _program(_fill_table, TABLE, POINT)
+NEUTRAL, DOUBLE_4 = _program(_neutral, POINT), _program(_double_4, POINT)
+ADD_ENTRY, AS_ENTRY = _program(_add, POINT, ENTRY), _program(_as_entry, ENTRY, POINT)
