@@ -8,9 +8,8 @@ whole run, delta 1e-5, against the server itself. `--folder` names a folder of i
 `data.name: image_folder` takes it, in place of CIFAR-10's own files. The features of the images are
 computed once, into `--features`, and all runs train on them. The model is the same to the byte.
 
-`choose` prints the simulation by which the settings were chosen: heads trained on 40,000 of the
-training images and scored on the other 10,000, with floating-point noise as large as that of
-50,000. It reads no test image.
+`choose` simulates settings: heads trained on 40,000 of the training images and scored on the other
+10,000, with floating-point noise as large as that of 50,000. It uses no test image.
 """
 
 from __future__ import annotations
