@@ -1,10 +1,10 @@
 """Planted faults that the audit of a run finds, by protection and effort.
 
 Every fault is a patch of the shipped code (tests/support/sabotage.py), which still states its usual
-epsilon. A cell is the number of runs that the audit refutes. The rows without a fault must stay
-near 0: the audit is right with probability 95%, so 1 run in 20 may be refuted. Clients train as
-usual, at a learning rate of 0.1, on a network of 2,080 parameters. There are as many clients as
-canaries. Secure sums have no masks, which changes no sum.
+epsilon, the claim. A cell is the number of runs that the audit refutes, and the claim. The rows
+without a fault must stay near 0: the audit is right with probability 95%, so 1 run in 20 may be
+refuted. Clients train as usual, at a learning rate of 0.1, on a network of 2,080 parameters. There
+are as many clients as canaries. Secure sums have no masks, which changes no sum.
 
     python benchmarks/audit_sabotage.py --effort quick
 
@@ -26,6 +26,7 @@ from typing import Any
 import fedveil
 from fedveil.errors import FedveilWarning
 from fedveil.federated.job import Job
+from fedveil.privacy import format_epsilon
 from fedveil.privacy.finding import Finding
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -84,9 +85,9 @@ def row(
     fault: s.Sabotage,
     efforts: Sequence[tuple[int, int]],
     runs: int,
-) -> tuple[list[int], list[str]]:
-    """Return the number of refuted runs by effort, and the refuting bounds of the last effort."""
-    counts, by = [], set()
+) -> tuple[list[str], list[str]]:
+    """Return refuted runs and the claim by effort, and the refuting bounds of the last effort."""
+    cells, by = [], set()
     for canaries, rounds in efforts:
         refuted = 0
         for seed in range(runs):
@@ -95,8 +96,8 @@ def row(
             refuted += found.refutes
             if (canaries, rounds) == tuple(efforts[-1]):
                 by |= {of.name.partition(", ")[2] or "whatever holds" for of in found.excesses}
-        counts.append(refuted)
-    return counts, sorted(by)
+        cells.append(f"{refuted} (claim {format_epsilon(found.epsilon)})")
+    return cells, sorted(by)
 
 
 def main() -> None:
@@ -120,10 +121,9 @@ def main() -> None:
             name, count = ("none", sound) if none else (fault.__name__.replace("_", " "), runs)
             if given.fault not in name:
                 continue
-            counts, by = row(position, own, fault, EFFORTS, count)
-            cells = " | ".join(map(str, counts))
-            print(f"| {position}, {how} | {name} | {count} | {cells} | {'; '.join(by)} |",
-                  flush=True)  # fmt: skip
+            cells, by = row(position, own, fault, EFFORTS, count)
+            line = [f"{position}, {how}", name, str(count), *cells, "; ".join(by)]
+            print(f"| {' | '.join(line)} |", flush=True)
     print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 

@@ -13,7 +13,7 @@ median      the median of 10,000 incomes at epsilon 1: its error as a share of t
 words       the 20 most frequent of a million words, from 100,000 clients at epsilon 4
 local       the same under oue, beside the best possible frequency oracle, on ten data sets
 correlation the correlation of 60,000 clients under oue and rr
-intervals   the share of 95% intervals that hold the population's value, of 200 data sets each
+intervals   the share of 95% intervals that hold the population's value, of 100 data sets each
 opendp      OpenDP's count and histogram with Gaussian noise of its own calibration
 
 `oue` simulates the sum of the reports, drawn from its exact distribution (fidelity: aggregate).
@@ -84,7 +84,7 @@ def sites(rows: int = 20_000, repeats: int = 40) -> None:
         if unit == "client":  # 2,000 rows a site, of which 1,000 are contributed
             spread = float(noisy.std(0, ddof=1).mean())
             reach *= math.sqrt(1 - 1 / 50)
-        central = 2 * reach * ratio_for(1.0, DELTA, 1)
+        central = math.sqrt(2) * reach * ratio_for(1.0, DELTA, 1)
         print(
             f"ten sites, unit {unit}, distributed_dp at epsilon 1: deviation {spread:,.1f} rows a "
             f"cell, {spread / central:.3f} times that of central noise for the same clip"
@@ -129,27 +129,57 @@ def zipf_words(seed: int, clients: int, vocabulary: int) -> tuple[np.ndarray, se
     return np.char.zfill(drawn.astype(str), 6), top, counts
 
 
+def two_rounds(counts: np.ndarray, epsilon: float, share: float, kept: int, seed: int) -> set[str]:
+    """The 20 words found if a `share` of the clients answers about all words first.
+
+    The others answer by k-ary randomized response about the `kept` words, which has less noise for
+    few words. Both estimates are weighted by their precision.
+    """
+    rng, grown = np.random.default_rng(seed), math.exp(epsilon)
+    first = rng.binomial(counts, share)
+
+    def shares(of: np.ndarray, clients: int, p: float, q: float) -> tuple[np.ndarray, float]:
+        ones = rng.binomial(of, p) + rng.binomial(clients - of, q)
+        return (ones / clients - q) / (p - q), (p - q) ** 2 * clients / (q * (1 - q))
+
+    score, precision = shares(first, int(first.sum()), 0.5, 1 / (grown + 1))
+    best = np.argpartition(-score, kept)[:kept]
+    chances = grown / (grown + kept), 1 / (grown + kept)
+    later = int((counts - first).sum())
+    again, more = shares((counts - first)[best], later, *chances)
+    joint = precision * score[best] + more * again
+    return {f"{name:06d}" for name in best[np.argsort(-joint)[:20]]}
+
+
 def local(clients: int = 100_000, vocabulary: int = 1_000_000, epsilon: float = 4.0) -> None:
     # The best frequency oracle: every client answers about every word, and nobody enumerates less.
     deviation = math.sqrt(4 * clients * math.exp(epsilon)) / (math.exp(epsilon) - 1)
-    file = {
-        "protection": "oue", "epsilon": epsilon, "fidelity": "aggregate",
-        "questions": {"w": FREQUENT},
-    }  # fmt: skip
-    found, possible, false = [], [], []
-    for seed in range(4, 14):
-        held, top, counts = zipf_words(seed, clients, vocabulary)
-        answer = ask({**file, "seed": seed}, {"word": held})["w"]
-        words_of = {e.label["word"] for e in answer.estimates}
-        found.append(len(words_of & top))
-        false.append(sum(counts[int(word)] < 100 for word in words_of))
-        noisy = counts + np.random.default_rng(seed).normal(0, deviation, vocabulary)
-        possible.append(len({f"{name:06d}" for name in np.argsort(-noisy)[:20]} & top))
-    print(
-        f"words, oue at epsilon {epsilon:g}, ten data sets: {np.mean(found):.1f} of the 20 most "
-        f"frequent ({min(found)} to {max(found)}); the best oracle {np.mean(possible):.1f}; "
-        f"{np.mean(false):.1f} words of fewer than 100 clients"
-    )
+    file = {"protection": "oue", "epsilon": epsilon, "fidelity": "aggregate"}
+    for share, kept in ((0.9, 150), (0.8, 150), (0.8, 300), (0.5, 150)):
+        found = []
+        for seed in range(4, 14):
+            _, top, counts = zipf_words(seed, clients, vocabulary)
+            found.append(len(two_rounds(counts, epsilon, share, kept, seed) & top))
+        print(f"two rounds, {share:.0%} first, {kept} kept: {np.mean(found):.1f} of 20", flush=True)
+    for most, false_words in ((20, 0.1), (60, 0.7), (200, 0.9)):
+        found, possible, false, returned = [], [], [], []
+        question = {**FREQUENT, "most": most, "false_words": false_words}
+        for seed in range(4, 14):
+            held, top, counts = zipf_words(seed, clients, vocabulary)
+            answer = ask({**file, "questions": {"w": question}, "seed": seed}, {"word": held})["w"]
+            words_of = {e.label["word"] for e in answer.estimates}
+            returned.append(len(words_of))
+            found.append(len(words_of & top))
+            false.append(sum(counts[int(word)] < 100 for word in words_of))
+            noisy = counts + np.random.default_rng(seed).normal(0, deviation, vocabulary)
+            possible.append(len({f"{name:06d}" for name in np.argsort(-noisy)[:most]} & top))
+        print(
+            f"words, oue at epsilon {epsilon:g}, most {most}, false_words {false_words:g}, ten "
+            f"data sets: {np.mean(found):.1f} of the 20 most frequent ({min(found)} to "
+            f"{max(found)}) among {np.mean(returned):.1f}; the best oracle {np.mean(possible):.1f} "
+            f"among {most}; {np.mean(false):.1f} words of fewer than 100 clients",
+            flush=True,
+        )
 
 
 def words(clients: int = 100_000, vocabulary: int = 1_000_000) -> None:
@@ -217,7 +247,7 @@ def truths(of: dict[str, np.ndarray], clients: int) -> dict[str, list[float]]:
     }
 
 
-def intervals(sets: int = 200) -> None:
+def intervals(sets: int = 100) -> None:
     population = people(np.random.default_rng(99), 400_000)
     for protection, epsilon, clients in (
         ("not_encrypt", None, 100), ("pw_encrypt", None, 100), ("central_gaussian", 4.0, 100),

@@ -121,7 +121,7 @@ def test_yaml_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: B
         return
     kind: type[CheckedJob] = VerticalJob if "vertical" in block.page else Job
     kind = QuestionFile if "questions:" in block.text else kind
-    kind = Policy if "servers:" in block.text else kind
+    kind = Policy if {"servers", "code"} & set(yaml.safe_load(block.text)) else kind
     if "ready:Ready" in block.text:
         page = (DOCS / "own-protection.md").read_text()
         (tmp_path / "ready.py").write_text(next(blocks(page, "")).text)

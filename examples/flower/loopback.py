@@ -101,21 +101,25 @@ class Loopback:
             for number in range(self.clients):
                 self.call("flwr", "supernode", "register", str(keys / f"node-{number}.pub"))
 
-    def start_node(self, number: int, more: str = "") -> None:
-        """Start the SuperNode of a client. `more` is added to its node configuration."""
+    def start_node(self, number: int, more: str = "", clients: str | None = None) -> None:
+        """Start the SuperNode of a client, or of several `clients`, such as "0-9".
+
+        `more` is added to its node configuration.
+        """
         keys = self.folder / "keys"
         security = [
             "--root-certificates", str(keys / "ca.crt"),
             "--auth-supernode-private-key", str(keys / f"node-{number}"),
         ]  # fmt: skip
         state = self.folder / f"state-{number}"
+        held = f"client={number}" if clients is None else f'clients="{clients}"'
         self._start(
             f"node-{number}",
             "flower-supernode",
             *(security if self._secured else ["--insecure"]),
             "--superlink", f"127.0.0.1:{self._port}",
             "--port", str(self._node_ports[number]),
-            "--node-config", f'client={number} state-folder="{state}" {more}'.strip(),
+            "--node-config", f'{held} state-folder="{state}" {more}'.strip(),
         )  # fmt: skip
 
     def kill(self, name: str) -> None:

@@ -273,6 +273,7 @@ ELSEWHERE = {
     "vertical/predictions.py": (2, "new files, which are never opened where one is"),
     "vertical/scoring/predicted.py": (1, "a new file, which is never opened where one is"),
     "flower/sealed_state.py": (1, "a key in a folder that is the user's alone"),
+    "site/code_child.py": (1, "bytes in memory, from the site's own reader, without objects"),
     "starter/__init__.py": (1, "a template of this package"),
     "starter/vertical_tables.py": (1, "a script that a user runs in a folder of his own"),
     "engine/known_accuracy.py": (1, "a table of this package"),

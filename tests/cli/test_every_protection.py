@@ -37,6 +37,14 @@ EXAMPLES = [
     if file.parent.name != "vertical" and file.stem != "question"
 ]
 JOBS = [*FEDERATED, *EXAMPLES, "the default job", "an empty job", "docs/job-files.md"]
+#: Images of CIFAR-10's shape.
+FEW_PHOTOS = """
+import numpy as np
+
+def load():
+    x, y = np.zeros((20, 3, 32, 32), "f4"), np.arange(20) % 10
+    return x, y, x, y
+"""
 #: The line that a refusal tells the user to write.
 LINE = re.compile(r"[Ww]rite `(\w+): ([^`]+)`")
 
@@ -90,6 +98,10 @@ def test_a_job_takes_every_protection_or_names_the_line_to_write(
     if "mnist" in name:  # the digits are on every machine
         number = min(clients or 539, 1000)
         here = ["data.name=digits", "data.split=iid", f"clients.number={number}"]
+    if "cifar" in name:
+        (tmp_path / "few_photos.py").write_text(FEW_PHOTOS)
+        monkeypatch.syspath_prepend(tmp_path)
+        here = ["data.name=few_photos:load"]
     refused = list[tuple[str, str]]()
     for protection in POSITIONS:
         asked = [*here, f"protection={protection}"]
@@ -102,10 +114,10 @@ def test_a_job_takes_every_protection_or_names_the_line_to_write(
         line = LINE.search(sentence)
         assert line is not None, f"{protection}: {sentence}"
         assembled(Job.load(path, [*here, f"protection={protection}", f"{line[1]}={line[2]}"]))
+    by_client = ["pw_encrypt", "central_gaussian", "signds", "rr", "oue"]
     wanted = {
-        "examples/private_mnist/examples-5.yaml": [
-            "pw_encrypt", "central_gaussian", "signds", "rr", "oue"
-        ],
+        "examples/private_cifar/examples-5.yaml": by_client,
+        "examples/private_mnist/examples-5.yaml": by_client,
         "docs/job-files.md": ["not_encrypt", "pw_encrypt", "rr", "oue"],
     }  # fmt: skip
     assert [protection for protection, _ in refused] == wanted.get(name, [])

@@ -53,6 +53,25 @@ def test_a_job_is_accepted_by_its_digest_or_a_signature(command: Command, tmp_pa
     assert command("site", "check", "north", str(app))[0] == 0
 
 
+def test_the_digest_of_own_code_is_printed_and_permits_it(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "code").mkdir()
+    Path("north", "code", "heart_net.py").write_text("def net(): pass\n")
+    asked = study(
+        model="heart_net:net", privacy={"randomness": "secure"}, deployment={"answer_s": 90.0}
+    )
+    Path("study.yaml").write_text(asked.to_yaml())
+    code, out, err = command("site", "check", "north", "study.yaml")
+    said = dict(line.split()[-2:] for line in out.splitlines() if ":" in line)
+    assert (code, list(said)) == (1, ["heart_net:"])
+    assert "heart_net:net, which is not in code.modules" in err
+    keys = policy_of(Path("study.yaml"), clear={"answer_after_s": 5.0})
+    keys["data"]["heart"]["reader"] = "parts:data"
+    keys["code"] = {"modules": {"heart_net": said["heart_net:"]}, "isolation": "weak"}
+    write_policy(Path("north"), keys)
+    assert command("site", "check", "north", "study.yaml")[0] == 0
+
+
 def test_a_policy_is_shown_with_all_its_keys_and_explained(command: Command) -> None:
     command("site", "init", "north")
     shown = json.loads(command("site", "show", "north", "--json")[1])

@@ -253,6 +253,7 @@ ELSEWHERE: dict[str, str] = {
     "deployment.reveal": "tests/flower/test_flower_engine.py",
     "deployment.repeats": "tests/flower/test_flower_client.py",
     "deployment.start_clients": "tests/flower/test_flower_engine.py",
+    "deployment.clients_per_node": "tests/flower/test_shared_nodes.py",
     "deployment.answer_s": "tests/flower/test_late_replies.py",
     "deployment.answer_after_s": "tests/flower/test_fixed_time.py",
     "deployment.wait_s": "tests/flower/test_flower_engine.py",

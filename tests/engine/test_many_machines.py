@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,6 +95,24 @@ def test_machines_that_are_lost_change_no_byte(
         lost = re.findall(r"round \d: machine m\d was lost .*: its (\d) clients train", left.events)
         assert sum(map(int, lost)) == left.retrained
         assert (left.retrained > 0) == (number > 0)
+
+
+def test_a_machine_that_stops_is_given_up_and_a_slow_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_PULSE_S", 0.02)
+    monkeypatch.setattr(membership, "_SILENT_S", 0.1)
+    settings = {"model": "parts:plain", "rounds": 3}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    second = lost_at(4)
+    cluster = ThreadCluster(1, 1, 1, stopped=second)
+    cluster.change("m0", "play", lambda played: (time.sleep(0.2), played)[1])
+    left = run(tmp_path / "run", monkeypatch, cluster, **settings)
+    assert (left.model, left.ledger, left.records) == (alone.model, alone.ledger, alone.records)
+    silent = re.findall(r"machine (m\d) gives no sign of life: it is given up", left.events)
+    assert len(silent) == 1
+    assert re.findall(r"round 2: machine (m\d) was lost", left.events) == silent
+    assert left.retrained > 0
 
 
 def test_a_run_is_resumed_on_a_cluster_and_back_here(

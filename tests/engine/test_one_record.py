@@ -126,6 +126,10 @@ def nothing_kept(client: ClientId) -> ClientStates:
     raise AssertionError("FedAvg keeps nothing of a client")
 
 
+def no_job_data() -> Any:
+    raise AssertionError("the client has examples of its own")
+
+
 def deployed(settings: Job, shape: ModelShape) -> Update:
     """A client's update, through its answer: which is not one of zero in place of it."""
     weights = Layout(TrainedPart.of(make_model(settings, shape)).module).vector()
@@ -141,7 +145,7 @@ def deployed(settings: Job, shape: ModelShape) -> Update:
     }
     client_training._seen_before.clear()
     protection = make_protection(settings, len(weights))
-    training, found = Training(settings, common, nothing_kept), []
+    training, found = Training(settings, common, nothing_kept, no_job_data), []
 
     def half(examples: int) -> Any:
         entropy = report_entropy(settings).stream("report", 1, 0)
@@ -149,7 +153,7 @@ def deployed(settings: Job, shape: ModelShape) -> Update:
 
     def train() -> tuple[Update, int]:
         update, examples = training.update(0, settings.data.name)
-        assert examples == EXAMPLES == example_count(settings, 0, settings.data.name)
+        assert examples == EXAMPLES == example_count(settings, 0, settings.data.name, no_job_data)
         found.append(update.copy())
         return update, examples
 
@@ -385,7 +389,7 @@ def test_what_is_no_record_s_doing_is_refused_as_before() -> None:
 def deployed_alone(pair: Pair) -> Any:
     shape = pair.shape
     form = client_training.Form(shape.example_shape, "class", shape.classes)  # type: ignore[arg-type]
-    return own_data(pair.settings, 0, pair.settings.data.name, form)
+    return own_data(pair.settings, 0, pair.settings.data.name, no_job_data, form)
 
 
 def test_the_test_examples_of_a_client_are_not_looked_at() -> None:

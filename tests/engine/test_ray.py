@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +23,11 @@ from test_simulation import job, timeless
 
 import fedveil
 from fedveil.base.message import encode
+from fedveil.engine.cluster import membership
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import ClusterUnavailable
 from fedveil.protections.catalog import POSITIONS
-from ray_nodes import node
+from ray_nodes import free_port, node
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow
@@ -71,7 +73,7 @@ def machines() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if "ray::Machine" in " ".join(process.cmdline()):
+            if "ray::_PiecewiseMachine" in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
@@ -97,6 +99,32 @@ def test_processes_of_a_machine_and_states_change_no_byte(cluster: Cluster, tmp_
         assert left(run) == left(alone)
 
 
+@pytest.fixture
+def client_port(cluster: Cluster) -> Iterator[int]:
+    """Start the server of Ray's own client, and return its port."""
+    port = free_port()
+    command = [sys.executable, "-m", "ray.util.client.server", "--mode=specific-server"]
+    place = [f"--address={cluster.address}", "--host=127.0.0.1", f"--port={port}"]
+    server = subprocess.Popen([*command, *place])
+    limit = time.monotonic() + 60
+    while server.poll() is None and time.monotonic() < limit:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            break
+        time.sleep(0.2)
+    yield port
+    server.kill()
+    server.wait()
+
+
+def test_rays_client_changes_no_byte(client_port: int, tmp_path: Path) -> None:
+    """Under `ray://` this process is outside the cluster, and reaches it over one port."""
+    settings = {**SLOW, "protection": {"name": "pw_encrypt", **PROTECTIONS}}
+    alone = left(on("here", tmp_path / "here", **settings))
+    run = on(f"ray://127.0.0.1:{client_port}", tmp_path / "ray", **settings)
+    assert left(run) == alone
+    assert len(run.metrics[-1][MACHINES]) >= 2
+
+
 def during(round: int, what: Callable[[], object]) -> Callable[[dict[str, Any]], None]:
     """Return a progress function that calls `what` in the middle of a round."""
 
@@ -119,6 +147,45 @@ def test_a_killed_process_changes_no_byte(
     assert left(run) == alone
     assert run.metrics[1][RETRAINED] > 0
     assert "was lost" in (run.folder / "events.log").read_text()
+
+
+def test_a_stopped_process_changes_no_byte(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It neither works nor dies, so only its missing pulse says that it is lost."""
+    monkeypatch.setattr(membership, "_PULSE_S", 1.0)
+    monkeypatch.setattr(membership, "_SILENT_S", 5.0)
+    settings = {**SLOW, "model": "parts:slow_plain"}
+    alone = left(on("here", tmp_path / "here", **settings))
+    stopped: list[psutil.Process] = []
+
+    def stop() -> None:
+        stopped.append(machines()[0])
+        stopped[0].suspend()
+
+    run = on("ray", tmp_path / "ray", progress=during(2, stop), **settings)
+    assert left(run) == alone
+    assert sum(record.get(RETRAINED, 0) for record in run.metrics) > 0
+    assert "gives no sign of life: it is given up" in (run.folder / "events.log").read_text()
+    gone, _ = psutil.wait_procs(stopped, timeout=30)
+    assert gone == stopped  # ended, not left stopped with its memory
+
+
+def test_a_machine_without_memory_changes_no_byte(cluster: Cluster, tmp_path: Path) -> None:
+    """Ray's own monitor kills the process of a node that counts as full."""
+    settings = {**SLOW, "model": "parts:slow_plain", "rounds": 60}
+    alone = left(on("here", tmp_path / "here", **settings))
+    full = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "20000"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in full.items():
+            patch.setenv(name, value)
+        small = cluster.add_node(**node(1))
+    run = on("ray", tmp_path / "ray", **settings)
+    cluster.remove_node(small)
+    assert left(run) == alone
+    events = (run.folder / "events.log").read_text()
+    assert "was lost (it ran out of memory)" in events
+    assert sum(record.get(RETRAINED, 0) for record in run.metrics) > 0
 
 
 def test_a_removed_node_and_a_late_one_change_no_byte(cluster: Cluster, tmp_path: Path) -> None:

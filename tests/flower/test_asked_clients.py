@@ -71,9 +71,15 @@ def test_sites_answer_from_their_own_tables(protection: str, tmp_path: Path) -> 
     assert (tmp_path / "answer" / "answers.html").is_file()
 
 
-@pytest.mark.parametrize("protection", ["distributed_dp", "oue"])
-def test_noise_and_account_are_those_of_a_simulation(protection: str, tmp_path: Path) -> None:
-    more = {"rows": 1} if protection == "oue" else {}
+ROW = {"unit": "row"}
+
+
+@pytest.mark.parametrize(
+    ("protection", "more"), [("distributed_dp", {}), ("oue", {"rows": 1}), ("rr", ROW)]
+)
+def test_noise_and_account_are_those_of_a_simulation(
+    protection: str, more: dict[str, Any], tmp_path: Path
+) -> None:
     answers, _ = over_flower(file_of(protection, epsilon=2.0, **more), tmp_path)
     assert 1.5 < answers.epsilon <= 2
     for answer in answers.answers.values():

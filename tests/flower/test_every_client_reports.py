@@ -180,10 +180,10 @@ def test_a_deployed_client_is_charged_before_its_examples_are_read(
     seen = []
     read = client_training.own_data
 
-    def watched(job: Any, client: int, function: str | None) -> ClientsData:
+    def watched(job: Any, client: int, *more: Any) -> ClientsData:
         (account,) = (tmp_path / "state").glob(f"*-{client}.reports")
         seen.append(account.read_text())
-        return read(job, client, function)
+        return read(job, client, *more)
 
     monkeypatch.setattr(client_training, "own_data", watched)
     deployed(tmp_path, {"name": "signds"}, "parts:marked_data")

@@ -20,7 +20,7 @@ from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStoppe
 from fedveil.flower.job import client_app
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import told_shape
-from fedveil.flower.job.job_client import Member
+from fedveil.flower.job.member import members_of
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.own_file import OwnFile
 from fedveil.flower.records import MESSAGE, from_records, to_records
@@ -69,7 +69,7 @@ def test_what_lies_in_the_context_is_noise_without_the_key(tmp_path: Path):
         assert secret not in blob
     again = RecordDict()
     sealed(tmp_path / "t", again).put(3, SECRET)
-    assert again["fedveil.state"]["sealed"] != blob
+    assert again["fedveil.state.0"]["sealed"] != blob
 
 
 def test_a_newer_state_takes_the_place_of_an_older_one(tmp_path: Path):
@@ -96,7 +96,7 @@ def test_a_state_opens_for_its_own_round_client_and_job_alone(tmp_path: Path, ot
         name = b"another"
         SealedState(folder, name, 0, RecordDict()).put(3, {})
     if other == "bytes":
-        records["fedveil.state"]["sealed"] = b"x" + records["fedveil.state"]["sealed"][1:]
+        records["fedveil.state.0"]["sealed"] = b"x" + records["fedveil.state.0"]["sealed"][1:]
     state = SealedState(folder, name, client, records)
     assert state.take(4 if other == "round" else 3) is None
 
@@ -173,9 +173,9 @@ def test_no_phase_is_answered_twice_not_even_with_an_old_context(tmp_path: Path,
 def test_secrets_of_a_round_are_in_no_record(tmp_path: Path):
     """Everything that Flower stores for a client between two phases is one sealed record."""
     _, _, context = captured(tmp_path, "train.unmask")
-    assert list(context.state) == ["fedveil.state"]
-    assert list(context.state["fedveil.state"]) == ["sealed"]
-    assert b"mask" not in context.state["fedveil.state"]["sealed"]
+    assert list(context.state) == ["fedveil.state.0"]
+    assert list(context.state["fedveil.state.0"]) == ["sealed"]
+    assert b"mask" not in context.state["fedveil.state.0"]["sealed"]
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_seeded_reports_leave_only_where_the_node_itself_says_so(
     assert (record["reports"], sum(record["withheld"].values())) == (4, 2)
     assert "only if its own node configuration says seeded=true" in caplog.text
     with pytest.raises(DeploymentError, match="seeded = 'yes', true or false is needed"):
-        Member.of({"client": 0, "seeded": "yes"}, job())
+        members_of({"client": 0, "seeded": "yes"}, job())
     assert not list((tmp_path / "state").glob("*.reports"))
 
 
@@ -477,14 +477,14 @@ def test_a_client_that_errs_after_its_vector_went_in_stays_charged(
 @pytest.mark.parametrize("value", [None, "0", -1, CLIENTS, True, 1.0])
 def test_a_node_says_which_client_it_is(value: Any):
     with pytest.raises(DeploymentError, match=r"a whole number in \[0, 6\) is needed"):
-        Member.of({"client": value}, job())
+        members_of({"client": value}, job())
 
 
 def test_partition_id_is_a_name_of_client(tmp_path: Path):
-    member = Member.of({"partition-id": 3, "state-folder": str(tmp_path / "s")}, job())
-    assert member.client == 3
+    (member,) = members_of({"partition-id": 3, "state-folder": str(tmp_path / "s")}, job())
+    assert member == 3
     with pytest.raises(DeploymentError, match="data = 1, text is needed"):
-        Member.of({"client": 0, "data": 1}, job())
+        members_of({"client": 0, "data": 1}, job())
 
 
 def test_a_client_with_data_of_its_own(tmp_path: Path):

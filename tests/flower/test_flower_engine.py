@@ -24,48 +24,31 @@ from fedveil.errors import DeploymentError, MessageTooLong, ModelInvalid, RunFai
 from fedveil.flower.job import client_training, flower_engine
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.record.run_folder import TRACEBACK
-from flower_parts import CLIENTS, LocalGrid, app_of, job, kinds, serve
+from flower_parts import (
+    CLIENTS,
+    POSITIONS,
+    PW,
+    LocalGrid,
+    app_of,
+    job,
+    kinds,
+    named,
+    same,
+    serve,
+    weights,
+)
 from folders import records_of
 
-PW = {
-    "name": "pw_encrypt",
-    "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
-}
-
-SHARES = {
-    "name": "distributed_dp",
-    "distributed_dp": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
-}
-MOVING = {
-    "name": "distributed_dp",
-    "distributed_dp": {**SHARES["distributed_dp"], "clip_quantile": 0.4},
-}
 BITS = {"name": "rr", "unary": {"report": "bits"}}
 RR = {"name": "rr", "unary": {"eps": 0.5}}
 #: The server waits in real time for clients that do not answer.
 SHORT = {"name": "not_encrypt", "pw_encrypt": {"cipher_time_window": 300}}
-POSITIONS: list[Any] = [
-    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES, MOVING,
-]  # fmt: skip
-
-
-def named(position: Any) -> str:
-    return position if isinstance(position, str) else position["name"]
 
 
 def run(tmp_path: Path, settings: Any, *, seeded: bool = False) -> tuple[Any, LocalGrid]:
     app, _ = app_of(tmp_path / "app", settings, seeded=seeded)
     grid = LocalGrid(app, tmp_path / "state")
     return serve(app, grid, tmp_path / "run"), grid
-
-
-def weights(result: Any) -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in result.model.state_dict().items()}
-
-
-def same(one: Any, other: Any) -> bool:
-    a, b = weights(one), weights(other)
-    return a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() for k in a)
 
 
 @pytest.mark.parametrize("position", POSITIONS, ids=named)

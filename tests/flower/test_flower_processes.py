@@ -159,6 +159,64 @@ def ledger_of(folder: Path) -> Ledger:
     return Ledger.from_state(saved.ledger)
 
 
+def test_a_task_of_ones_own_travels_with_the_app(federation: Loopback, tmp_path: Path):
+    """Data, model, loss and local step are functions of the user's module, on every machine."""
+    settings = job(
+        name="own-task",
+        rounds=2,
+        data={"name": "task_parts:slope"},
+        model="task_parts:linear",
+        task="task_parts:OwnStep",
+    )
+    write_app(tmp_path / "app", deployable(settings))
+    folder = tmp_path / "run"
+    assert federation.run(tmp_path / "app", folder).wait(LIMIT_S) == 0
+    simulated = fedveil.simulate(settings, tmp_path / "simulated")
+    theirs = (simulated.folder / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == theirs
+    mine = read_run(folder).records
+    assert [r["measures"] for r in mine] == [r["measures"] for r in simulated.metrics]
+
+
+def test_clients_that_share_nodes_end_with_the_simulators_bytes(tmp_path: Path):
+    """Seven clients on three SuperNodes, one of which is killed and comes back."""
+    protection = {
+        "name": "pw_encrypt",
+        "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 60_000},
+    }
+    settings = job(
+        name="shared-nodes",
+        rounds=3,
+        clients={"number": 7, "fraction": 1.0},
+        protection=protection,
+        deployment={"clients_per_node": 3},
+    )
+    held = {0: "0,2,5", 1: "1,3-4", 2: "6"}
+    folder = tmp_path / "run"
+    write_app(tmp_path / "app", deployable(settings, seeded=True))
+    with Loopback(tmp_path / "flower", 3, secured=True) as loopback:
+        loopback.start_superlink()
+        for number, clients in held.items():
+            loopback.start_node(number, "seeded=true", clients)
+        run = loopback.run(tmp_path / "app", folder)
+        until(lambda: rounds_in(folder) >= 1, "the first round")
+        loopback.kill("node-1")
+        until(lambda: rounds_in(folder) >= 2, "the second round")
+        loopback.start_node(1, "seeded=true", held[1])
+        assert run.wait(LIMIT_S) == 0
+        left = [path.name for n in held for path in loopback.folder.glob(f"state-{n}/*.key*")]
+    first, second, third = read_run(folder).records
+    assert (first["reports"], first["dropped"]) == (7, 0)
+    assert (second["reports"], second["dropped"], second["void"]) == (4, 3, None)
+    assert third["reports"] in (4, 7)  # the node may have come back in the middle of the round
+    assert not left
+    events = (folder / "events.log").read_text()
+    assert "clients 1 and 3-4 are here" in events
+    once = settings.model_copy(update={"rounds": 1})
+    again = fedveil.simulate(once, tmp_path / "simulated").metrics[0]
+    assert (first["loss"], first["accuracy"]) == (again["loss"], again["accuracy"])
+
+
 def test_a_killed_supernode_is_a_dropout(federation: Loopback, tmp_path: Path):
     protection = {
         "name": "pw_encrypt",

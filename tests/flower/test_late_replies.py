@@ -51,7 +51,7 @@ def test_a_phase_lasts_from_its_messages_on_whoever_answers_meanwhile(
 
     grid: Any = SimpleNamespace(push_messages=lambda all: [1, 2, 3], pull_messages=pulled)
     replies = exchanges.exchange(grid, [sent(number) for number in (1, 2, 3)], 10.0)
-    assert [node for node, _ in replies] == [11, 12]
+    assert [place for place, _ in replies] == [0, 1]
     assert now[0] == pytest.approx(10.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,13 +21,14 @@ from fedveil.base.message import Message
 from fedveil.cli.vertical.commands import app
 from fedveil.entropy import Seeded
 from fedveil.entry.vertical import train
-from fedveil.errors import ExchangeError, InvalidValue, RunFolderError
+from fedveil.errors import ExchangeError, InvalidValue, LimitReached, RunFolderError
 from fedveil.language import generation
 from fedveil.language.generation import Continuation, Request, generate
 from fedveil.language.text import ByteTokenizer
 from fedveil.link.channel import Receive, Send, drive_together
 from fedveil.link.streams import Address
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
+from fedveil.record import saved_job
 from fedveil.tasks.pangu import Pangu
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
@@ -85,6 +87,36 @@ def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
     assert generation.figures(split, short)[1].epsilon == 2.5 * 32
 
 
+def limited(run: Path, folder: Path, most: float) -> Path:
+    """Return a copy of the run whose job has the limit."""
+    copied = Path(shutil.copytree(run, folder))
+    for job in (copied / saved_job.JOB, copied / saved_job._BEGAN):
+        told = job.read_text()
+        assert told.count("max_epsilon: null") == 1
+        job.write_text(told.replace("max_epsilon: null", f"max_epsilon: {most}"))
+    return copied
+
+
+def test_a_text_ends_before_it_costs_more_than_the_limit(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    wanted = Request.seeded(b"abcd", 30, seed=0)
+    whole, _ = generate(runs["private"], wanted)
+    run = limited(runs["private"], tmp_path / "seven", 2.5 * 32 * 7)
+    found, split = generate(run, wanted, encoded=True)
+    assert (found.vectors, len(found.text)) == (7, 4)
+    assert whole.text.startswith(found.text)
+    assert generation.figures(split, found)[2].epsilon == 2.5 * 32 * 7
+    assert "above privacy.max_epsilon = 560" in found.stopped
+    assert not whole.stopped
+    # 16 vectors fill the context: the next needs 8 of them again.
+    run = limited(runs["private"], tmp_path / "context", 2.5 * 32 * 23)
+    assert generate(run, wanted)[0].vectors == 16
+    for kind, most in (("private", 2.5 * 32 * 4 - 1), ("plain", 1e9)):
+        with pytest.raises(LimitReached, match="the text is not continued"):
+            generate(limited(runs[kind], tmp_path / kind, most), wanted)
+
+
 def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +150,9 @@ def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
 def together_continue(leader: Party, cloud: Party, prompt: bytes, tokens: int) -> Continuation:
     request = Request(prompt, tokens, 0, Seeded(0))
     sides = {
-        "leader": generation.write(leader, Seeded(1), ByteTokenizer(), request, lambda p: None),
+        "leader": generation.write(
+            leader, Seeded(1), ByteTokenizer(), request, None, lambda p: None
+        ),
         "cloud": generation.assist(cloud, Seeded(1)),
     }
     found = drive_together(sides)["leader"]

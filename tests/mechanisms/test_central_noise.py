@@ -11,7 +11,8 @@ from scipy import stats
 
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
-from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
+from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
 from fedveil.mechanisms.gaussian import analytic_sigma
 from fedveil.privacy import audit
 from fedveil.privacy.loss import Gaussian
@@ -64,6 +65,44 @@ def test_the_noise_is_that_of_twice_the_norm_however_many_vectors_there_are(step
     made.add_to(total, Seeded(3, "noise"))
     square = float(np.sum(((total - np.arange(20_000)) * step / made.sigma) ** 2))
     assert 1e-9 < stats.chi2.cdf(square, 20_000) < 1 - 1e-9
+
+
+def test_a_promised_distance_replaces_twice_the_norm() -> None:
+    eps, delta, clip, apart = 1.3, 1e-5, 0.25, 0.3
+    made = CentralNoise(eps, delta, clip, STEPS[0], 7, apart)
+    assert made.sigma == analytic_sigma(eps, delta, apart)
+    assert made.loss.release == Gaussian(made.sigma / apart)
+    assert made.limit == math.floor((Fraction(clip) / Fraction(STEPS[0])) ** 2)
+    of_ratio = CentralNoise.of_ratio(2.0, delta, clip, 7, apart)
+    assert of_ratio.sigma == 2 * apart
+    # The vectors' maker rounds them, within 7 entries of a step each.
+    assert math.sqrt(7) * of_ratio.step < 0.01 * apart
+    shares = DistributedGaussian(
+        clip, 2.0, shares=3, clients=3, dimension=7, entry_bits=16, apart=apart
+    )
+    reach = math.sqrt(3 * shares.share_variance) * shares.step
+    assert 2.0 * apart < reach < 2.0 * apart * 1.001
+    assert 2.0 <= shares.ratio(3) < 2.001
+    for wrong in (0.0, 0.51):
+        with pytest.raises(InvalidValue, match="apart"):
+            CentralNoise(eps, delta, clip, STEPS[0], 7, wrong)
+
+
+def test_a_sum_of_contributions_is_not_clipped_and_its_noise_covers_one_of_them() -> None:
+    made = CentralSum(1.7, 1e-5, 0.5, 5)
+    assert made.loss.release == Gaussian(1.7)
+    assert made.loss.per == "example"
+    assert made.sigma == 2 * 0.5 * 1.7
+    long = np.array([900.0, -3.0, 0.0, 1e9, 1.0], np.float32)
+    steps = made.clipped(long)
+    assert steps.tolist() == [900 / made.step, -3 / made.step, 0, 1 << 24, 1 / made.step]
+    assert made.within(steps)
+    total = np.zeros(20_000, np.int64)
+    made.add_to(total, Seeded(3, "noise"))
+    square = float(np.sum((total * made.step / made.sigma) ** 2))
+    assert 1e-9 < stats.chi2.cdf(square, 20_000) < 1 - 1e-9
+    with pytest.raises(InvalidValue, match="a larger epsilon, or fewer entries"):
+        CentralSum(1e3, 1e-5, 0.5, 1 << 20)
 
 
 def in_a_sum(made: CentralNoise, noise: int) -> object:

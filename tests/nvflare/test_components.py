@@ -20,8 +20,16 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 
+from fedveil.base.message import encode
 from fedveil.errors import FedveilError, SiteError
-from fedveil.nvflare.components import REPORT, ProtectedAggregator, SiteResultFilter, SiteTaskFilter
+from fedveil.nvflare.components import (
+    DIMENSION,
+    MESSAGE,
+    REPORT,
+    ProtectedAggregator,
+    SiteResultFilter,
+    SiteTaskFilter,
+)
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.site.account import Release
 from fedveil.site.site_folder import Site
@@ -199,6 +207,37 @@ def test_a_task_has_one_report(site: Site) -> None:
         SiteResultFilter().process(result_of(0.5), fl_ctx)
 
 
+@pytest.mark.parametrize(
+    "words", [None, b"", b"\x80\x04pickle", "text", 7, encode({"phase": "masked", "round": 4})]
+)
+@pytest.mark.parametrize("dimension", [None, 20, 0, -1, True, 1 << 60, "20"])
+def test_a_message_of_no_sum_is_refused(site: Site, words: Any, dimension: Any) -> None:
+    data = Shareable()
+    if words is not None:
+        data[MESSAGE] = words
+    data.set_header(DIMENSION, dimension)
+    blocked(site, data, context("fedveil_phase"))
+
+
+def test_a_filter_that_a_job_adds_changes_nothing(site: Site) -> None:
+    """A job may name the filters, if the site's list of classes permits them."""
+    fl_ctx, weaker = context(), {**CLEAR, "dp_eps": 1e8}
+    admits(site).process(task_data(), fl_ctx)
+    with pytest.raises(ContentBlockedException):
+        admits(site, weaker).process(task_data(), fl_ctx)
+    with pytest.raises(ContentBlockedException):
+        SiteResultFilter().process(result_of(0.5), fl_ctx)
+    assert site.account("heart").spent().releases == 1
+
+
+def test_a_job_with_another_configuration_is_refused(site: Site) -> None:
+    config = Path(HERE["workspace"].get_app_config_dir("job-7"))
+    config.mkdir(parents=True)
+    (config / "config_fed_client.json").write_text("{}")
+    blocked(site, task_data(), context())
+    assert "which is not in jobs.digests" in said(site)
+
+
 def test_a_job_with_code_of_its_own_is_refused(site: Site) -> None:
     custom = Path(HERE["workspace"].get_app_custom_dir("job-7"))
     custom.mkdir(parents=True)
@@ -244,8 +283,8 @@ def test_a_set_back_account_lets_nothing_out(site: Site) -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"protection": "pw_encrypt"}, "needs messages of the server's half"),
-        ({"protection": "signds"}, "needs messages of the server's half"),
+        ({"protection": "pw_encrypt"}, "needs clients, the number of sites in a sum"),
+        ({"protection": "central_gaussian"}, "central_gaussian is not possible here"),
         ({"protection": "oue", "adaptive": True}, "adaptive"),
         ({"protection": "not_encrypt"}, "is not"),
         ({"protection": "dp_encrypt", "dp_eps": 0}, "dp_eps"),
@@ -327,6 +366,25 @@ def test_the_aggregator_adds_up_reports_that_are_no_arrays(site: Site, name: str
     assert abs(whole.mean() - 0.05) < 0.06  # oue reports half of all true bits
     if name != "oue":
         np.testing.assert_allclose(whole, 0.05, atol=0.01)
+
+
+def test_the_aggregator_takes_signds_with_a_fixed_step(tmp_path: Path) -> None:
+    keys = {"protection": "signds", "sign_k": 0.25, "sign_eps": 99.0, "sign_dim_out": 3,
+            "sign_global_lr": 0.5}  # fmt: skip
+    with pytest.raises(FedveilError, match="signds needs ProtectedController"):
+        ProtectedAggregator(keys)
+    fixed = {**keys, "magnitude": "fixed"}
+    site = site_in(tmp_path / "north", protections=["signds"], **RICH)
+    aggregator, fl_ctx = ProtectedAggregator(fixed), server_context()
+    for of in SITES:
+        mine = context(identity=of)
+        admits(site, fixed).process(task_data(), mine)  # its reports are never arrays
+        sent = SiteResultFilter().process(result_of(0.5), mine)
+        assert aggregator.accept(sent_by(of, sent), fl_ctx)
+    mean = from_shareable(aggregator.aggregate(fl_ctx)).data
+    steps = np.concatenate([array.reshape(-1) for array in mean.values()]) * 3 / 0.5
+    np.testing.assert_allclose(steps, np.rint(steps), atol=1e-5)
+    assert 0 < np.abs(steps).sum() <= 9.001
 
 
 def test_a_round_without_a_report_leaves_the_model(site: Site) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("nvflare.apis", reason="needs nvflare")
-from nvflare_parts import NOISE, resources, scatter, scope, site_in, write_job
+from nvflare_parts import NOISE, permit, resources, scatter, scope, site_in, write_job
 
 pytestmark = pytest.mark.slow
 SITES = ("site-1", "site-2")
@@ -91,8 +91,11 @@ def test_two_sites_charge_their_own_accounts_until_one_is_spent(
     processes.append(start(kits / "server", tmp_path))
     time.sleep(5.0)
     processes += [start(kits / name, tmp_path) for name in SITES]
+    written = write_job(tmp_path / "job", scatter(9))
+    for owner in owners.values():
+        permit(owner.folder, written / "app")
     session = logged_in(kits / ADMIN)
-    job = session.submit_job(str(write_job(tmp_path / "job", scatter(9))))
+    job = session.submit_job(str(written))
     session.monitor_job(job, timeout=150.0)
     session.close()
     spent = {name: owner.account("heart").spent() for name, owner in owners.items()}

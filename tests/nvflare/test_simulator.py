@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 pytest.importorskip("nvflare.apis", reason="needs nvflare")
-from nvflare_parts import NOISE, TRAINER, scatter, scope, simulate, site_in, write_job
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedveil.flower.job.signing_key_file import read_identity
+from nvflare_parts import (
+    NOISE,
+    TRAINER,
+    scatter,
+    scope,
+    simulate,
+    simulate_each,
+    site_in,
+    write_job,
+)
 
 pytestmark = pytest.mark.slow
 CLEAR = {**NOISE, "dp_eps": 1e7}
@@ -72,3 +84,55 @@ def test_a_job_with_code_of_its_own_sends_nothing(tmp_path: Path) -> None:
     log = (site.folder / "logs" / "nvflare" / "site.log").read_text()
     assert "the job brings code of its own" in log
     assert TRAINER["path"] not in log
+
+
+SITES = ("site-1", "site-2", "site-3")
+
+
+def public_key(identity: Path) -> str:
+    private = Ed25519PrivateKey.from_private_bytes(read_identity(identity).reveal())
+    return private.public_key().public_bytes_raw().hex()
+
+
+def controller(protection: dict[str, Any], **more: Any) -> dict[str, Any]:
+    path = "fedveil.nvflare.controller.ProtectedController"
+    arguments = {"protection": protection, "rounds": 2, "timeout_s": 60, **more}
+    return {"id": "workflow", "path": path, "args": arguments}
+
+
+@pytest.mark.parametrize("name", ["pw_encrypt", "distributed_dp"])
+def test_sites_send_a_sum_that_no_single_report_shows(tmp_path: Path, name: str) -> None:
+    """The default policy's protections, with signed keys, on NVFlare's own tasks."""
+    noise = {"noise_multiplier": 5.0, "clip": 0.01} if name == "distributed_dp" else {}
+    summed = {"protection": name, "clients": 3, "active_security": True, **noise}
+    sites, keys = {}, []
+    for number, of in enumerate(SITES):
+        server = {"client": number, "roster": "roster.yaml"}
+        sites[of] = site_in(
+            tmp_path / of, protections=[name], counter=None, strength={"survivors": 2},
+            servers={"study": server}, epsilon={},
+        )  # fmt: skip
+        keys.append(public_key(sites[of].folder / "identity.pem"))
+    roster = "".join(f'client-{n}: "{key}"\n' for n, key in enumerate(keys))
+    for site in sites.values():
+        (site.folder / "roster.yaml").write_text(roster)
+    job = write_job(tmp_path / "job", controller(summed, sites=list(SITES), keys=keys))
+    scopes = {of: scope(site.folder, summed, server="study") for of, site in sites.items()}
+    said = simulate_each(job, tmp_path / "ws", scopes)
+    start = np.arange(1, 10, dtype=np.float32).reshape(3, 3)
+    expected = start + 2 * 0.25 if name == "pw_encrypt" else start
+    np.testing.assert_allclose(final(tmp_path / "ws"), expected, atol=1e-3 if not noise else 0.5)
+    for site in sites.values():
+        charges = site.account("heart").charges
+        assert [one.mechanism for one in charges] == [name] * 2, said[-3000:]
+        assert not (site.folder / "logs" / "nvflare" / "site.log").exists(), "nothing was refused"
+
+
+def test_signds_adapts_its_step_by_our_workflow(tmp_path: Path) -> None:
+    signds = {"protection": "signds", "sign_k": 0.25, "sign_eps": 9.0, "sign_dim_out": 2}
+    site = site_in(tmp_path / "north", protections=["signds"], epsilon=RICH)
+    job = write_job(tmp_path / "job", controller(signds))
+    said = simulate(job, tmp_path / "ws", scope(site.folder, signds), ["fedveil.nvflare"])
+    start = np.arange(1, 10, dtype=np.float32).reshape(3, 3)
+    assert 0 < np.count_nonzero(final(tmp_path / "ws") - start) <= 8, said[-3000:]
+    assert site.account("heart").spent().releases == 4

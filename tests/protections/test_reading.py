@@ -168,7 +168,8 @@ def test_the_law_of_a_selection(phase: str) -> None:
     context = opened(protection, estimate=0.5, phase=phase)
     ramp = np.linspace(-1, 0.5, 6)
     reports = selections(protection, bits=True)
-    worst = check_law(protection, context, reports, [ramp, -ramp, 0.1 * ramp, 0 * ramp])
+    updates = [ramp, -ramp, 0.1 * ramp, 0 * ramp]
+    worst = check_law(protection, context, reports, updates, draws=1500)
     assert worst <= cost(protection) + 1e-12
     assert worst == pytest.approx(2.3)
 

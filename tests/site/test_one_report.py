@@ -22,7 +22,8 @@ from fedveil.errors import (
     SiteRefused,
 )
 from fedveil.site import one_report
-from fedveil.site.one_report import Admitted, ReportSum, SiteReports, Terms
+from fedveil.site.one_report import Admitted, SiteReports
+from fedveil.site.task_terms import ReportSum, Terms
 from nvflare_parts import NOISE, site_in
 
 #: So little noise that a report shows its update.
@@ -154,8 +155,8 @@ def test_a_report_leaves_at_its_time(
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"protection": "pw_encrypt"}, "needs messages of the server's half"),
-        ({"protection": "signds"}, "needs messages of the server's half"),
+        ({"protection": "pw_encrypt"}, "needs clients, the number of sites in a sum"),
+        ({"protection": "central_gaussian"}, "central_gaussian is not possible here"),
         ({"protection": "oue", "adaptive": True}, "adaptive"),
         ({"protection": "dp_encrypt", "dp_eps": 0}, "dp_eps"),
         ({}, "protection is not given"),

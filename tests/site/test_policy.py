@@ -123,6 +123,8 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
         (("people", {"ada": "x"}), "people.ada = 'x' is not 64 hexadecimal digits"),
         (("starters", ["bob"]), "starters has bob, whose public key is not in people"),
         (("jobs.may_differ", ["rounds"]), "jobs.may_differ needs jobs.template"),
+        (("code.modules", {"a.b": "ab" * 32}), "code.modules has a.b: name a module"),
+        (("code", {"memory_gb": 0.5}), "code.memory_gb = 0.5 is outside [1, inf)"),
         (("data", {"a": {}, "b": {}}), "data has two blocks with named = digits"),
         (("data", {"../a": {}}), "data has the name ../a: use letters"),
         (("servers", {"a b": {}}), "servers has the name a b: use letters"),
@@ -162,6 +164,7 @@ def test_every_key_is_tried() -> None:
     here = {change[0] for change, *_ in STRICTER} | {"strength.active_security", "clear.counts"}
     here |= {"jobs.template", "jobs.may_differ"}
     elsewhere = {
+        "code.modules", "code.isolation", "code.memory_gb",
         "name", "people", "counter", "jobs.signed_by", "epsilon.run", "epsilon.month",
         "epsilon.ever", "epsilon.delta", "epsilon.exact_sums", "data.NAME.named",
         "data.NAME.reader", *(f"servers.NAME.{key}" for key in

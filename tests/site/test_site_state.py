@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -22,6 +24,7 @@ from fedveil.site.account import Limits, Release, SiteAccount
 from fedveil.site.door import Door, cost
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, server_of
+from fedveil.site.supernode import _started, serve
 from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
 
 
@@ -243,6 +246,22 @@ def test_a_server_is_named_unless_there_is_one(tmp_path: Path, stack: ExitStack)
     two = Policy(servers={"study": {}, "second": {"client": 3}})
     with pytest.raises(SiteError, match="name the server to serve"):
         server_of(two, None)
+
+
+def test_a_site_serves_a_server_once(tmp_path: Path, stack: ExitStack) -> None:
+    """The house holds the log open, as a served site does."""
+    site = House(tmp_path / "site", stack, of_job(noised())).site
+    with pytest.raises(SiteError, match=r"another process serves study from .*: end it first"):
+        serve(site, "study", print)
+
+
+def test_the_kernel_ends_a_supernode_with_its_site() -> None:
+    asks = (
+        "import ctypes, sys; found = ctypes.c_int(); "
+        "ctypes.CDLL(None).prctl(2, ctypes.byref(found)); sys.exit(found.value)"
+    )
+    with _started([sys.executable, "-I", "-S", "-c", asks]) as process:
+        assert process.wait(20) == signal.SIGKILL
 
 
 def test_a_line_of_the_log_is_one_line(tmp_path: Path, stack: ExitStack) -> None:

@@ -86,10 +86,13 @@ def test_moments_groups_and_tables_are_exact_without_noise() -> None:
     by_sex = only({"ask": "mean", **ends, "by": "sex", "groups": ["m", "f"]})
     assert [e.value for e in by_sex] == pytest.approx([age[~female].mean(), age[female].mean()])
     assert by_sex[0].label == {"sex": "m"}
-    assert only({"ask": "variance", **ends})[0].value == pytest.approx(age.var(), rel=1e-4)
+    assert only({"ask": "variance", **ends})[0].value == pytest.approx(age.var(), rel=1e-12)
+    # Equal numbers have no variance at all, although no 64-bit number is a seventh.
+    equal = {"ask": "variance", "column": "x", "range": [-1.0, 11.7]}
+    assert [only(equal, {"x": [3 + 1 / 7] * n})[0].value for n in (1, 5)] == [0, 0]
     both = {"ask": "correlation", **ends, "other": "income", "other_range": [0.0, 200000.0]}
     expected = np.corrcoef(age, income)[0, 1]
-    assert only(both)[0].value == pytest.approx(expected, abs=1e-4)
+    assert only(both)[0].value == pytest.approx(expected, abs=1e-12)
     cells = only(
         {
             "ask": "contingency", "column": "sex", "categories": ["m", "f"],
@@ -157,16 +160,43 @@ def test_values_outside_the_range_are_moved_and_counted_in_the_client_s_log_alon
     assert not any("moved" in note for note in answers["m"].notes)
 
 
-def test_under_unit_row_all_rows_of_a_site_count_and_one_of_them_is_protected() -> None:
+@pytest.mark.parametrize("protection", ["distributed_dp", "central_gaussian"])
+def test_under_unit_row_all_rows_of_a_site_count_and_one_of_them_is_protected(
+    protection: str,
+) -> None:
     data = people()
-    answers = asked(
-        QUESTIONS, data, "distributed_dp", client="town", unit="row", epsilon=6.0, delta=1e-5
-    )
+    answers = asked(QUESTIONS, data, protection, client="town", unit="row", epsilon=6.0, delta=1e-5)
     for estimate, true in zip(flat(answers), truth(data), strict=True):
         assert abs(estimate.value - true) < 5 * estimate.noise
         assert estimate.noise < 0.2 * true
     assert "one row" in answers.lines[0].what
     assert answers.epsilon <= 6
+
+
+@pytest.mark.parametrize("protection", ["rr", "oue"])
+@pytest.mark.parametrize("fidelity", ["per_client", "aggregate"])
+def test_under_unit_row_a_report_of_rr_and_oue_has_a_code_for_every_row(
+    protection: str, fidelity: Any
+) -> None:
+    data = people()
+    sizes = np.bincount(data["town"])
+    more = {"epsilon": 5.0, "client": "town", "unit": "row", "fidelity": fidelity}
+    values, stated = [], []
+    for seed in range(8):
+        question = {"q": QUESTIONS["ages"]}
+        answers = asked(question, data, protection, rows=50, seed=seed, **more)
+        values.append([e.value for e in answers["q"].estimates])
+        stated.append([e.noise for e in answers["q"].estimates])
+    assert sizes.max() < 50  # so that no row is left out, and each report has codes of no row
+    errors = np.array(values) - truth(data)[1:4]
+    assert 0.4 < (errors**2).mean() / (np.array(stated) ** 2).mean() < 2.0
+    assert abs(errors.mean()) < 5 * np.sqrt((errors**2).mean() / errors.size)
+    assert answers.epsilon == 5.0
+    assert "one row" in answers.lines[0].what
+    # A median is searched with codes of no row too, which say yes half of the time.
+    median = {"ask": "quantiles", "column": "age", "range": [18.0, 93.0], "at": [0.5], "cells": 8}
+    (found,) = only(median, data, protection, rows=60, **{**more, "epsilon": 30.0})
+    assert abs(found.value - np.median(data["age"])) < 12
 
 
 def test_a_report_under_unit_row_carries_no_more_rows_than_its_grid(
@@ -177,9 +207,9 @@ def test_a_report_under_unit_row_carries_no_more_rows_than_its_grid(
     data = {"x": np.full(5000, 7.0), "site": np.zeros(5000, int)}
     more = {"epsilon": 300.0, "client": "site", "unit": "row"}
     (found,) = (e for e in only(cells, data, "dp_encrypt", **more) if e.label["x"] == "[7, 8)")
-    # 2^24 steps of 2^-12 each: √1000 entries of 128 steps are 2^12 at most.
-    assert abs(found.value - 4096) < 5 * found.noise + 5
-    assert "4096 of 5000 rows are contributed (rows)" in caplog.text
+    # 2^24 steps of 2^-12 each, and a row adds √2 to its cell.
+    assert abs(found.value - 2896) < 5 * found.noise + 5
+    assert "2896 of 5000 rows are contributed (rows)" in caplog.text
 
 
 def test_several_questions_share_one_epsilon_by_their_weights() -> None:

@@ -1,7 +1,8 @@
-"""No row, and no choice of rows, takes a client's vector out of its ball."""
+"""No two rows, and no two choices of rows, lie further apart than an encoding states."""
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
@@ -9,6 +10,14 @@ import numpy as np
 import pytest
 
 from fedveil.entropy import Seeded
+from fedveil.mechanisms.unclipped_sum import GaussianSum
+from fedveil.privacy.gaussian_curve import ratio_for
+from fedveil.privacy.grid_sensitivity import grid_step, to_grid
+from fedveil.protections.distributed_dp import DistributedDP
+from fedveil.protections.dp_encrypt import DPEncrypt
+from fedveil.protections.pw_encrypt import PWEncrypt
+from fedveil.statistics.carriage import Carriage, Participants, _gaussian, make_protection
+from fedveil.statistics.clients import Clients
 from fedveil.statistics.encodings import (
     Bins,
     Categories,
@@ -23,7 +32,7 @@ from fedveil.statistics.plan import Layout
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.schedule import Schedule, Step
 from fedveil.statistics.tables import ArrayTable
-from statistics_parts import people
+from statistics_parts import only, people
 
 # The corners of both ranges, the middle, numbers beyond them, and a missing number.
 VALUES = [-3.0, 2.0, 4.5, 7.0, 90.0, float("nan")]
@@ -58,20 +67,40 @@ def vectors(encoding: Encoding) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_row_lies_in_the_ball_and_the_ball_is_tight(name: str) -> None:
+def test_no_two_rows_lie_further_apart_than_stated_and_some_lie_as_far(name: str) -> None:
     encoding = CASES[name]
     found = vectors(encoding)
-    distance = np.linalg.norm(found - encoding.centre, axis=1)
-    assert distance.max() <= encoding.radius * (1 + 1e-12)
-    assert distance.max() >= encoding.radius * (1 - 1e-12), "the ball is larger than it need be"
-    assert np.linalg.norm(found, axis=1).max() <= encoding.reach * (1 + 1e-12)
+    apart = np.linalg.norm(found[:, None] - found[None], axis=2)
+    assert apart.max() == pytest.approx(2 * encoding.half, rel=1e-12)
+    centred = np.linalg.norm(found - encoding.centre, axis=1)
+    assert centred.max() <= math.sqrt(2) * encoding.half * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("unit", ["client", "row"])
-def test_a_client_s_joint_vector_is_no_longer_than_one(unit: str) -> None:
+@pytest.mark.parametrize("columns", [[A], [A, B]])
+def test_no_pair_of_numbers_between_the_corners_lies_further_apart(columns: list[Scaled]) -> None:
+    """A search from random pairs, each of which moves to the furthest of its neighbours."""
+    encoding, rng = Moments(columns, squares=True), np.random.default_rng(4)
+    pairs = rng.uniform(2, 7, (400, 2, 2))
+    best = np.zeros(400)
+    for step in (2.5, 1.0, 0.4, 0.15, 0.05) * 3:
+        for _ in range(6):
+            tried = np.clip(pairs + rng.normal(0, step, pairs.shape), 2, 7)
+            table = ArrayTable("t", {"a": tried[..., 0].ravel(), "b": tried[..., 1].ravel()})
+            rows = encoding.rows(table, Seeded(1)).values.reshape(400, 2, -1)
+            apart = np.linalg.norm(rows[:, 0] - rows[:, 1], axis=1)
+            pairs[apart > best], best = tried[apart > best], np.maximum(apart, best)
+    assert best.max() <= 2 * encoding.half
+    assert best.max() > 1.99 * encoding.half
+
+
+def joint(protection: str, unit: str = "client") -> Any:
+    """Return the protection of several questions, its carriage, and vectors of one client.
+
+    With the unit client, the client has three rows or fewer, and else a thousand or one less.
+    """
     file = QuestionFile(
-        protection={"name": "distributed_dp"}, epsilon=2.0, client="town", unit=unit,
-        rows=3 if unit == "client" else None,
+        protection={"name": protection}, epsilon=2.0, client="town", unit=unit, masks=False,
+        rows=3 if unit == "client" else None, randomness="seeded",
         questions={
             "n": {"ask": "count", "weight": 5.0, "where": "age > 40"},
             "h": {"ask": "histogram", "column": "age", "edges": [18.0, 50.0, 70.0]},
@@ -84,13 +113,76 @@ def test_a_client_s_joint_vector_is_no_longer_than_one(unit: str) -> None:
         },
     )  # fmt: skip
     layout: Layout = Schedule(file).layout(Step(1))
-    table = ArrayTable("people", people())
-    rows = [part.encoding.rows(table, Seeded(1)) for part in layout.parts]
-    numbers = range(300)
-    # Under unit: row a report is a sum of single rows, each of which is bounded.
-    most = 3 if unit == "client" else 1
-    norms = [np.linalg.norm(layout.vector(rows, np.arange(n, n + most))) for n in numbers]
-    assert 0.5 < max(norms) <= 1 + 1e-12
+    made = make_protection(file, layout.dimension, 1, Participants(5))
+    corners = {
+        "age": [20.0, 60.0, 18.0, 49.0, np.nan],
+        "income": [0.0, 9000.0, 9000.0, 4000.0, 1.0],
+    }
+    table = ArrayTable("corners", corners)
+    rows = [part.rows(Clients(table, *NOBODY), Seeded(1)) for part in layout.parts]
+    few = [np.repeat([0, 1, 2, 3, 4], times) for times in product(range(4), repeat=5)
+           if sum(times) <= 3]  # fmt: skip
+    many = [np.append(np.arange(1000) % 5, n) for n in range(5)]
+    chosen = few if unit == "client" else many
+    return made, Carriage(made), [layout.vector(rows, np.array(c, np.int64)) for c in chosen]
+
+
+NOBODY = np.zeros(0, np.int64), np.zeros(1, np.int64)
+
+
+def in_steps(protection: Any, update: Any, number: int) -> Any:
+    """Return a report before its noise, in whole steps, and the distance that its noise covers."""
+    n, by_client = len(update), protection.context.unit == "client"
+    if isinstance(protection, DistributedDP):
+        noise, entropy = protection.noise, Seeded(number)
+        rounded = noise.rounded(update, protection.signs(1), entropy) if by_client else None
+        return to_grid(update, noise.step) if rounded is None else rounded, math.sqrt(noise.square)
+    if isinstance(protection, DPEncrypt) and by_client:
+        mechanism = _gaussian(protection)
+        step, sigma = mechanism.grid(n).step, mechanism.sigma
+        steps = mechanism.clipped(update) / step
+    elif isinstance(protection, DPEncrypt):
+        step, sigma = grid_step(1.0, n), GaussianSum(2.0, 1e-6, 1.0, dimension=n).sigma
+        steps = to_grid(update, step)
+    else:
+        noise = protection.central if isinstance(protection, PWEncrypt) else protection.noise
+        step, sigma, steps = noise.step, noise.sigma, noise.clipped(update)
+    return steps, sigma / (ratio_for(2.0, 1e-6, 1) * step) * (1 + 1e-6)
+
+
+SUMMED = [
+    (name, unit)
+    for name in ("central_gaussian", "dp_encrypt", "pw_encrypt", "distributed_dp")
+    for unit in ("client", "row")
+    if (name, unit) != ("pw_encrypt", "row")
+]
+
+
+@pytest.mark.parametrize(("name", "unit"), SUMMED)
+def test_no_two_reports_lie_further_apart_than_the_noise_is_made_for(name: str, unit: str) -> None:
+    """Rounding included. Under unit: row, two clients' rows differ in one of a thousand."""
+    protection, carriage, vectors = joint(name, unit)
+    found = []
+    for number, vector in enumerate(vectors):
+        steps, reach = in_steps(protection, carriage.update(vector, Seeded(number)), number)
+        found.append(steps)
+    steps = np.array(found, np.float64)
+    apart = np.linalg.norm(steps[:, None] - steps[None], axis=2)
+    assert apart.max() <= reach
+    assert apart.max() > (0.95 if unit == "client" else 0.8) * reach
+    # No vector was shortened by the protection's own clip, which would move it from the others.
+    widest = np.linalg.norm(vectors, axis=1).argmax()
+    if unit == "client":
+        assert 1.05 < np.linalg.norm(vectors[widest]) <= math.sqrt(2)
+
+
+@pytest.mark.parametrize("name", ["central_gaussian", "dp_encrypt", "pw_encrypt", "distributed_dp"])
+def test_the_noise_of_a_histogram_is_that_of_two_codes_a_root_of_two_apart(name: str) -> None:
+    question = {"ask": "histogram", "column": "age", "edges": [float(i) for i in range(18, 95)]}
+    noise = only(question, people(40), name, epsilon=1.0, delta=1e-6)[0].noise
+    least = math.sqrt(2) * ratio_for(1.0, 1e-6, 1)
+    extra = {"dp_encrypt": math.sqrt(40), "distributed_dp": math.sqrt(40 / 36)}.get(name, 1.0)
+    assert 1 <= noise / (least * extra) < 1.01
 
 
 def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:

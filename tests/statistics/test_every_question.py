@@ -56,15 +56,30 @@ def test_another_unit_of_a_column_scales_the_answer_and_its_interval(kind: str, 
             assert getattr(in_months, part) == pytest.approx(expected, rel=1e-6), part
 
 
+@pytest.mark.parametrize(("kind", "low", "high"), [("mean", 40.0, 60.0), ("variance", 0.0, 300.0)])
+def test_few_equal_rows_at_an_end_have_an_interval_with_a_width(
+    kind: str, low: float, high: float
+) -> None:
+    question = {"ask": kind, "column": "x", "range": [20.0, 60.0]}
+    (one,) = only(question, {"x": [60.0]})
+    assert one.low <= low
+    assert one.high >= high
+    widths = [e.high - e.low for n in (3, 40) for e in only(question, {"x": [60.0] * n})]
+    assert widths[0] > widths[1] > 0
+
+
 def test_a_stated_sampling_error_is_that_of_the_population() -> None:
-    """On columns at the ends of their range, where the stated bounds are equalities."""
+    """On columns at the ends of their range, where the bounds are equalities but for 4 rows."""
     ends = np.repeat([20.0, 60.0], [41, 123])
     data, n = {"age": ends}, len(ends)
     column = {"column": "age", "range": [20.0, 60.0]}
     answers = asked(
         {"m": {"ask": "mean", **column}, "n": {"ask": "count", "where": "age > 30"}}, data
     )
-    assert answers["m"].estimates[0].sampling == pytest.approx(np.sqrt(ends.var() / n), rel=1e-4)
+    shrunk = (123 - 41) / (n + 4)
+    expected = 20 * np.sqrt((1 - shrunk**2) / n)
+    assert answers["m"].estimates[0].sampling == pytest.approx(expected, rel=1e-6)
+    assert expected == pytest.approx(np.sqrt(ends.var() / n), rel=0.01)
     assert answers["n"].estimates[0].sampling == pytest.approx(
         np.sqrt(123 * 41 / n + 1.95996**2),
         rel=1e-4,  # one client more than were seen, z² times

@@ -80,6 +80,7 @@ OF_QUESTION: dict[str, tuple[str, Any]] = {
     "alphabet": ("frequent", "abcet"),
     "length": ("frequent", 2),
     "most": ("frequent", 2),
+    "false_words": ("frequent", 1e-6),
     "weight": ("histogram", 5.0),
 }
 

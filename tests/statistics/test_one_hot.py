@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from fedveil.entropy import Seeded
-from fedveil.errors import ReportRejected
+from fedveil.errors import ClientWithheld, ReportRejected
 from fedveil.protections.base import JobContext
 from fedveil.statistics.one_hot import Frequencies, OneHot
 from round_parts import client_half, report_of, server_half
@@ -80,9 +81,9 @@ def test_the_sum_drawn_at_once_has_the_law_of_the_sum_of_reports(kind: Kind) -> 
 def test_the_estimate_is_unbiased_with_the_stated_variance(kind: Kind) -> None:
     law, counts, n = OneHot(kind, 1.3, 3), np.array([40, 7, 0]), 53
     entropy = Seeded(6)
-    found = np.array([law.shares(law.ones(counts, n, entropy), n) for _ in range(4000)])
+    found = np.array([law.shares(law.ones(counts, n, entropy), n) for _ in range(2500)])
     stated = law.variance(counts / n, n)
-    assert (abs(found.mean(0) - counts / n) < 5 * np.sqrt(stated / 4000)).all()
+    assert (abs(found.mean(0) - counts / n) < 5 * np.sqrt(stated / 2500)).all()
     assert (abs(found.var(0) / stated - 1) < 0.15).all()
 
 
@@ -96,7 +97,7 @@ def test_a_round_counts_reports_and_refuses_foreign_bits() -> None:
         half = client_half(protection, client, model)
         server.receive(client, report_of(half, opening, np.eye(5)[cell]))
     bits = np.array([0b11100000], np.uint8)
-    with pytest.raises(ReportRejected, match="after its last cell"):
+    with pytest.raises(ReportRejected, match="no sum of 1 codes of 5 bits"):
         server.receive(9, {"round": opening["round"], "bits": bits})
     server.advance()
     aggregate = server.aggregate()
@@ -108,8 +109,47 @@ def test_a_client_cannot_be_made_to_send_two_ones() -> None:
     context = JobContext(weighting="equal", dimension=4, clients_per_round=1, rounds=1)
     protection = Frequencies("rr", 690.0, context)
     server = server_half(protection, [1], np.zeros(4))
-    report = report_of(client_half(protection, 1, np.zeros(4)), server.opening(), np.ones(4))
-    assert np.unpackbits(report["bits"]).sum() == 1
+    half, opening = client_half(protection, 1, np.zeros(4)), server.opening()
+    with pytest.raises(ClientWithheld, match="no sum of 1 codes"):  # it then sends a zero code
+        report_of(half, opening, np.ones(4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_of_codes_costs_eps_for_one_of_them_and_hides_their_number(kind: Kind) -> None:
+    law, codes = OneHot(kind, 1.3, 2), 3
+
+    def chances(counts: tuple[int, ...]) -> Any:
+        ones = [
+            np.convolve(
+                binom.pmf(range(codes + 1), n, law.p), binom.pmf(range(codes + 1), codes - n, law.q)
+            )
+            for n in counts
+        ]
+        return np.outer(*[cell[: codes + 1] for cell in ones])
+
+    worst = max(
+        abs(np.log(chances(before) / chances(after))).max()
+        # A row that changes its cell, and a row more: even their number is covered.
+        for before, after in (
+            ((1, 2), (2, 1)),
+            ((1, 1), (0, 2)),
+            ((1, 1), (1, 2)),
+            ((0, 0), (1, 0)),
+        )
+    )
+    assert 1.3 * (1 - 1e-9) < worst <= 1.3 * (1 + 1e-9)
+    context = JobContext(weighting="equal", dimension=2, clients_per_round=2, rounds=1)
+    protection, entropy = Frequencies(kind, 1.3, context, codes), Seeded(5)
+    model, reports = np.zeros(2), np.zeros((codes + 1, codes + 1))
+    opening = server_half(protection, [1], model).opening()
+    for _ in range(3000):
+        half = client_half(protection, 1, model, entropy=entropy)
+        (packed,) = report_of(half, opening, np.array([2, 0]))["bits"]
+        reports[packed & 3, packed >> 2] += 1
+    assert_follows(reports.ravel().tolist(), chances((2, 0)).ravel().tolist())
+    server = server_half(protection, [1, 2], model)
+    with pytest.raises(ReportRejected, match="no sum of 3 codes of 2 bits"):
+        server.receive(2, {"round": opening["round"], "bits": np.array([1 << 4], np.uint8)})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,7 +42,7 @@ def test_intervals_hold_the_quantile_of_the_population() -> None:
 def test_without_noise_it_is_a_binary_search() -> None:
     values = (np.arange(7000) + 0.5) / 7000
     search = searched(values, 0.3, 1e-9, 3)
-    assert search.rounds == 7
+    assert search.rounds == 14
     assert abs(search.estimate(1.96, {}).value - 0.3) < 0.02
 
 
@@ -80,8 +80,24 @@ def test_values_of_one_kind_and_few_clients_have_an_interval() -> None:
     (found,) = only(INCOMES, {"x": np.full(3001, 70_000.0)}, "oue", epsilon=6.0)
     assert found.low <= 70_000 <= found.high
     assert found.high - found.low < 20_000
-    (few,) = only(INCOMES, {"x": np.full(9, 70_000.0)}, "oue", epsilon=1.0)
+    (few,) = only(INCOMES, {"x": np.full(19, 70_000.0)}, "oue", epsilon=1.0)
     assert few.low <= few.value <= few.high
+
+
+def test_the_estimate_is_where_a_line_through_the_near_answers_crosses() -> None:
+    search = Search(np.linspace(0.0, 1.0, 9), 0.5)
+    for edge, share in ((1, 0.1), (3, 0.4), (4, 0.48), (5, 0.6)):
+        search.answered(edge, share, 1e-4, 10**6)
+    # Least squares through (3/8, -0.1), (4/8, -0.02) and (5/8, 0.1). The first answer is too far.
+    assert search.estimate(1.96, {}).value == pytest.approx(0.5 + (0.02 / 3) / 0.8, rel=1e-6)
+
+
+def test_an_edge_that_may_be_the_quantile_is_asked_again() -> None:
+    search = Search(np.linspace(0.0, 1.0, 9), 0.5)
+    search.answered(3, 0.498, 1e-4, 10**6)
+    assert search.next() == 3
+    search.answered(3, 0.4, 1e-6, 10**6)
+    assert search.next() > 3
 
 
 def test_neighbours_that_fall_are_pooled_by_their_weights() -> None:

@@ -41,13 +41,25 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ),
         ({"where": "1 < 2 < age"}, "where = '1 < 2 < age' is not a condition"),
         ({"where": "'f' in sex"}, "is not a condition"),
+        (
+            {"where": "who in [3, 9007199254740992]"},
+            "9007199254740992 is too large to be compared as a number, which has 53 bits. Compare "
+            "it as a text: '9007199254740992'",
+        ),
         ({"where": "__import__('os')"}, "is not a condition"),
         ({"questions": {"a": {**COUNT, "aks": 1}}}, "questions.a.aks = 1 is not a known key"),
         (
-            {"protection": "central_gaussian", "epsilon": 1.0, "unit": "row"},
-            "unit = 'row' is not possible under central_gaussian",
+            {"protection": "pw_encrypt", "epsilon": 1.0, "unit": "row"},
+            "unit = 'row' is not possible under pw_encrypt, which has no noise for a row",
         ),
-        ({"protection": "oue", "epsilon": 1.0, "rows": 2}, "rows = 2 needs a protection that sums"),
+        (
+            {"protection": "oue", "epsilon": 1.0, "rows": 2},
+            "rows = 2 needs unit = 'row' or a protection that sums vectors",
+        ),
+        (
+            {"protection": "rr", "epsilon": 1.0, "unit": "row", "client": "town"},
+            "rows is missing: under rr and unit = 'row'",
+        ),
         (
             {"protection": {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 9.0}}, "epsilon": 1.0},
             "protection.dp_encrypt.dp_eps follows from epsilon",
@@ -154,6 +166,7 @@ def test_secure_aggregation_needs_three_clients() -> None:
 
 def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> None:
     columns = {"age": [10.0, 70.0, np.nan, 66.0], "sex": ["f", "m", "f", None]}
+    columns["who"] = np.array([0, 1, -1, 2]) + 2**53
     table = ArrayTable("t", columns)
     matched = {
         text: Filter(text).mask(table).tolist()
@@ -166,6 +179,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
             "age not in [10, 11]",
             "10 < age <= 66",
             "66 <= age",
+            "who == '9007199254740993'",
+            "who > 9007199254740991",
         )
     }
     assert matched == {
@@ -177,6 +192,8 @@ def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> 
         "age not in [10, 11]": [False, True, False, True],
         "10 < age <= 66": [False, False, False, True],
         "66 <= age": [False, True, False, True],
+        "who == '9007199254740993'": [False, True, False, False],
+        "who > 9007199254740991": [True, True, False, True],
     }
     assert Filter("age > 3 and sex == 'f'").columns == ["age", "sex"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -19,6 +20,37 @@ from fedveil.flower.job import client_app
 from fedveil.flower.job.deploy import deployable, write_app
 
 CLIENTS = 6
+
+PW = {
+    "name": "pw_encrypt",
+    "pw_encrypt": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
+}
+
+SHARES = {
+    "name": "distributed_dp",
+    "distributed_dp": {"reconstruct_secrets_threshold": 4, "cipher_time_window": 1000},
+}
+MOVING = {
+    "name": "distributed_dp",
+    "distributed_dp": {**SHARES["distributed_dp"], "clip_quantile": 0.4},
+}
+#: All protections, and a clip that moves.
+POSITIONS: list[Any] = [
+    "not_encrypt", "dp_encrypt", "central_gaussian", "signds", "rr", "oue", PW, SHARES, MOVING,
+]  # fmt: skip
+
+
+def named(position: Any) -> str:
+    return position if isinstance(position, str) else position["name"]
+
+
+def weights(result: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in result.model.state_dict().items()}
+
+
+def same(one: Any, other: Any) -> bool:
+    a, b = weights(one), weights(other)
+    return a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() for k in a)
 
 
 def job(**changes: Any) -> Job:

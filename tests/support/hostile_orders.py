@@ -108,6 +108,31 @@ def jobs(job: Job) -> Iterator[Hostile]:
         yield Hostile(f"{one} {other}", changed(job, one, other))
 
 
+def own_code_jobs(job: Job) -> Iterator[Hostile]:
+    """Yield jobs with code of their own that a site refuses, though it permits the code."""
+    local = {"training.sampling_rate": 0.3, "training.epochs": 1}
+    pw = {"protection": {"name": "pw_encrypt", "pw_encrypt": {"active_security": True}}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"privacy.unit": "example", **local}, "privacy.unit is example, which no site"),
+        (pw, "protection.name is pw_encrypt, and a sum"),
+        ({"deployment.reveal": ["examples"]}, "deployment.reveal is set"),
+        ({"training.algorithm": "scaffold"}, "neither clients' states"),
+        ({"clients.own_layers": ["weight"]}, "neither clients' states"),
+        *(({"model": name}, "is not in code.modules") for name in
+          (*OWN, "spleen:net", "heart_net_:net", "lungs.net:net", "fedveil:Job")),
+        ({"model": "hf:net", "task": "next_token"}, "is not in code.modules"),
+        *(({key: f"evil:{name}"}, "is not in code.modules") for key, name in
+          (("task", "Task"), ("training.lr_schedule", "rate"))),
+        *(({key: value}, "code of its own") for key, value in
+          (("protection", "heart_net:net"), ("record.callbacks", ["heart_net:net"]))),
+        ({"model": "heart_net.../../x:net"}, ""),
+        ({"model": "heart_net:net", "task": "lung.net:net", "training.lr_schedule": "evil:rate"},
+         "is not in code.modules"),
+    ]  # fmt: skip
+    for change, why in cases:
+        yield Hostile(f"own code, {change}", changed(job, change), why)
+
+
 def archives(job: Job, signature: str) -> Iterator[Hostile]:
     """Yield archives that hold no readable job, or more than one."""
     good = text_of(job)

@@ -23,6 +23,12 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def node(cores: int, **more: Any) -> dict[str, Any]:
     """Return the settings of a node with free ports, for Ray's `Cluster.add_node`."""
     with ExitStack() as stack:

@@ -14,6 +14,7 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.federated.job import Job
 from fedveil.flower.records import MESSAGE, encoded_message
 from fedveil.protections.base import RoundContext
+from fedveil.site.code_folder import read
 from fedveil.site.door import Door
 from fedveil.site.order import read_app
 from fedveil.site.site_folder import create
@@ -51,6 +52,20 @@ class House:
             return None
         assert list(reply.content) == [MESSAGE]
         return encoded_message(reply.content)
+
+    def permit(self, files: dict[str, str], **changes: Any) -> dict[str, str]:
+        """Write modules into the site's folder `code`, permit them, and return their digests."""
+        for name, text in files.items():
+            path = self.folder / "code" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        names = {name.partition("/")[0].removesuffix(".py") for name in files}
+        modules = {name: read(self.folder, name).digest for name in names}
+        keys = self.site.policy.model_dump(exclude_unset=True)
+        permitted = {"clear": {"answer_after_s": 60.0}, "code": {"modules": modules}}
+        self.site = write_policy(self.folder, {**keys, **permitted, **changes})
+        self.door = Door(self.site, "study", self.log)
+        return modules
 
     def why(self) -> str:
         return self.lines()[-1]
@@ -106,10 +121,17 @@ def noised(eps: float = 0.05, **changes: Any) -> Job:
 
 def of_job(good: Job, **changes: Any) -> dict[str, Any]:
     """Return the policy of a site that accepts one job, however often it asks."""
-    digest = read_app(app_of_job(good)).digest.hex()
     epsilon = {"run": 1000.0, "month": 1000.0, "ever": 1000.0, "exact_sums": 3}
-    keys = {"jobs": {"digests": [digest]}, "clear": {"answer_after_s": None}, "epsilon": epsilon}
+    keys = {
+        "jobs": {"digests": [digest_of(good)]},
+        "clear": {"answer_after_s": None},
+        "epsilon": epsilon,
+    }
     return policy(protections=[good.protection.name], **{**keys, **changes})
+
+
+def digest_of(good: Job) -> str:
+    return read_app(app_of_job(good)).digest.hex()
 
 
 def app_of_job(good: Job) -> bytes:

@@ -18,6 +18,13 @@ from fedveil.engine.cluster.machine import Machine
 _ONE = threading.Lock()
 
 
+Plan = Callable[[str, str, int], bool]
+
+
+def _never(name: str, method: str, number: int) -> bool:
+    return False
+
+
 class _Call(Call):
     def __init__(self, future: Future[bytes]) -> None:
         self.future = future
@@ -36,6 +43,7 @@ class ThreadMachine(Remote):
         self._cluster, self._setup, self._place = cluster, setup, place
         self._calls = 0
         self._dead = False
+        self._stopped, self._ended = False, threading.Event()
 
     def clients(self) -> set[int]:
         """Return the clients whose examples the machine holds."""
@@ -45,11 +53,21 @@ class ThreadMachine(Remote):
         sent = [a if isinstance(a, bytes) else pickle.dumps(a) for a in arguments]
         return _Call(self.pool.submit(self._run, method, sent))
 
+    def pulse(self) -> Call:
+        sign: Future[bytes] = Future()
+        if not self._stopped:
+            sign.set_result(pickle.dumps(None))
+        return _Call(sign)
+
     def end(self) -> None:
         self._dead = True
+        self._ended.set()
 
     def _run(self, method: str, sent: Sequence[bytes]) -> bytes:
         self._calls += 1
+        if self._cluster.stopped(self.name, method, self._calls):
+            self._stopped = True
+            self._ended.wait()
         if self._dead or self._cluster.lost(self.name, method, self._calls):
             self._dead = True
             raise MachineLost("the test lost it")
@@ -66,15 +84,14 @@ class ThreadCluster(Cluster):
     """A cluster with machines of these numbers of cores.
 
     `lost` is called with a machine's name, a method and the number of the machine's call. If it
-    returns True, the machine is lost.
+    returns True, the machine is lost. A machine that is `stopped` likewise does nothing until it is
+    ended.
     """
 
     name = "the cluster of threads"
 
-    def __init__(
-        self, *cores: int, lost: Callable[[str, str, int], bool] = lambda name, method, n: False
-    ) -> None:
-        self.cores, self.lost = list(cores), lost
+    def __init__(self, *cores: int, lost: Plan = _never, stopped: Plan = _never) -> None:
+        self.cores, self.lost, self.stopped = list(cores), lost, stopped
         self.started: list[str] = []
         self.changes: dict[tuple[str, str], Callable[[Any], Any]] = {}
         self.machines: list[ThreadMachine] = []

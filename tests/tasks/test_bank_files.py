@@ -110,6 +110,7 @@ def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(csv_format, "_BEGINNING", 1 << 10)
     rows = "".join(f"{row},1\n" for row in range(900)).encode()
     said = refusal(b"id,x\n" + rows + b"\xfc,1\n", "x")
     assert said == "t.csv, line 902 is not UTF-8 text; write files.bank.encoding: cp1252"
@@ -240,6 +241,13 @@ def test_a_first_piece_of_empty_cells_decides_nothing(monkeypatch: pytest.Monkey
     table = table_of(content, "x", lacks=True)
     assert table.numbers("x")[-1] == 1
     assert np.isnan(table.numbers("x")[:-1]).all()
+
+
+def test_a_first_piece_of_0_and_1_may_be_truth_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    content = "id;x\n" + "".join(f"{row};{row % 2}\n" for row in range(900))
+    assert table_of(content + "z;ja\n", "x").numbers("x").tolist() == [0, 1] * 450 + [1]
+    assert table_of(content + "z;7\n", "x").numbers("x")[-1] == 7
 
 
 # All problems at once

@@ -16,11 +16,12 @@ from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, MessageInvalid, RunFolderError
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.remote import blinding, exponent_proof, handshake, intersection
+from fedveil.vertical.remote import exponent_proof, handshake, intersection
 from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.intersection import Exchanged
 from fedveil.vertical.remote.machine import GUESSES, Machine
+from fedveil.vertical.ristretto import point_batches
 from lying_side import Change, lying_side
 
 RUN = bytes(range(16))
@@ -321,9 +322,9 @@ def test_a_proof_is_of_one_exponent_for_all_points() -> None:
 def test_the_challenge_of_a_proof_depends_on_every_point(place: int) -> None:
     """A leader could choose a point that it does not depend on after it knows the challenge."""
     points = [bytes([number]) * 32 for number in range(5)]
-    first = exponent_proof._challenge(blinding._group(), *points)
+    first = exponent_proof._challenge(point_batches.group(), *points)
     points[place] = points[place][:31] + b"\x09"
-    assert exponent_proof._challenge(blinding._group(), *points) != first
+    assert exponent_proof._challenge(point_batches.group(), *points) != first
 
 
 @pytest.mark.parametrize(("rows", "brought"), [([1, 3], True), ([3, 0], False), ([0], False)])

@@ -216,6 +216,28 @@ def test_certificates_have_rights(source: Together, tmp_path: Path) -> None:
     assert {asked[who][2] for who in asked} == {200}
 
 
+def test_a_silent_client_neither_delays_nor_disturbs_the_end(
+    source: Together, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "certificates"
+    write_certificates(folder, ["lead", "bank"])
+    own, context = (
+        credentials(folder, "lead", None),
+        Credentials.read(folder, "bank").client_context(),
+    )
+    context.check_hostname = False
+    with Served(source, own) as served:
+        waiting = context.wrap_socket(socket.create_connection(("127.0.0.1", served.port)))
+        assert served.ask("/health", tls=context)[0] == 200
+        served._loop.call_soon_threadsafe(  # as asyncio does with all tasks after a signal
+            lambda: [task.cancel() for task in asyncio.all_tasks(served._loop)]
+        )
+        served._thread.join(20)
+        assert not served._thread.is_alive()
+    waiting.close()
+    assert not caplog.records
+
+
 def test_a_session_needs_the_right_of_its_purpose(tmp_path: Path) -> None:
     write_certificates(tmp_path, ["lead", "bank"])
     check_right(credentials(tmp_path, "bank", None), "lead", "train")

@@ -89,8 +89,11 @@ def sync_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`. Released if this process dies."""
+def alone(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock `path` against other processes that call `alone`. Released if this process dies.
+
+    Without `wait`, raises BlockingIOError if another process has the lock.
+    """
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

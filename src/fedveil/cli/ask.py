@@ -32,7 +32,12 @@ def _keys(wanted: bool) -> None:
 
 
 def ask(
-    question: Annotated[Path, typer.Argument(help="A YAML file of questions; --keys explains it.")],
+    question: Annotated[
+        Path,
+        typer.Argument(
+            help="A YAML file of questions. `fedveil ask --keys` explains it, without a file."
+        ),
+    ],
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="The answer's folder. Default: a new folder under runs/.")
@@ -40,8 +45,9 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask clients on other machines: write a Flower app to this folder, and run it. "
-            "Default: simulated clients."
+            help="Ask clients on other machines: fedveil writes a Flower app to this "
+            "folder and starts it with `flwr run`. Default: simulated "
+            "clients."
         ),
     ] = None,
     json: AsJson = False,

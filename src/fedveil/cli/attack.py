@@ -46,11 +46,17 @@ Where = Annotated[
 Protections = Annotated[
     list[str] | None,
     typer.Option(
-        "--protection", help="A protection to attack instead of the job's own; may be repeated."
+        "--protection",
+        help="A protection to attack instead of the job's own: not_encrypt (none), signds,"
+        " dp_encrypt, pw_encrypt, distributed_dp, central_gaussian, rr, oue; may be "
+        "repeated.",
     ),
 ]
 Try = Annotated[
-    Effort, typer.Option("--effort", help="How much computation to spend: quick takes minutes.")
+    Effort,
+    typer.Option(
+        "--effort", help="How much computation to spend: quick takes minutes, full may take hours."
+    ),
 ]
 Out = Annotated[
     Path | None,
@@ -104,7 +110,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part, from what they send or from its sums.",
+        "Find out which clients took part, from their messages or from sums of the messages.",
     ),
     Attack(
         "classes",

@@ -21,8 +21,8 @@ def budget(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Compute the protection's setting with which a whole run costs at most this "
-            "epsilon."
+            help="Compute the protection's noise, or another setting that decides its "
+            "cost, so that a whole run costs at most this epsilon at the job's delta."
         ),
     ] = None,
     parameters: Annotated[
@@ -37,8 +37,9 @@ def budget(
         bool,
         typer.Option(
             "--try",
-            help="Train at most ten rounds under every protection, at --target-epsilon (default: "
-            "2), and name the best.",
+            help="Try each protection that has an epsilon: train at most ten rounds, with "
+            "the noise for a whole run at --target-epsilon (default: 2), and name the"
+            " one with the best model.",
         ),
     ] = False,
     json: AsJson = False,

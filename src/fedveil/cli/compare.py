@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated protections. Default: not_encrypt (none), the job's own, and every "
-        "protection that can state an epsilon for this job."
+        help="Comma-separated names out of: not_encrypt (none), signds, dp_encrypt, "
+        "pw_encrypt, distributed_dp, central_gaussian, rr, oue. Default: not_encrypt,"
+        " the job's own, and each one for which an epsilon can be computed."
     ),
 ]
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, fedveil computes "
-        "the settings with which each protection spends at most this epsilon over the whole run. "
-        "With 'own', each protection keeps the job's settings."
+        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, fedveil "
+        "computes the settings with which each protection spends at most this epsilon"
+        " over the whole run, at the job's delta. With 'own', each protection keeps "
+        "the job's settings."
     ),
 ]
 _Sweep = Annotated[
@@ -56,31 +58,38 @@ _Target = Annotated[
 _Attack = Annotated[
     str | None,
     typer.Option(
-        help="'membership': also measure how well an attacker finds out which examples a model was "
-        "trained on. Only the runs with the first seed are attacked."
+        help="Also measure an attack on the runs with the first seed. The only value is "
+        "'membership': find out which examples a model was trained on."
     ),
 ]
 _Seeds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="How often to repeat each run, each time with another seed. The first is the job's "
-        "own. Default: 3.",
+        help="The number of runs of each setting, each with another seed. The first is the"
+        " job's own. Default: 3.",
     ),
 ]
 _Try = Annotated[
-    Effort | None, typer.Option(help="How much computation the attack may spend. Default: quick.")
+    Effort | None,
+    typer.Option(
+        help="How much computation the attack may spend: quick takes minutes, full may take "
+        "hours. Default: quick."
+    ),
 ]
 _Out = Annotated[
     Path | None,
     typer.Option(
-        help="The folder for the results. An unfinished comparison in it is resumed. Default: a "
-        "new folder under runs/."
+        help="The folder for the results. An unfinished comparison with the same options "
+        "is resumed. Default: a new folder under runs/."
     ),
 ]
 _Resume = Annotated[
     Path | None,
-    typer.Option(help="Resume the comparison in this folder with its original options."),
+    typer.Option(
+        help="Resume the comparison in this folder with its original options, which need not "
+        "be repeated."
+    ),
 ]
 
 
@@ -98,7 +107,7 @@ def compare(
     resume: _Resume = None,
     json: AsJson = False,
 ) -> None:
-    """Train a job under several protections, with the same data and initial model, and compare."""
+    """Run a job under several protections, with equal data and initial model, and compare."""
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):
         raise JobError(

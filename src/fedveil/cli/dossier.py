@@ -17,7 +17,10 @@ def dossier(
         typer.Option(help="The folder to write. Default: dossier, in the run's folder."),
     ] = None,
 ) -> object:
-    """Write what a reviewer needs to check a run's privacy claim: a page, a record, a script."""
+    """Write what a reviewer needs to check a run's privacy claim.
+
+    It is a page, a JSON record, and a script that computes epsilon again.
+    """
     from fedveil.pages.dossier.dossier_folder import Dossier
     from fedveil.privacy.guarantee_strength import Figure
 

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 JobPath = Annotated[
     Path | None,
     typer.Argument(
-        help="A job file of fedveil or of MindSpore Federated. Default: a built-in job on digits."
+        help="A job file of fedveil or of MindSpore Federated. Default: a built-in job on "
+        "scikit-learn's digits."
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="KEY=VALUE: change one key of the file, such as seed=5; may be repeated."
+        "--set",
+        help="KEY=VALUE: change one key of the file, such as seed=5 or training.lr=0.1; "
+        "may be repeated.",
     ),
 ]
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedveil",
     cls=Commands,
-    help="Federated learning. One key of a job file chooses how what clients send is protected.",
+    help="Federated learning. One setting in a job file chooses how the clients' messages "
+    "are protected.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -93,13 +94,17 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Resume the run in this folder. Add --set rounds=N to extend it."),
+        typer.Option(
+            help="Resume the run in this folder. To train longer, add --set rounds=N, where N "
+            "is the new total."
+        ),
     ] = None,
     on: Annotated[
         str | None,
         typer.Option(
-            help="Where to train the clients: here (this machine, the default), ray (the Ray "
-            "cluster of this machine), or the address of a Ray cluster."
+            help="Where to train the clients: here (this machine, the default), ray (a Ray"
+            " cluster that is already running here), or a cluster's address, such as "
+            "ray://HOST:10001."
         ),
     ] = None,
     json: AsJson = False,
@@ -162,8 +167,8 @@ def audit(
         Path | None,
         typer.Argument(
             metavar="RUN",
-            help="A run folder: show what the run's audit and attacks found. Default: test all "
-            "protections anew.",
+            help="A run folder whose job had `audit.canaries`, or that was attacked. "
+            "Default: test all protections anew.",
         ),
     ] = None,
     trials: Annotated[
@@ -176,7 +181,7 @@ def audit(
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Test the claimed epsilons of all protections, or show what a run's audit and attacks found.
+    """Test the claimed epsilons of all protections. With RUN: show what a run's own tests found.
 
     Exits with code 1 if a claim is refuted.
     """
@@ -231,12 +236,14 @@ def init(
     template: Annotated[
         str,
         typer.Option(
-            help="The kind of job: image, text, table, regression, own-step (your own training "
-            "step), vertical (split learning) or flower (a Flower app)."
+            help="The kind of job: image, text, table (classify the rows of a table), "
+            "regression (of such rows), own-step (your own training step), vertical "
+            "(split learning) or flower (your own Flower app with fedveil's "
+            "protections)."
         ),
     ] = "table",
 ) -> object:
-    """Create a commented job file with a model and a data function to start from."""
+    """Create a commented job file, with Python code for the model and for the clients' data."""
     from fedveil.starter import TEMPLATES, write_starter
 
     wrote = write_starter(directory, template)

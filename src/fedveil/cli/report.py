@@ -23,7 +23,7 @@ def report(
         ),
     ] = None,
 ) -> object:
-    """Write a report page for one or several runs, and each plot as SVG."""
+    """Write a report page for one or several runs, and beside it each plot as an SVG file."""
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE, page_of, page_of_several
 
@@ -73,10 +73,17 @@ def runs(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run folder, or a copy that another program keeps up to date."
+        ),
+    ],
     patience: Annotated[
         float,
-        typer.Option(min=0, help="Stop watching after this many seconds without a new record."),
+        typer.Option(
+            min=0, help="Stop watching after this many seconds without a new round or log line."
+        ),
     ] = 120.0,
 ) -> object:
     """Follow a run's progress from its folder."""

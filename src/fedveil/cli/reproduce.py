@@ -32,7 +32,10 @@ def reproduce(
     ] = None,
     everything: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> object:
-    """Repeat a published experiment and compare the results. Needs a clone of the repository."""
+    """Repeat a published experiment and compare the results with the published ones.
+
+    Needs a clone of fedveil's repository.
+    """
     if name is None or everything:
         table = module("catalog").table()
         console().print(table.terminal())

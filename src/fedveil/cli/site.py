@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from fedveil.cli.exits import Commands
 from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import answering
 from fedveil.errors import SiteRefused
+
+if TYPE_CHECKING:
+    from fedveil.site.site_folder import Site
 
 app = typer.Typer(
     help="Decide and enforce what may leave a site: an organisation whose data others train on.",
@@ -28,7 +31,7 @@ SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="The folder of 
 def init(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder to create.")],
 ) -> object:
-    """Create a site's folder: a strict policy for you to edit, and the site's keys."""
+    """Create a site's folder: a strict policy for you to edit, and the site's key pair."""
     from fedveil.site.site_folder import create
 
     public = create(site)
@@ -53,14 +56,32 @@ def check(
     if job is None:
         say("the policy is valid")
         return {"warnings": opened.policy.warnings}
+    if (job / "config").is_dir():
+        return _check_nvflare(opened, job)
+    from fedveil.site.code_folder import read, top
     from fedveil.site.order import order_in
 
     order = order_in(job)
     digest, reasons = order.digest.hex(), list(opened.admission.reasons(order))
     say(f"digest {digest}")
+    code = {name: read(site, name).digest for name in sorted(set(map(top, order.code)))}
+    for name, of in code.items():
+        say(f"code {name}: {of}")
     if reasons:
         raise SiteRefused(f"{opened.policy.name} refuses {job}: {'; '.join(reasons)}")
     say(f"{opened.policy.name} accepts {job}")
+    return {"digest": digest, "code": code}
+
+
+def _check_nvflare(site: Site, job: Path) -> object:
+    """Check the app of a job of NVFlare, which has a folder `config`."""
+    from fedveil.site.one_report import config_digest
+
+    digest = config_digest(job / "config")
+    say(f"digest {digest}")
+    if digest not in site.policy.jobs.digests:
+        raise SiteRefused(f"{site.policy.name} refuses {job}: it is not in jobs.digests")
+    say(f"{site.policy.name} accepts {job}")
     return {"digest": digest}
 
 
@@ -116,7 +137,7 @@ def serve(
         typer.Argument(help="A name under `servers` in the policy. Default: the only one."),
     ] = None,
 ) -> object:
-    """Connect to a server, and take part in those of its jobs that the policy permits."""
+    """Connect the site to a Flower server, and take part in the jobs that its policy permits."""
     from fedveil.site.site_folder import Site, server_of
 
     opened = Site.open(site)

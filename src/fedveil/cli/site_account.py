@@ -46,13 +46,17 @@ def account(
     return found
 
 
+def _releases(number: int) -> str:
+    return f"{number:,} release{'' if number == 1 else 's'}"
+
+
 def _show(record: Any, whole: bool) -> None:
     left, ever = record.left(), record.ever
-    say(f"{record.account.name}: {ever.releases:,} releases")
+    say(f"{record.account.name}: {_releases(ever.releases)}")
     say(f"  this month  {record.month.figure}, at least {left['month']} left")
     say(f"  for ever    {ever.figure}, at least {left['ever']} left")
     if ever.without_epsilon:
-        say(f"  and {ever.without_epsilon:,} releases without an epsilon")
+        say(f"  and {_releases(ever.without_epsilon)} without an epsilon")
     for name in ever.in_clear:
         say(f"  sent in the clear: {name}")
     if whole:

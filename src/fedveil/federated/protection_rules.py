@@ -8,6 +8,9 @@ from fedveil.federated.blocks import JobFields
 from fedveil.protections.advice import Rule
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
+from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.secagg.masking_graph import CORRUPT
+from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.rules import Check, Rules
 
 
@@ -19,6 +22,7 @@ def add_rules_of_protections(rules: Rules[JobFields]) -> None:
         for rule in position.advice:
             rules.advised(_of_position(position, rule))
     rules.rule("protection", "clients")(_own_position_fits)
+    rules.rule("protection", "clients", "deployment.clients_per_node")(_no_node_unmasks)
     rules.advised(_own_position_advises)
 
 
@@ -31,6 +35,30 @@ def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
 
     check.__doc__ = rule.__doc__
     return check
+
+
+def _no_node_unmasks(job: JobFields) -> str | None:
+    """Under secure aggregation, one node's clients cannot unmask others together with the server:
+    `deployment.clients_per_node` is below the threshold, under `active_security` small enough for
+    a server that lies, and at most a fifth of the clients per round in a sparse graph."""
+    settings, clients = job.protection.settings, job.cohort.per_round
+    most = job.deployment.clients_per_node
+    if most == 1 or clients is None or not isinstance(settings, SecureSumSettings):
+        return None
+    sharing = settings.sharing_clients(clients)
+    if sharing > MAX_CLIENTS:
+        return None  # another rule says so
+    threshold = settings.threshold(clients)
+    if settings.graph_degree(sharing) is not None:
+        limit = int(CORRUPT * sharing)
+    else:
+        limit = 2 * threshold - sharing - 1 if settings.active_security else threshold - 1
+    if most <= limit:
+        return None
+    return (
+        f"deployment.clients_per_node = {most} is outside [1, {max(limit, 1)}]: the operator of "
+        f"such a node and the server could unmask others of {sharing} clients that share secrets"
+    )
 
 
 def _own_position_fits(job: JobFields) -> str | None:

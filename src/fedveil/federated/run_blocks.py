@@ -31,6 +31,12 @@ class DeploymentSettings(Block):
         ge=1,
         description="number of clients that must be connected before the first round; null: all",
     )
+    clients_per_node: int = Field(
+        1,
+        ge=1,
+        description="most clients that one node may hold (`clients` in its configuration), all "
+        "of one operator, who sees the updates of all of them",
+    )
     answer_s: float = Field(
         300.0,
         gt=0,

@@ -22,21 +22,18 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages. Yields each client's number and reply until all came or the time is up.
+    """Send the messages. Yields each one's position and reply until all came or the time is up.
 
-    A client whose message Flower could not accept is yielded first, with None instead of a reply. A
-    client that does not reply in time is not yielded. At most `BATCH` replies are in memory at
-    once. Flower's own `send_and_receive` would hold all of them.
+    A message that Flower could not accept is yielded first, with None instead of a reply. One
+    without a reply in time is not yielded. At most `BATCH` replies are in memory at once. Flower's
+    own `send_and_receive` would hold all of them.
     """
     pushed = set(grid.push_messages(messages))
-    waiting = {
-        message.metadata.message_id: message.metadata.dst_node_id
-        for message in messages
-        if message.metadata.message_id in pushed
-    }
-    for message in messages:
-        if message.metadata.message_id not in pushed:
-            yield message.metadata.dst_node_id, None
+    names = [message.metadata.message_id for message in messages]
+    waiting = {name: at for at, name in enumerate(names) if name in pushed}
+    for at, name in enumerate(names):
+        if name not in pushed:
+            yield at, None
     end = time.monotonic() + timeout_s
     pause = FIRST_PAUSE_S
     while waiting:
@@ -44,10 +41,10 @@ def exchange(
         ids = list(waiting)
         for start in range(0, len(ids), BATCH):
             for reply in grid.pull_messages(ids[start : start + BATCH]):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
+                place = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if place is not None:
                     heard = True
-                    yield node, reply
+                    yield place, reply
         left = end - time.monotonic()
         if left <= 0 or not waiting:
             return

@@ -2,15 +2,22 @@
 
 A message is sent as its bytes, in one ConfigRecord. The records contain nothing else. So nothing
 leaves a client unnoticed, and the length of the bytes is the upload size in all tables.
+
+A message to several clients of one node has the fields of each client under its number, and each
+different message once. The node's reply has each client's answer under its number: an encoded
+message, or a word in place of an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
+import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedveil.base.message import Message, Value, check_carried, decode, encode, take
+from fedveil.base.message import Message, Value, check_carried, decode, encode, take, take_array
 from fedveil.errors import MessageInvalid
 from fedveil.protections.base import Protection
 
@@ -20,6 +27,12 @@ MESSAGE = "fedveil"
 #: Flower stores an object once, since it finds it by the digest of its content.
 ADDRESS, COMMON = "fedveil.address", "fedveil.common"
 _FIELD = "encoded"
+#: In a message to several clients: the place of a client's message, and a client's number.
+_PLACE = "message"
+_CLIENT = re.compile(r"0|[1-9][0-9]{0,8}")
+#: The client's number, the message, and the engine's common and own fields.
+Addressed: TypeAlias = tuple[int, dict[str, Value], dict[str, Value]]
+_CLIENTS = "clients"
 
 
 def to_records(message: Message) -> RecordDict:
@@ -48,19 +61,56 @@ def addressed_records(
     return records
 
 
+def bundled_records(
+    messages: Mapping[int, bytes], common: ConfigRecord, own: Mapping[int, Message]
+) -> RecordDict:
+    """Return one message to several clients of a node, with the fields of each in `own`."""
+    places = {message: at for at, message in enumerate(dict.fromkeys(messages.values()))}
+    address = {str(c): encode({**own[c], _PLACE: places[m]}) for c, m in messages.items()}
+    records = to_records({str(at): message for message, at in places.items()})
+    records[ADDRESS] = ConfigRecord({_FIELD: encode(address)})
+    records[COMMON] = common
+    return records
+
+
 def from_records(records: RecordDict) -> dict[str, Value]:
     """Decode records that contain one message and nothing else. Raises `MessageInvalid`."""
     return decode(encoded_message(records))
 
 
-def from_addressed_records(records: RecordDict) -> tuple[int, dict[str, Value], dict[str, Value]]:
+def from_addressed_records(records: RecordDict) -> Addressed:
     """Decode the records of `addressed_records`: client number, message and other fields."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
-    own = {name: value for name, value in address.items() if name != "client"}
-    if twice := own.keys() & common.keys():
+    return client, message, _with_own(common, address, "client")
+
+
+def from_bundled_records(records: RecordDict) -> Iterator[Addressed]:
+    """Yield the parts of a message to several clients, each as in `from_addressed_records`."""
+    addresses, messages, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
+    for name in addresses:
+        if not _CLIENT.fullmatch(name):
+            raise MessageInvalid("an address is no client's number")
+        own = decode(take(addresses, name, bytes))
+        message = decode(take(messages, str(take(own, _PLACE, int)), bytes))
+        yield int(name), message, _with_own(common, own, _PLACE)
+
+
+def naming(clients: Sequence[int]) -> RecordDict:
+    """Return the records of a message that only names clients."""
+    return to_records({_CLIENTS: np.array(clients, np.int64)})
+
+
+def named_clients(records: RecordDict) -> list[int]:
+    named: list[int] = take_array(from_records(records), _CLIENTS, np.int64, (None,)).tolist()
+    return named
+
+
+def _with_own(common: Message, own: Message, without: str) -> dict[str, Value]:
+    fields = {name: value for name, value in own.items() if name != without}
+    if twice := fields.keys() & common.keys():
         raise MessageInvalid(f"field {min(twice)} is there twice")
-    return client, message, {**common, **own}
+    return {**common, **fields}
 
 
 def encoded_message(records: RecordDict) -> bytes:

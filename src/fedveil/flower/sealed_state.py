@@ -84,10 +84,11 @@ class SealedState:
         self._key_file = folder.file(job, client, "key")
         self._bound = job + client.to_bytes(8, "little")
         self._records = records
+        self._record = f"{_RECORD}.{client}"
 
     def take(self, round: int) -> Message | None:
         """Return the state saved for this round and delete it. Returns None if there is none."""
-        sealed = self._records.pop(_RECORD, None)
+        sealed = self._records.pop(self._record, None)
         key = self._take_key()
         if key is None or not isinstance(sealed, ConfigRecord):
             return None
@@ -105,11 +106,11 @@ class SealedState:
         except FileExistsError:
             raise ClientWithheld("another process answers for this client") from None
         sealed = AESGCM(key).encrypt(_NONCE, encode(state), self._data(round))
-        self._records[_RECORD] = ConfigRecord({_FIELD: sealed})
+        self._records[self._record] = ConfigRecord({_FIELD: sealed})
 
     def erase(self) -> None:
         """Erase the saved state and its key, including files that a killed process left."""
-        self._records.pop(_RECORD, None)
+        self._records.pop(self._record, None)
         self._take_key()
         for left in self._key_file.parent.glob(f"{self._key_file.name}.*"):
             left.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ returns only the vector of the last position. The messages are:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from torch import nn
 from fedveil.base.message import Message, only_fields, take
 from fedveil.base.validate import integer, non_negative
 from fedveil.entropy import Entropy, Secure, Seeded
-from fedveil.errors import ExchangeError, InvalidValue, MessageInvalid
+from fedveil.errors import ExchangeError, InvalidValue, LimitReached, MessageInvalid
 from fedveil.language.text import Tokenizer, join
 from fedveil.language.transformer import Backbone, TiedHead, WordAndPosition
 from fedveil.link.channel import Exchange, Send, drive_together, received
@@ -100,11 +101,13 @@ class Continuation:
     """The bytes that follow a prompt.
 
     `vectors` is the number of token vectors sent. A token's vector is sent at most `times` times.
+    `stopped` says why the text ends before its end, if `privacy.max_epsilon` is the reason.
     """
 
     text: bytes
     vectors: int
     times: int
+    stopped: str = ""
 
 
 def generate(
@@ -124,7 +127,9 @@ def generate(
         number = request.entropy.stream("reports").integer(1 << 63)
         noise = report_entropy(job).stream("generate", number)
         exchanges: dict[str, Exchange[Continuation | None]] = {
-            leader.name: write(leader, noise, task.tokenizer, request, tell),
+            leader.name: write(
+                leader, noise, task.tokenizer, request, job.privacy.max_epsilon, tell
+            ),
             **{party.name: assist(party, noise) for party in followers},
         }
         found = drive_together(exchanges, encoded=encoded)[leader.name]
@@ -140,8 +145,9 @@ def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | No
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
-        tokenizer = _text_task(run.setting.task).tokenizer
-        return write(run.party, run.setting.entropy, tokenizer, request, lambda piece: None)
+        setting, most = run.setting, run.setting.job.privacy.max_epsilon
+        tokenizer = _text_task(setting.task).tokenizer
+        return write(run.party, setting.entropy, tokenizer, request, most, lambda piece: None)
 
     return side
 
@@ -167,10 +173,19 @@ def _trained(job: VerticalJob, task: Task, root: RunFolder) -> list[Party]:
 
 
 def write(
-    party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
+    party: Party,
+    noise: Entropy,
+    tokenizer: Tokenizer,
+    request: Request,
+    most: float | None,
+    tell: Tell,
 ) -> Exchange[Continuation | None]:
-    """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`."""
-    return party.announcing_failure(_write(party, noise, tokenizer, request, tell))
+    """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
+
+    The text ends before a vector that would bring its epsilon above `most`. Raises `LimitReached`
+    if the prompt alone would.
+    """
+    return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
@@ -187,7 +202,7 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
     part, width = crossing.part, crossing.output[-1]
     sent = "once" if found.times == 1 else f"{found.times} times"
     token = loss.per_vector(width * found.times).epsilon
-    text = loss.per_vector(width * found.vectors).epsilon
+    text = _epsilon(split, found.vectors)
     return [
         Line(loss.per_bit.epsilon, 0.0, f"a bit of {part}"),
         Line(token, 0.0, f"a token's {width} bits of {part}, sent {sent}"),
@@ -195,19 +210,37 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
     ]
 
 
+def _epsilon(split: SplitModel, vectors: int) -> float:
+    """Return the epsilon of a text of which `vectors` token vectors were sent."""
+    crossing = _crossings(split)[0]
+    if crossing.privacy is None:
+        return math.inf
+    loss = EmbeddingDP(crossing.privacy.eps).loss
+    return loss.per_vector(crossing.output[-1] * vectors).epsilon
+
+
 def _write(
-    party: Party, noise: Entropy, tokenizer: Tokenizer, request: Request, tell: Tell
+    party: Party,
+    noise: Entropy,
+    tokenizer: Tokenizer,
+    request: Request,
+    most: float | None,
+    tell: Tell,
 ) -> Exchange[Continuation]:
     there, _ = _crossings(party.split)
     context, follower = there.output[0], there.receiver
     pieces, end = tokenizer.pieces(), tokenizer.vocabulary - 1
     text = tokenizer.encode([request.prompt])[:-1].tolist() or [end]
     pending, start = text[-context:], 0
-    vectors, times, step = 0, 1, 1
+    vectors, times, step, stopped = 0, 1, 1, ""
     continued: list[int] = []
     while len(continued) < request.tokens:
         if start == context:
             pending, start, times = text[-max(1, context // 2) :], 0, 2
+        if most is not None and (spent := _epsilon(party.split, vectors + len(pending))) > most:
+            figure = Line(spent, 0.0, "the whole text")
+            stopped = f"another token would bring {figure}, above privacy.max_epsilon = {most:g}"
+            break
         scores = yield from _scores(party, pending, start, step, noise)
         start, vectors, step = start + len(pending), vectors + len(pending), step + 1
         choice = request.entropy.stream("choice", len(continued))
@@ -219,7 +252,9 @@ def _write(
         continued.append(token)
         tell(pieces[token] or b"")
     yield Send(follower, {"kind": "enough", "step": step})
-    return Continuation(join(continued, pieces), vectors, times)
+    if stopped and not vectors:
+        raise LimitReached(f"the text is not continued: {stopped}")
+    return Continuation(join(continued, pieces), vectors, times, stopped)
 
 
 def _scores(

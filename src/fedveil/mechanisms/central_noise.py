@@ -12,13 +12,16 @@ from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.gaussian import (
+    FINER,
     STEPS_PER_COORDINATE,
     GaussianMechanism,
     clip_to_grid,
+    distance_of,
     noise_in_steps,
     step_below,
 )
 from fedveil.privacy.gaussian_curve import epsilon_for
+from fedveil.privacy.grid_sensitivity import grid_step, to_grid
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 
 #: Noise exceeds this many sigma with a probability below 2^-280.
@@ -44,11 +47,20 @@ class CentralNoise:
     against the holder of the sum, or if a vector in the sum is longer than `clip`.
     """
 
-    # Why: replacing one vector moves the sum by at most 2 · clip. The proof of `GaussianMechanism`
+    # Why: replacing one vector moves the sum by at most 2 · clip, or by a smaller distance `apart`
+    # that the maker of the vectors promises, rounding included. The proof of `GaussianMechanism`
     # needs nothing else.
 
-    def __init__(self, eps: float, delta: float, clip: float, step: float, dimension: int) -> None:
-        mechanism = GaussianMechanism(eps, delta, clip)
+    def __init__(
+        self,
+        eps: float,
+        delta: float,
+        clip: float,
+        step: float,
+        dimension: int,
+        apart: float | None = None,
+    ) -> None:
+        mechanism = GaussianMechanism(eps, delta, clip, apart=apart)
         coordinate, noise = clip / math.sqrt(dimension) / step, mechanism.sigma / step
         if coordinate < STEPS_PER_COORDINATE:
             raise InvalidValue(
@@ -65,19 +77,23 @@ class CentralNoise:
         self._set(mechanism.loss, mechanism.sigma, clip, step)
 
     @classmethod
-    def of_ratio(cls, ratio: float, delta: float, clip: float, dimension: int) -> CentralNoise:
-        """Return noise whose standard deviation is `ratio` times the sensitivity 2 · clip.
+    def of_ratio(
+        cls, ratio: float, delta: float, clip: float, dimension: int, apart: float | None = None
+    ) -> CentralNoise:
+        """Return noise whose standard deviation is `ratio` times the sensitivity.
 
         `dimension` is the number of entries of a vector. The loss is stated at `delta`. The step is
         that of `GaussianMechanism.grid`, or smaller if the noise is large, because the rounding
-        errors of many vectors add up in a sum.
+        errors of many vectors add up in a sum. With `apart` it is smaller still, so that the maker
+        of the vectors can round them at little cost.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
-        sigma = 2 * within("clip", clip, *_CLIPS) * ratio
+        sigma = distance_of(within("clip", clip, *_CLIPS), apart) * ratio
         made = cls.__new__(cls)
         loss = PrivacyLoss(epsilon_for(ratio, delta), delta, release=Gaussian(ratio))
-        made._set(loss, sigma, clip, step_below(sigma, clip, dimension, 2 * sigma / _MOST_STEPS))
+        entries = dimension if apart is None else dimension * FINER**2
+        made._set(loss, sigma, clip, step_below(sigma, clip, entries, 2 * sigma / _MOST_STEPS))
         return made
 
     def _set(self, loss: PrivacyLoss, sigma: float, clip: float, step: float) -> None:
@@ -115,3 +131,32 @@ class CentralNoise:
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
         """Add noise in place to `total`, a sum of clipped vectors in units of `step`."""
         self._noise.add_to(total, entropy)
+
+
+class CentralSum(CentralNoise):
+    """Central noise for clients' sums of clipped contributions. The sums are not clipped.
+
+    Every contribution moves a client's sum by whole multiples of `step` and an L2 norm of at most
+    `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps, which moves
+    no two sums further apart.
+
+    Privacy: that of `CentralNoise` for one contribution, if it is replaced: the noise's standard
+    deviation is `ratio` times 2 · clip.
+    """
+
+    def __init__(self, ratio: float, delta: float, clip: float, dimension: int) -> None:
+        ratio, clip = within("ratio", ratio, *_RATIOS), within("clip", clip, *_CLIPS)
+        sigma, step = 2 * clip * ratio, grid_step(clip, dimension)
+        if sigma > _MOST_STEPS * step:
+            raise InvalidValue(
+                f"a ratio of {ratio:g} and {dimension:,} entries need noise of {sigma / step:.3g} "
+                f"steps: at most {_MOST_STEPS:.3g} are drawn (a larger epsilon, or fewer entries)"
+            )
+        loss = PrivacyLoss(epsilon_for(ratio, delta), delta, per="example", release=Gaussian(ratio))
+        self._set(loss, sigma, clip, step)
+
+    def clipped(self, vector: Array) -> Int64s:
+        return to_grid(finite_vector("update", vector), self.step)
+
+    def within(self, multiples: Int32s | Int64s) -> bool:
+        return True  # a report's form limits its entries, and a sum has no norm

@@ -43,20 +43,25 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in units of a step. Each client adds one share to its vector.
 
-    The shares in a sum add up to noise of standard deviation `ratio` · 2 √limit, where `limit`
-    bounds the squared norm of a vector. `shares` is the smallest number of shares in a sum, and
+    The shares in a sum add up to noise of standard deviation `ratio` · √square, where `square` is
+    the squared sensitivity. By default it is 4 `limit`, where `limit` bounds the squared norm of a
+    vector. `shares` is the smallest number of shares in a sum, and
     `clients` the largest number of vectors. Subclasses state how large a sum can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
     reach: int
 
-    def __init__(self, ratio: float, limit: int, *, shares: int, clients: int) -> None:
+    def __init__(
+        self, ratio: float, limit: int, *, shares: int, clients: int, square: int | None = None
+    ) -> None:
         ratio = positive("ratio", ratio)
         self.clients = integer("clients", clients, 1)
         self.least_shares = integer("shares", shares, 1, clients)
         self.limit = limit
-        least = Fraction(2 * ratio) ** 2 * limit * (1 + SLACK) + SMOOTHING
+        #: The squared sensitivity of a sum, in steps².
+        self.square = 4 * limit if square is None else square
+        least = Fraction(ratio) ** 2 * self.square * (1 + SLACK) + SMOOTHING
         share = max(least / self.least_shares, Fraction(SMOOTHING))
         if share > _MOST_SHARE_VARIANCE or limit > _MOST_LIMIT:
             raise InvalidValue(
@@ -77,7 +82,7 @@ class NoiseShares:
         """
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
-        return math.sqrt(variance / self.limit) / 2 * (1 - 2.0**-50)
+        return math.sqrt(variance / self.square) * (1 - 2.0**-50)
 
     def add_share(self, numbers: Signed, entropy: Entropy) -> None:
         """Add one share of the noise to a client's vector `numbers`, in place."""
@@ -118,6 +123,9 @@ class DistributedGaussian(NoiseShares):
     `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
     cover the range from -clip to clip.
+
+    `apart` is a distance below 2 · clip that the maker of the vectors promises for any two vectors
+    of a client, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
     """
 
     # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance
@@ -127,10 +135,12 @@ class DistributedGaussian(NoiseShares):
     #     limit = ⌊ρ² + n/4 + √(2 ln 2^20) · (ρ + √n / 2)⌋    (and at most (ρ + √n)²)
     #
     # with probability at most 2^-20. As every returned z has Σ z² <= limit in whole numbers, two z
-    # are at most 2 √limit apart.
+    # are at most 2 √limit apart. With `apart`, they are at most apart / step + 2 √n + 2^-18 ρ
+    # apart: each entry is rounded by less than a step, and the 32-bit sums in `rotate` err by less
+    # than 2^-19 of a norm (2^-24 in each of at most 21 levels and a few products).
     #
     # Privacy. The sum is post-processing of Gaussian noise of ratio(m) = √((m · share_variance -
-    # 16) / (1 + 2^-30)) / (2 √limit) times the sensitivity, for two reasons:
+    # 16) / (1 + 2^-30)) / √square times the sensitivity √square, for two reasons:
     #
     # 1. exp(-y² / 2a) · exp(-(x - y)² / 2b) = exp(-x² / 2(a + b)) · exp(-(y - μ)² / 2v) with v = ab
     #    / (a + b). By Poisson summation, Σ_y exp(-(y - μ)² / 2v) is the same for all μ to within a
@@ -156,6 +166,7 @@ class DistributedGaussian(NoiseShares):
         dimension: int,
         entry_bits: int = 8,
         rotation: bool = True,
+        apart: float | None = None,
     ) -> None:
         self.clip = within("clip", clip, 2.0**-100, 2.0**100)
         self.dimension = integer("dimension", dimension, 1)
@@ -165,7 +176,12 @@ class DistributedGaussian(NoiseShares):
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
         self.radius = (1 << (entry_bits - 1)) * peak
         self.step = self.clip / self.radius
-        super().__init__(ratio, _limit(self.radius, self.length), shares=shares, clients=clients)
+        limit, square = _limit(self.radius, self.length), None
+        if apart is not None:
+            within("apart", apart, 0, 2 * self.clip, open_low=True)
+            rounding = 2 * math.sqrt(self.length) + 2.0**-18 * self.radius
+            square = min(4 * limit, math.ceil((apart / self.step + rounding) ** 2))
+        super().__init__(ratio, limit, shares=shares, clients=clients, square=square)
         self.reach = self._reach()
         self.bits = ring_bits(self.reach)
 

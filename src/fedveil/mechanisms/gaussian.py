@@ -27,6 +27,8 @@ _LEAST_STEPS_PER_SIGMA = 1 << 10
 _MOST_STEPS_PER_SIGMA = 1 << 18
 #: Least number of steps in the root mean square coordinate of a vector of full norm.
 STEPS_PER_COORDINATE = 16
+#: Factor by which a grid is finer if the vectors' distance is promised.
+FINER = 16
 _MAX_CLIP_PER_SIGMA = 2.0**18
 #: Range of eps, clip and sigma: far from the limits of floating-point numbers.
 _LEAST, _MOST = 2.0**-100, 2.0**100
@@ -40,7 +42,8 @@ _LANES = 32
 class GaussianMechanism:
     """Clips a vector to the L2 norm `clip` and adds Gaussian noise.
 
-    Two clipped vectors are at most 2 · clip apart. `sigma` is the smallest standard deviation of
+    Two clipped vectors are at most 2 · clip apart. Their maker may promise a smaller distance
+    `apart`, rounding included, which nothing checks. `sigma` is the smallest standard deviation of
     Gaussian noise per coordinate that makes them (eps, delta)-indistinguishable (the analytic
     Gaussian mechanism of Balle and Wang).
 
@@ -70,7 +73,7 @@ class GaussianMechanism:
 
     # Proof of the privacy of discrete noise:
     #
-    # 1. |z| <= clip holds in exact arithmetic (`clip_to_grid`), so |z - z'| <= 2 · clip.
+    # 1. |z| <= clip in exact arithmetic (`clip_to_grid`), so |z - z'| <= 2 · clip, or `apart`.
     # 2. Let X ~ N(0, s² - 16), in steps. Given X, let Y be the discrete Gaussian around X of
     #    parameter 16. z / step is whole, so z / step + Y is drawn from z / step + X alone. It is
     #    post-processing of the continuous mechanism, whose noise is at least sigma · (1 + 2^-32).
@@ -87,12 +90,15 @@ class GaussianMechanism:
         delta: float,
         clip: float,
         noise: Literal["discrete", "continuous"] = "discrete",
+        apart: float | None = None,
     ) -> None:
         self.eps = within("eps", eps, _LEAST, _MOST)
         self.delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         self.clip = within("clip", clip, _LEAST, _MOST)
         self.noise = choice("noise", noise, ("discrete", "continuous"))
-        self.sigma = analytic_sigma(self.eps, self.delta, 2 * self.clip)
+        distance = distance_of(self.clip, apart)
+        self._finer = 1 if apart is None else FINER
+        self.sigma = analytic_sigma(self.eps, self.delta, distance)
         least = self.clip / _MAX_CLIP_PER_SIGMA if self.noise == "discrete" else _LEAST
         if not max(least, _LEAST) <= self.sigma <= _MOST:
             raise InvalidValue(
@@ -100,7 +106,7 @@ class GaussianMechanism:
                 f"sigma = {self.sigma:g}, which is outside [{max(least, _LEAST):g}, {_MOST:g}]"
             )
         if self.noise == "discrete":
-            release = Gaussian(self.sigma / (2 * self.clip))
+            release = Gaussian(self.sigma / distance)
             self.loss = PrivacyLoss(self.eps, self.delta, per="update", release=release)
         else:
             self.loss = PrivacyLoss(math.inf, per="update")
@@ -156,9 +162,16 @@ class GaussianMechanism:
 
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
         √dimension). A coarser step would lose too much by rounding towards zero. The step is never
-        below sigma / 2^19, because rounding to that step is already negligible.
+        below sigma / 2^19: there, rounding is already far below the noise in the mean of any
+        cohort. With `apart` it is smaller still, so that the maker of the vectors can round them at
+        little cost.
         """
-        return _grid(self.sigma, self.clip, dimension)
+        return _grid(self.sigma, self.clip, dimension * self._finer**2)
+
+
+def distance_of(clip: float, apart: float | None) -> float:
+    """Return the largest distance of two vectors of norm `clip`, or `apart` if it is given."""
+    return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,26 @@ from nvflare.app_common.abstract.aggregator import Aggregator
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AppConstants
 
-from fedveil.errors import FedveilError, MessageInvalid, ModelInvalid, RoundVoid, SiteRefused
+from fedveil.errors import (
+    FedveilError,
+    InvalidValue,
+    MessageInvalid,
+    ModelInvalid,
+    RoundVoid,
+    SiteRefused,
+)
 from fedveil.flower.app.arrays import Arrays
 from fedveil.site.nvflare_resources import open_ways
-from fedveil.site.one_report import Admitted, ReportSum, SiteReports, Terms
+from fedveil.site.one_report import Admitted, SiteReports
+from fedveil.site.task_terms import ReportSum, Terms
 
 #: The property of a task's context that holds an admitted task.
 _ADMITTED = "fedveil.admitted"
 #: The field of a result that holds a report as a message.
 REPORT = "fedveil.report"
+#: The field of a task with the message of the server's half, and the header with the number of
+#: weights. A task of this name asks for a message that needs no training.
+MESSAGE, DIMENSION, PHASE_TASK = "fedveil.message", "fedveil.dimension", "fedveil_phase"
 #: What the server learns of a refusal.
 _WORD = "withheld"
 
@@ -43,13 +54,19 @@ class _Task(NamedTuple):
     plain: bool
 
 
+class _Message(NamedTuple):
+    encoded: bytes
+
+
 class SiteTaskFilter(Filter):  # type: ignore[misc]
     """Admits training tasks. Charges each task to the site's account before its executor runs.
 
-    `site` is the site's folder, `data` the name of a data set in its policy, and `protection` the
-    keys of a protection that the policy allows, with its parameters. With `plain`, a report leaves
-    as arrays (WEIGHT_DIFF), which the usual aggregators average. Without it, a report leaves as a
-    message, for `ProtectedAggregator`. Tasks with other names than `train_tasks` are refused.
+    `site` is the site's folder, `data` a data set of its policy, and `protection` the keys of a
+    protection that the policy allows, with its parameters. With `plain`, a report leaves as arrays
+    (WEIGHT_DIFF), which the usual aggregators average. Without it, and under a protection whose
+    reports are no arrays, a report leaves as a message, for `ProtectedAggregator` or
+    `ProtectedController`. Tasks with other names than `train_tasks` are refused, except a sum's
+    messages. `server` is the block of the policy's `servers` that a sum needs.
     """
 
     def __init__(
@@ -59,31 +76,46 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
         protection: Mapping[str, Any],
         plain: bool = True,
         train_tasks: list[str] | None = None,
+        server: str | None = None,
     ) -> None:
         super().__init__()
-        self._reports = SiteReports(Path(site), data, protection, "NVFlare")
-        self._plain, self._tasks = plain, train_tasks or [AppConstants.TASK_TRAIN]
+        self._reports = SiteReports(Path(site), data, protection, "NVFlare", server)
+        self._plain = plain and self._reports.terms.plain
+        self._tasks = train_tasks or [AppConstants.TASK_TRAIN]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the task's data, or raise `ContentBlockedException`."""
+        earlier = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         name, job = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), str(fl_ctx.get_job_id())
         try:
-            if name not in self._tasks:
-                raise SiteRefused(f"a report leaves for the tasks {', '.join(self._tasks)} alone")
-            _check_workspace(fl_ctx, job)
-            admitted = self._reports.admit(
-                _arrays(shareable, DataKind.WEIGHTS)[0],
-                job=job,
-                task=name,
-                site=str(fl_ctx.get_identity_name()),
-                round=shareable.get_header(AppConstants.CURRENT_ROUND, 0),
-            )
+            if earlier is not None:
+                raise SiteRefused("another filter of a site has admitted this task")
+            _keep(fl_ctx, self._admitted(shareable, fl_ctx, name, job))
         except Exception as error:
             self._reports.refused(f"task {name} of job {job}", error)
             raise ContentBlockedException(_WORD) from None
-        _keep(fl_ctx, _Task(admitted, self._plain))
         return shareable
+
+    def _admitted(
+        self, shareable: Shareable, fl_ctx: FLContext, name: str, job: str
+    ) -> _Task | _Message:
+        reports = self._reports
+        if name not in (*self._tasks, PHASE_TASK):
+            raise SiteRefused(f"a report leaves for the tasks {', '.join(self._tasks)} alone")
+        reports.check_job(_checked_workspace(fl_ctx, job))
+        round = shareable.get_header(AppConstants.CURRENT_ROUND, 0)
+        site, words = str(fl_ctx.get_identity_name()), shareable.pop(MESSAGE, None)
+        if words is not None and not isinstance(words, bytes):
+            raise SiteRefused("the task's message is no bytes")
+        if name == PHASE_TASK:
+            dimension = shareable.get_header(DIMENSION)
+            return _Message(
+                reports.answer(words or b"", dimension, job=job, site=site, round=round)
+            )
+        before = _arrays(shareable, DataKind.WEIGHTS)[0]
+        admitted = reports.admit(before, job=job, task=name, site=site, round=round, words=words)
+        return _Task(admitted, self._plain)
 
 
 class SiteResultFilter(Filter):  # type: ignore[misc]
@@ -93,6 +125,8 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
         """Return the report, or raise `ContentBlockedException`. A task has one report."""
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
+        if isinstance(task, _Message):
+            return DXO(DataKind.APP_DEFINED, {REPORT: task.encoded}).to_shareable()
         if not isinstance(task, _Task):
             raise ContentBlockedException(_WORD)
 
@@ -121,6 +155,8 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
     def __init__(self, protection: Mapping[str, Any]) -> None:
         super().__init__()
         self._terms = Terms.read(protection)
+        if self._terms.needs_controller:
+            raise InvalidValue(f"{self._terms.options.protection} needs ProtectedController")
         self._sum: ReportSum | None = None
 
     def reset(self, fl_ctx: FLContext) -> None:
@@ -161,7 +197,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return self._sum
 
 
-def _keep(fl_ctx: FLContext, task: _Task | None) -> None:
+def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
     fl_ctx.set_prop(_ADMITTED, task, private=True, sticky=False)
 
 
@@ -183,8 +219,11 @@ def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
     return {str(n): a for n, a in dxo.data.items()}, dxo.data_kind == DataKind.WEIGHT_DIFF
 
 
-def _check_workspace(fl_ctx: FLContext, job: str) -> None:
-    """Raise SiteRefused if the job brings code, or the site lets out more than task results."""
+def _checked_workspace(fl_ctx: FLContext, job: str) -> Path:
+    """Return the folder of the job's configuration.
+
+    Raises SiteRefused if the job brings code, or the site lets out more than task results.
+    """
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     custom = Path(workspace.get_app_custom_dir(job))
     if custom.is_dir() and any(custom.iterdir()):
@@ -192,3 +231,4 @@ def _check_workspace(fl_ctx: FLContext, job: str) -> None:
     resources = Path(workspace.get_resources_file_path() or "resources.json")
     if ways := open_ways(resources):
         raise SiteRefused(f"{resources} lets out more than task results: {'; '.join(ways)}")
+    return Path(workspace.get_app_config_dir(job))

@@ -72,6 +72,8 @@ class JobContext:
     - `masks` is True if secure aggregation masks the vectors. Only a simulation may omit the masks.
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
+    - `apart` is the largest L2 distance of two updates of a client, rounding included, if their
+      maker promises one below twice the norm clip.
     - `combining` is how the server combines reports.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
       the number of all clients if each takes part with probability `turn_rate`.
@@ -93,6 +95,7 @@ class JobContext:
     unit: Whose = "client"
     sampling_rate: float = 1.0
     turn_rate: float = 1.0
+    apart: float | None = None
     combining: Combining = field(default_factory=Combining)
 
 

@@ -18,10 +18,11 @@ from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
-from fedveil.mechanisms.central_noise import CentralNoise
+from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
 from fedveil.mechanisms.quantile_clip import QuantileClip
 from fedveil.privacy.audit import Case
 from fedveil.privacy.gaussian_curve import analytic_sigma, ratio_for
+from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.protections.advice import Cohort
 from fedveil.protections.audited import Outcome
 from fedveil.protections.base import (
@@ -102,6 +103,10 @@ class CentralGaussian(Clipped):
     constant, even if nobody reported. Against everyone who receives only the models, the secret
     draw then amplifies the guarantee.
 
+    If the unit is an example, which only statistics use, the update is a client's sum of
+    contributions and is not clipped (`CentralSum`). A client that lies can then move each entry of
+    the sum by 2^24 steps.
+
     With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
     was shortened (`QuantileClip`). Update and bit are one release.
     """
@@ -122,10 +127,14 @@ class CentralGaussian(Clipped):
         check_noised_sum(self.name, context)
         ratio = settings.ratio(context.delta, context.rounds)
         self.clipping = clip = Clipping(settings, settings.clip, ratio, context)
-        self.noise = CentralNoise.of_ratio(ratio, context.delta, clip.norm, clip.length)
+        size = clip.norm, clip.length
+        self.noise: CentralNoise
+        if context.unit == "example":
+            self.noise, most = CentralSum(ratio, context.delta, *size), LARGEST
+        else:
+            self.noise = CentralNoise.of_ratio(ratio, context.delta, *size, context.apart)
+            most = math.isqrt(self.noise.limit)  # in steps, no entry of a clipped update is larger
         self.norm_clip = clip.longest
-        # In steps, no entry of a clipped update is larger.
-        most = math.isqrt(self.noise.limit)
         self.form = GridReport(self.noise.step, most, clip.length, np.int32)
 
     @classmethod

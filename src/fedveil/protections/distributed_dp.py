@@ -209,9 +209,9 @@ class DistributedDP(Clipped, SecureSum):
         if context.unit == "example":
             self.noise = DistributedSum(settings.clip, self._ratio(), **common)
         else:
-            bits, rotation = settings.bits, settings.rotation
+            common |= {"entry_bits": settings.bits, "rotation": settings.rotation}
             self.noise = DistributedGaussian(
-                clipping.norm, self._ratio(), **common, entry_bits=bits, rotation=rotation
+                clipping.norm, self._ratio(), **common, apart=context.apart
             )
         self.length, self.ring = self.noise.length, Ring(self.noise.bits)
         self._signs: tuple[int, Int8s | None] = (-1, None)

@@ -114,7 +114,7 @@ class DPEncrypt(Protection):
             step, largest = self._mechanism.step, LARGEST * self._mechanism.step
             self._form = _GridForm(self._mechanism, self.dimension, step, largest)
         else:
-            self._mechanism = GaussianMechanism(*chosen, settings.noise)
+            self._mechanism = GaussianMechanism(*chosen, settings.noise, context.apart)
             step, largest = self._mechanism.grid(self.dimension).step, settings.dp_norm_clip
             if settings.noise == "discrete":
                 self._form = _GridForm(self._mechanism, self.dimension, step, largest)

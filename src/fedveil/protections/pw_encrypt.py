@@ -81,12 +81,14 @@ class PWEncryptSettings(SecureSumSettings):
         description="L2 norm to which each client clips its update under central_eps",
     )
 
-    def central_noise(self, step: float, dimension: int) -> CentralNoise | None:
+    def central_noise(
+        self, step: float, dimension: int, apart: float | None
+    ) -> CentralNoise | None:
         """Return the noise that the server adds to sums in multiples of `step`, if any."""
         if self.central_eps is None:
             return None
         delta, clip = self.central_delta, self.central_norm_clip
-        return CentralNoise(self.central_eps, delta, clip, step, dimension)
+        return CentralNoise(self.central_eps, delta, clip, step, dimension, apart)
 
 
 def central_fits(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
@@ -158,7 +160,9 @@ class PWEncrypt(SecureSum):
         self.fixed = FixedPoint(settings.clip, settings.entry_bits)
         self.largest_weight = settings.max_examples if context.weighting == "by_size" else 1
         largest = self.fixed.largest * self.largest_weight
-        central = self.central = settings.central_noise(self.fixed.step, context.dimension)
+        central = self.central = settings.central_noise(
+            self.fixed.step, context.dimension, context.apart
+        )
         if self.central is not None and context.weighting != "equal":
             raise InvalidValue("central_eps needs server.weighting = equal")
         beyond, self.norm_clip = (0, math.inf) if central is None else (central.reach, central.clip)

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
+from fedveil.protections.base import Protection
 from fedveil.protections.directions import weakened
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.settings.differences import differences
+from fedveil.site import isolation
+from fedveil.site.code_folder import Module, read, top
 from fedveil.site.order import Order
 from fedveil.site.policy import Policy
 from fedveil.site.policy_blocks import DataSetSettings
@@ -20,6 +24,7 @@ class Admission:
     """The test of a policy. `template` is the job that `jobs.template` names."""
 
     policy: Policy
+    folder: Path
     template: Job | None
 
     @classmethod
@@ -29,7 +34,7 @@ class Admission:
         Raises `JobError`.
         """
         file = policy.jobs.template
-        return cls(policy, None if file is None else Job.load(folder / file))
+        return cls(policy, folder, None if file is None else Job.load(folder / file))
 
     def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
         """Return the name and the block of the data set on which a job trains, or None."""
@@ -41,6 +46,7 @@ class Admission:
         yield from self._who(order)
         yield from self._strength(order.job)
         yield from self._clear(order.job)
+        yield from self._code(order)
         if self.data_set(order.job) is None:
             named = ", ".join(block.named for block in self.policy.data.values()) or "none"
             yield f"data.name is {order.job.data.name}, and jobs may train on {named}"
@@ -72,25 +78,7 @@ class Admission:
             yield f"privacy.unit is {job.privacy.unit}, and client is demanded"
         asked = job.protection.settings
         if isinstance(asked, SecureSumSettings):
-            yield from self._sum(job, asked)
-
-    def _sum(self, job: Job, asked: SecureSumSettings) -> Iterator[str]:
-        least, clients = self.policy.strength, job.clients_per_round
-        demands = {
-            "share_secrets_ratio": 1.0,
-            "reconstruct_secrets_threshold": None,
-            "neighbours": "auto",
-            "active_security": least.active_security,
-            "assume_honest": least.honest,
-        }
-        known = {key: value for key, value in demands.items() if key in type(asked).model_fields}
-        demanded = asked.model_copy(update=known)
-        reason = weakened(asked, demanded)
-        reason = reason or job.protection.position.weaker(asked, demanded, clients, clients)
-        if reason is not None:
-            yield f"protection.{job.protection.position.block}: {reason}"
-        if (threshold := asked.threshold(clients)) < least.survivors:
-            yield f"a sum may have {threshold} clients, and strength.survivors is {least.survivors}"
+            yield from weak_sum(self.policy, job.protection.position, asked, job.clients_per_round)
 
     def _clear(self, job: Job) -> Iterator[str]:
         clear = self.policy.clear
@@ -105,3 +93,62 @@ class Admission:
                 f"the server waits {limit_s:g} s for an answer, and a report leaves after "
                 f"clear.answer_after_s = {clear.answer_after_s:g} s"
             )
+
+    def _code(self, order: Order) -> Iterator[str]:
+        job, code, data_set = order.job, self.policy.code, self.data_set(order.job)
+        if not order.code:
+            return
+        for name in order.code:
+            if top(name) not in code.modules:
+                yield f"the job names code of its own, {name}, which is not in code.modules"
+                return
+        try:
+            self.modules(order)
+        except SiteRefused as refused:
+            yield str(refused)
+        if job.privacy.unit != "client":
+            yield "privacy.unit is example, which no site can promise for code of the job's own"
+        if job.protection.name == "pw_encrypt":
+            yield "protection.name is pw_encrypt, and a sum that own code fills needs noise"
+        if job.keeps_state or job.has_language_model:
+            yield "code of the job's own trains with neither clients' states nor a language model"
+        if job.deployment.reveal:
+            yield "deployment.reveal is set, and a job with code of its own reveals nothing"
+        if data_set is not None and data_set[1].reader is None:
+            yield f"data.{data_set[0]}.reader is null, and code of the job's own needs a reader"
+        if code.isolation == "strong":
+            yield from isolation.reasons(self.folder)
+
+    def modules(self, order: Order) -> list[Module]:
+        """Read the code of an order that the policy names. Raises `SiteRefused` for any other."""
+        found = []
+        for name in sorted({top(name) for name in order.code}):
+            module = read(self.folder, name)
+            if module.digest != self.policy.code.modules.get(name):
+                raise SiteRefused(
+                    f"the module {name} has the digest {module.digest}, and code.modules another"
+                )
+            found.append(module)
+        return found
+
+
+def weak_sum(
+    policy: Policy, position: type[Protection], asked: SecureSumSettings, clients: int
+) -> Iterator[str]:
+    """Yield every reason why a sum of this number of clients is weaker than the policy demands."""
+    least = policy.strength
+    demands = {
+        "share_secrets_ratio": 1.0,
+        "reconstruct_secrets_threshold": None,
+        "neighbours": "auto",
+        "active_security": least.active_security,
+        "assume_honest": least.honest,
+    }
+    known = {key: value for key, value in demands.items() if key in type(asked).model_fields}
+    demanded = asked.model_copy(update=known)
+    reason = weakened(asked, demanded)
+    reason = reason or position.weaker(asked, demanded, clients, clients)
+    if reason is not None:
+        yield f"protection.{position.block}: {reason}"
+    if (threshold := asked.threshold(clients)) < least.survivors:
+        yield f"a sum may have {threshold} clients, and strength.survivors is {least.survivors}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from flwr.app import Context, Error, Message
 
@@ -18,12 +19,15 @@ from fedveil.engine.job_protection import in_clear
 from fedveil.errors import SiteRefused
 from fedveil.federated.job import Job
 from fedveil.flower.job import job_client
+from fedveil.flower.job.member import Member
 from fedveil.flower.records import encoded_records
-from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.always_answers import reason
-from fedveil.protections.base import TIMING, Protection, Spending
+from fedveil.protections.base import TIMING, Protection
 from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.site import isolation
 from fedveil.site.account import Release, SiteAccount
+from fedveil.site.code_process import CodeSandbox, CodeTraining
+from fedveil.site.one_report import cost
 from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, SiteLog
@@ -63,7 +67,7 @@ class Door:
         job, member = self.member(archive)
         return job_client.answer(job, member, message, context)
 
-    def member(self, archive: bytes) -> tuple[Job, job_client.Member]:
+    def member(self, archive: bytes) -> tuple[Job, Member]:
         """Return the job of an app, and this site as its client. Raises `SiteRefused`."""
         order = self.order(archive)
         named = self._site.admission.data_set(order.job)
@@ -74,7 +78,16 @@ class Door:
         owner = Charges(self._account(name), self._site.policy, order, self._server)
         member = self._site.member(self._server, order.job, data_set, owner)
         _check_client(order, member.client)
-        return order.job, member
+        return order.job, replace(member, training=self._training(order) if order.code else None)
+
+    def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
+        """Return the training by code of the job's own, in a process of its own."""
+        code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
+        assert limit_s is not None, "a rule of the policy"
+        modules = self._site.admission.modules(order)
+        means = isolation.working()[0] if code.isolation == "strong" else None
+        sandbox = CodeSandbox(modules, means, int(code.memory_gb * 1e9), limit_s)
+        return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
         """Return the order in an app's archive, or raise `SiteRefused`. Results are cached."""
@@ -127,17 +140,6 @@ class Charges:
     def _in_clear(self, protection: Protection) -> list[str]:
         said = in_clear(self.order.job, protection, leaves=True)
         return said if self.answer_after_s is None else [one for one in said if one != TIMING]
-
-
-def cost(protection: Protection, asked: Words) -> list[Spending]:
-    """Return the most that the report can cost that a server's message asks for.
-
-    A round may have the fewest survivors. Noise that a server adds promises a site nothing.
-    """
-    spending = list(protection.spending({**protection.initial_state(), **asked}))
-    if protection.rests_on_server(protection.settings):
-        return [Spending(PrivacyLoss(float("inf"), per="update"), s.count) for s in spending]
-    return spending
 
 
 def _check_client(order: Order, client: int) -> None:

@@ -1,16 +1,15 @@
-"""A site's reports to a framework whose clients send one result a round, such as NVFlare.
+"""A site's reports to a framework whose server sends tasks, such as NVFlare.
 
 `SiteReports` admits a training task: it charges the account of the data set before the data are
 read. The admitted task then makes one report of whatever the training returned. An update that
-cannot be used is reported as zero, so that a failure reveals nothing. `ReportSum` is the server's
-half.
+cannot be used is reported as zero, so that a failure reveals nothing. Secure aggregation needs
+further messages, which `SiteReports` answers without any data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ import numpy.typing as npt
 
 from fedveil.base.message import Message, decode, encode
 from fedveil.entropy import Secure
-from fedveil.errors import InvalidValue, SiteError, SiteRefused, nearest
+from fedveil.errors import SiteError, SiteRefused, nearest
+from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.app.arrays import ArrayLayout, Arrays
-from fedveil.flower.app.offer import Offer, check
-from fedveil.flower.app.options import Options, parse
+from fedveil.privacy.loss import PrivacyLoss
 from fedveil.protections.always_answers import answer_trained, reason
 from fedveil.protections.base import (
     TIMING,
@@ -31,90 +30,139 @@ from fedveil.protections.base import (
     ClientRound,
     Protection,
     RoundContext,
-    ServerRound,
+    Spending,
     Update,
 )
+from fedveil.protections.last_answered import Answered
+from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.site.account import Release, SiteAccount
-from fedveil.site.site_folder import Site
-
-#: The protections whose reports need nothing of the server but the model.
-ONE_MESSAGE = ("dp_encrypt", "rr", "oue")
-
-
-@dataclass(frozen=True)
-class Terms:
-    """A protection whose clients send one report a round, with its parameters."""
-
-    options: Options
-
-    @classmethod
-    def read(cls, keys: Mapping[str, Any]) -> Terms:
-        """Return the terms. Raises `JobError` or `InvalidValue`.
-
-        `keys` has the keys of a protected Flower app: `protection`, `keep`, and the protection's
-        own.
-        """
-        options = parse(keys)
-        check(options)
-        if options.protection not in ONE_MESSAGE or cls(options).protection(1).adaptive:
-            raise InvalidValue(
-                f"protection = {options.protection} needs messages of the server's half, which "
-                f"do not come here: use {', '.join(ONE_MESSAGE)}, without adaptive"
-            )
-        return cls(options)
-
-    def layout(self, arrays: Arrays) -> ArrayLayout:
-        """Return the places of the arrays in an update."""
-        return ArrayLayout(arrays, self.options.kept, perturbed=self.options.noised)
-
-    def protection(self, dimension: int) -> Protection:
-        """Return the protection for updates with this number of entries."""
-        return Offer(self.options, "", dimension, 1).protection(0)
+from fedveil.site.admission import weak_sum
+from fedveil.site.code_folder import files_of
+from fedveil.site.site_folder import Seat, Site, server_of
+from fedveil.site.task_terms import Terms, number_of, shaped
 
 
 class SiteReports:
     """The reports of one data set of a site. `through` names the framework in account and log.
 
-    `keys` are the terms (`Terms.read`), which the site chooses and no job can change. Raises
-    `SiteError` if the site's policy does not allow the protection or lacks the data set.
+    `keys` are the terms (`Terms.read`), which the site chooses and no job can change. `server` is
+    the block of the policy's `servers` with this site's number and roster, which a sum needs.
+    Raises `SiteError` if the site's policy does not allow the protection or lacks the data set.
     """
 
-    def __init__(self, folder: Path, data: str, keys: Mapping[str, Any], through: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        data: str,
+        keys: Mapping[str, Any],
+        through: str,
+        server: str | None = None,
+    ) -> None:
         self._site, self._data, self._through = Site.open(folder), data, through
-        self._terms = Terms.read(keys)
+        self.terms = Terms.read(keys)
         self._account: SiteAccount | None = None
-        policy, name = self._site.policy, self._terms.options.protection
-        if name not in policy.protections:
+        #: The state of the half of a sum between two messages: once, and in memory alone.
+        self._kept: tuple[bytes, int, Message] | None = None
+        policy, options = self._site.policy, self.terms.options
+        if options.protection not in policy.protections:
+            name = options.protection
             raise SiteError(f"{name} is not one of protections in the policy of {folder}")
         if data not in policy.data:
             raise SiteError(f"{data} is not one of data in the policy{nearest(data, policy.data)}")
+        self._seat: Seat | None = None
+        if isinstance(options.parameters, SecureSumSettings):
+            of = server_of(policy, server)
+            asked, clients = options.parameters, options.clients or 1
+            if reasons := list(weak_sum(policy, options.position, asked, clients)):
+                raise SiteError(f"the policy refuses this protection: {'; '.join(reasons)}")
+            self._seat = self._site.seat(of, signs=asked.active_security)
 
-    def admit(self, before: Arrays, *, job: str, task: str, site: str, round: object) -> Admitted:
-        """Charge a report of a training task, and return the admitted task.
+    def check_job(self, config: Path) -> None:
+        """Raise `SiteRefused` unless the policy permits the job of this configuration folder."""
+        policy, digest = self._site.policy, config_digest(config)
+        if policy.starters:
+            raise SiteRefused(
+                f"starters is set, and a job of {self._through} has no signature of a key in people"
+            )
+        if digest not in policy.jobs.digests:
+            raise SiteRefused(
+                f"the job's configuration has the digest {digest}, which is not in jobs.digests"
+            )
 
-        `before` are the server's arrays. Raises `OverSpent` before anything is read, `ModelInvalid`
-        and `SiteRefused`.
-        """
-        started = time.monotonic()
+    def answer(
+        self, words: bytes, dimension: object, *, job: str, site: str, round: object
+    ) -> bytes:
+        """Return the encoded answer to a message of a sum that asks for no update."""
+        if not self.terms.summed or type(dimension) is not int or dimension < 1:
+            raise SiteRefused("the task is none of a sum")
+        asked = decode(words)
+        mine = self._round(job, dimension, site, round, asked)
+        half = mine.half(np.broadcast_to(np.float32(0), dimension))
+        answer = half.respond(asked, None)
+        self._keep(mine, half)
+        return encode(answer)
+
+    def _round(
+        self, job: str, dimension: int, site: str, round: object, asked: Message | None
+    ) -> Round:
+        """Return a round's client, who resumes after the last message of the round."""
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
-        layout = self._terms.layout(before)
-        protection = self._terms.protection(layout.dimension)
+        digest = self.terms.job(job, dimension)
+        seat, kept, self._kept = self._seat, self._kept, None
+        if seat is None:
+            protection = self.terms.protection(dimension, digest)
+            return Round(digest, round, number_of(site), protection, Answered(), asked, None)
+        protection = self.terms.protection(dimension, digest, seat.roster, seat.identity)
+        answered = AnsweredFile(seat.state.file(digest, seat.client, "answered"))
+        first = asked is not None and asked.get("phase") == protection.phases[0]
+        mine = kept[2] if kept is not None and kept[:2] == (digest, round) and not first else None
+        return Round(digest, round, seat.client, protection, answered, asked, mine)
+
+    def _keep(self, of: Round, half: ClientRound) -> None:
+        if left := half.keep():
+            self._kept = (of.job, of.round, left)
+
+    def admit(
+        self,
+        before: Arrays,
+        *,
+        job: str,
+        task: str,
+        site: str,
+        round: object,
+        words: bytes | None = None,
+    ) -> Admitted:
+        """Charge a report of a training task, and return the admitted task.
+
+        `before` are the server's arrays, and `words` the message of its half, if it has one. Raises
+        `OverSpent` before anything is read, `ModelInvalid` and `SiteRefused`.
+        """
+        started = time.monotonic()
+        if words is None and self.terms.needs_controller:
+            raise SiteRefused("the task has no message of the protection: use ProtectedController")
+        layout = self.terms.layout(before)
+        asked = None if words is None else decode(words)
+        mine = self._round(job, layout.dimension, site, round, asked)
+        protection = mine.protection
+        if self.terms.summed and mine.kept is None:
+            raise SiteRefused("a sum is asked for before its keys are agreed on")
         after_s = self._site.policy.clear.answer_after_s
         if self._account is None:
             self._account = self._site.account(self._data)
         released = Release(
             job=job,
             what=f"a report of task {task}",
-            mechanism=str(self._terms.options.protection),
-            spending=protection.spending(protection.initial_state()),
+            mechanism=str(self.terms.options.protection),
+            spending=cost(protection, asked or {}),
             through=self._through,
             in_clear=() if after_s is not None else (TIMING,),
+            summed=self.terms.summed,
         )
         self._account.charge(released, limit=self._site.policy.limits)
         own = {name: np.array(array) for name, array in before.items()}
         leaves_at = None if after_s is None else started + after_s
-        return Admitted(self, layout, own, protection, number_of(site), round, leaves_at)
+        return Admitted(self, layout, own, mine, leaves_at)
 
     def log(self, text: str) -> None:
         """Write a line to the site's log of this framework."""
@@ -126,6 +174,32 @@ class SiteReports:
         self.log(f"refused {what}: {reason(error)}")
 
 
+#: Files that NVFlare adds to each folder of a job when it is submitted.
+_SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+
+
+@dataclass(frozen=True)
+class Round:
+    """A site in one round: the server's message `asked`, and the state `kept` since the last."""
+
+    job: bytes
+    round: int
+    client: int
+    protection: Protection
+    answered: Answered
+    asked: Message | None
+    kept: Message | None
+
+    def half(self, model: Update, examples: int = 1) -> ClientRound:
+        """Return the client's half, in its state before the answer."""
+        made = self.protection.client_round(
+            ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
+        )
+        if self.kept is not None:
+            made.take_up(self.kept)
+        return made
+
+
 @dataclass(frozen=True)
 class Admitted:
     """A training task that was charged. It makes one report."""
@@ -133,9 +207,7 @@ class Admitted:
     reports: SiteReports
     layout: ArrayLayout
     before: Arrays
-    protection: Protection
-    site: int
-    round: int
+    of: Round
     leaves_at: float | None
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
@@ -144,24 +216,24 @@ class Admitted:
         `after` also says if the arrays are differences from the server's. If it raises an error, or
         returns other arrays than the server's, the update is zero.
         """
-        model = self.layout.vector(self.before)
-        state = self.protection.initial_state()
-        context = RoundContext([self.site], self.round, model, state)
-        opening = self.protection.server_round(context).opening()
-
-        def half(examples: int = 1) -> ClientRound:
-            return self.protection.client_round(
-                ClientContext(self.site, self.round, model, examples, Secure())
-            )
-
+        mine, model = self.of, self.layout.vector(self.before)
+        state = mine.protection.initial_state()
+        context = RoundContext([mine.client], mine.round, model, state)
+        asked = mine.asked or mine.protection.server_round(context).opening()
         answered = answer_trained(
-            self.protection, half, half, opening, lambda: (self._update(*after()), 1), always=True
+            mine.protection,
+            lambda examples: mine.half(model, examples),
+            lambda: mine.half(model),
+            asked,
+            lambda: (self._update(*after()), 1),
+            always=True,
         )
+        self.reports._keep(mine, answered.half)
         if answered.unusable is not None:
             self.reports.log(f"reported an update of zero: {reason(answered.unusable)}")
         if self.leaves_at is not None:
             time.sleep(max(0.0, self.leaves_at - time.monotonic()))
-        return Report(answered.message, self.protection, context, self.layout)
+        return Report(answered.message, mine.protection, context, self.layout)
 
     def _update(self, after: Arrays, differences: bool) -> Update:
         before = self.before
@@ -188,38 +260,18 @@ class Report:
         return shaped(self.layout, self.protection.reading(self.context, self.message).estimate)
 
 
-class ReportSum:
-    """The server's half of a round, for the reports of `sites` from the model `arrays`."""
+def cost(protection: Protection, asked: Message) -> list[Spending]:
+    """Return the most that the report can cost that a server's message asks for.
 
-    def __init__(self, terms: Terms, arrays: Arrays, round: int, sites: Collection[str]) -> None:
-        self._layout = terms.layout(arrays)
-        protection = terms.protection(self._layout.dimension)
-        model, state = self._layout.vector(arrays), protection.initial_state()
-        cohort = sorted(map(number_of, sites))
-        self._half: ServerRound = protection.server_round(RoundContext(cohort, round, model, state))
-
-    def add(self, site: str, report: bytes) -> None:
-        """Add a report. Raises `ReportRejected` or `MessageInvalid`, and adds nothing."""
-        self._half.receive(number_of(site), decode(report, self._half.longest))
-
-    def mean(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the mean update as arrays. Raises `RoundVoid` if there is no report."""
-        self._half.advance()
-        return shaped(self._layout, self._half.aggregate().update)
-
-    def zero(self) -> dict[str, npt.NDArray[Any]]:
-        """Return an update that leaves the model as it is."""
-        return shaped(self._layout, np.zeros(self._layout.dimension))
+    A round may have the fewest survivors. Noise that a server adds promises a site nothing.
+    """
+    spending = list(protection.spending({**protection.initial_state(), **asked}))
+    if protection.rests_on_server(protection.settings):
+        return [Spending(PrivacyLoss(float("inf"), per="update"), s.count) for s in spending]
+    return spending
 
 
-def number_of(site: str) -> int:
-    """Return the number of a site, from its name."""
-    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:7])
-
-
-def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return an update as arrays, by their names. Arrays that stay with the clients are absent."""
-    return {
-        place.name: update[place.span].reshape(place.shape).astype(place.dtype)
-        for place in layout.places
-    }
+def config_digest(config: Path) -> str:
+    """Return the digest of a job's configuration folder, without NVFlare's signatures."""
+    found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
+    return files_of(config, list(found)).digest

@@ -32,9 +32,9 @@ SIGNATURE = "signature.yaml"
 _MOST_BYTES, _MOST_VALUES = 1 << 16, 1000
 _FIELD = "signature"
 _BOUND = b"fedveil site order\x00"
-#: Names in a job that are never imported on a site: the run's, and the data set's, for which the
-#: policy has the site's own reader.
-_ONLY_NAMES = (("name",), ("data", "name"))
+#: Names in a job that this process never imports: the run's, the data set's, for which the policy
+#: has the site's own reader, and code of the job's own, which has a process of its own.
+_ONLY_NAMES = (("name",), ("data", "name"), ("model",), ("task",), ("training", "lr_schedule"))
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class Order:
     @property
     def digest(self) -> bytes:
         return job_digest(self.job)
+
+    @property
+    def code(self) -> list[str]:
+        """The code of the job's own by which a site trains, `package.module:function`."""
+        job = self.job
+        return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 
     def signer(self, people: Mapping[str, str]) -> str | None:
         """Return the one of `people` whose signature the order has, or None."""
@@ -79,7 +85,7 @@ def read_order(text: str, source: str) -> Job:
     data = yaml_file.mapping(text, source, _MOST_VALUES)
     if named := next(_own_code(data), None):
         raise SiteRefused(
-            f"the job names code of its own, {named}: this site runs bundled models and tasks alone"
+            f"the job names code of its own, {named}: a site runs models, tasks and schedules alone"
         )
     job = Job.read(data, ())
     check_deployable(job)

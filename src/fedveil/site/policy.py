@@ -16,6 +16,7 @@ from fedveil.site.account import Limits
 from fedveil.site.policy_blocks import (
     Allowed,
     ClearSettings,
+    CodeSettings,
     DataSetSettings,
     EpsilonSettings,
     FileName,
@@ -39,6 +40,7 @@ class Policy(CheckedJob):
     epsilon: EpsilonSettings = Field(default_factory=EpsilonSettings)
     clear: ClearSettings = Field(default_factory=ClearSettings)
     jobs: JobsSettings = Field(default_factory=JobsSettings)
+    code: CodeSettings = Field(default_factory=CodeSettings)
     people: dict[str, PublicKey] = Field(
         default_factory=dict,
         description="people by name, with the public keys that `fedveil identity` prints",
@@ -120,6 +122,17 @@ def _one_account_each(policy: Policy) -> str | None:
     return None if twice is None else f"data has two blocks with named = {twice}: keep one of them"
 
 
+@RULES.rule("code.modules", "clear.answer_after_s")
+def _timed_code(policy: Policy) -> str | None:
+    """`code.modules` needs `clear.answer_after_s`: a study's code could report by its time."""
+    for name in policy.code.modules:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+            return f"code.modules has {allowed.plain(name)}: name a module in the folder code"
+    if policy.code.modules and policy.clear.answer_after_s is None:
+        return "code.modules needs clear.answer_after_s, since the code chooses how long it trains"
+    return None
+
+
 @RULES.advised
 def _no_job(policy: Policy) -> str | None:
     jobs = policy.jobs
@@ -140,6 +153,13 @@ def _unsigned(policy: Policy) -> str | None:
     return (
         "strength.active_security is false: a server that lies can then open the updates in a sum"
     )
+
+
+@RULES.advised
+def _weak(policy: Policy) -> str | None:
+    if not policy.code.modules or policy.code.isolation == "strong":
+        return None
+    return "code.isolation is weak: a study's code can read all files of this user"
 
 
 @RULES.advised

@@ -89,6 +89,23 @@ class JobsSettings(Block):
     )
 
 
+class CodeSettings(Block):
+    """A study's own code: models, tasks and learning-rate schedules. It trains in isolation."""
+
+    modules: dict[str, Digest] = Field(
+        default_factory=dict,
+        description="modules and packages in the site's folder `code` that jobs may name, each "
+        "with its digest, which `fedveil site check` prints. None: bundled models and tasks alone",
+    )
+    isolation: Literal["strong", "weak"] = Field(
+        "strong",
+        description="strong: the code has no network, and no file but itself and the installed "
+        "packages (bubblewrap or namespaces of Linux). weak: it has limits and forbidden system "
+        "calls alone, and can read every file that the site's user can read",
+    )
+    memory_gb: float = Field(4.0, ge=1, description="most memory of the process, in GB")
+
+
 class DataSetSettings(Block):
     """A data set of the site. It has an account of its own."""
 

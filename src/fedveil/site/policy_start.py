@@ -40,6 +40,10 @@ jobs:
 #   ada: "64 hexadecimal digits, printed by `fedveil identity`"
 # starters: [ada]
 
+# A study's own modules in the folder `code`, with their digests. They train in isolation.
+# code:
+#   modules: {heart_net: "64 hexadecimal digits"}
+
 # The data sets on which jobs may train. Each has an account of its own.
 data: {}
 #  heart:

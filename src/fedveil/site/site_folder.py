@@ -13,8 +13,8 @@ The owner's functions that read data, `package.module:function`, may stand in mo
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,12 @@ from fedveil.base.untrusted import MOST_KEY_BYTES, escaped, read_bytes
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError, nearest
 from fedveil.federated.job import Job
-from fedveil.flower.job.job_client import Member, Owner
-from fedveil.flower.job.signing_key_file import make_identity
+from fedveil.flower.job.app_folder import read_roster
+from fedveil.flower.job.member import Member, Owner
+from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.sealed_state import StateFolder
 from fedveil.record.event_log import EventLog
+from fedveil.secagg.secret import Secret
 from fedveil.site.account import SiteAccount
 from fedveil.site.admission import Admission
 from fedveil.site.policy import Policy
@@ -88,12 +90,33 @@ class Site:
             owner=owner,
         )
 
+    def seat(self, server: str, *, signs: bool) -> Seat:
+        """Return this site's number, keys and roster at a server."""
+        of = self.policy.servers[server]
+        if signs and of.roster is None:
+            raise SiteError(f"servers.{server}.roster is null: name a file with all sites' keys")
+        return Seat(
+            of.client,
+            StateFolder(self.folder / _STATE),
+            read_roster(self.folder / str(of.roster)) if signs else {},
+            read_identity(self.folder / IDENTITY) if signs else None,
+        )
+
     @contextmanager
-    def log(self, server: str) -> Iterator[SiteLog]:
-        """Open the log of a server, which one process at a time writes."""
+    def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
+        """Open the log of a server, which one process at a time writes.
+
+        Without `wait`, raises `SiteError` if another process writes it.
+        """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with alone(path / LOG):
+        with ExitStack() as held:
+            try:
+                held.enter_context(alone(path / LOG, wait=wait))
+            except BlockingIOError:
+                raise SiteError(
+                    f"another process serves {server} from {self.folder}: end it first"
+                ) from None
             log = EventLog(path / LOG)
             try:
                 yield SiteLog(log)
@@ -108,6 +131,16 @@ class Site:
         if len(key) != _KEY_BYTES:
             raise SiteError(f"{self.folder / KEY} does not hold a key of {_KEY_BYTES} bytes")
         return key
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A site among the clients of a server. `roster` and `identity` are for signed rounds."""
+
+    client: int
+    state: StateFolder
+    roster: Mapping[int, bytes]
+    identity: Secret | None
 
 
 class SiteLog:

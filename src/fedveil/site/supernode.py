@@ -38,6 +38,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedveil.base.files import write_new
 from fedveil.entropy import Secure
 from fedveil.errors import SiteError
+from fedveil.site import ends_with_parent
 from fedveil.site.door import Door
 from fedveil.site.policy_blocks import ServerSettings
 from fedveil.site.site_folder import Site, SiteLog
@@ -57,7 +58,7 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the SuperNode ends, too
     sys.path.append(str(site.folder.resolve()))
     with ExitStack() as stack:
-        log = stack.enter_context(site.log(server))
+        log = stack.enter_context(site.log(server, wait=False))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-site-")))
         secret = Secure().token(32)
         write_new(scratch / "secret", secret)
@@ -141,7 +142,7 @@ def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str
 
 @contextmanager
 def _started(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(ends_with_parent.command(words), stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:

@@ -75,8 +75,8 @@ class Simulator(Engine):
         assert isinstance(carriage.protection, Frequencies), "the question file has checked it"
         entropy = self._entropy.stream(step.round)
         counts = Contributions(layout, self._clients, carriage, entropy).counts(cohort)
-        law, n = carriage.protection.law, len(cohort)
-        return law.shares(law.ones(counts.astype(np.int64), n, entropy.stream("ones")), n)
+        law, codes = carriage.protection.law, len(cohort) * carriage.protection.rows
+        return law.shares(law.ones(counts.astype(np.int64), codes, entropy.stream("ones")), codes)
 
 
 class Asking:
@@ -152,7 +152,7 @@ class Asking:
         spending: Sequence[Spending],
     ) -> tuple[Float64s, int]:
         protection = carriage.protection
-        state, model = protection.initial_state(), np.zeros(layout.dimension, np.float32)
+        state, model = protection.initial_state(), np.zeros(protection.dimension, np.float32)
         server = protection.server_round(RoundContext(cohort, step.round, model, state))
         carrier = self._engine.carrier(step, layout, carriage)
         charge = partial(self._charge, spending, step)
@@ -205,11 +205,13 @@ class Asking:
     ) -> None:
         """Add a round's sums to those of the questions, and grow the trees."""
         total, noise = carriage.total(mean, reports), carriage.variance(mean, reports)
-        rows = None if self.file.unit == "row" else self.file.rows_of_a_client or 1
+        # Rows count as independent, unless their number depends on the clients that were asked.
+        alone = self.file.unit == "row" and not (self.file.local and reports < self._clients)
+        rows = None if alone else self.file.rows_of_a_client or 1
         found: dict[str, list[Sums]] = {}
         for part, ball, where in zip(layout.parts, layout.balls, layout.slices, strict=True):
             # Clients that were not asked or dropped out are like those that reported.
-            factor = self._clients / reports if self.file.unit == "client" else 1.0
+            factor = 1.0 if alone else self._clients / reports
             scale = 1.0 if self.file.local else ball.scale
             values = total if self.file.local else ball.back(total[where], reports)
             values, variance = values * factor, noise[where] * (scale * factor) ** 2
@@ -227,7 +229,8 @@ class Asking:
     def _searched(self, step: Step, sums: Sums) -> None:
         search = self._schedule.turns[step.round - 1].search
         assert search is not None, "only a search has an edge"
-        share, noise = sums.values[0] / sums.clients, sums.noise[0] / sums.clients**2
+        codes = sums.clients * self.file.codes
+        share, noise = sums.values[0] / codes, sums.noise[0] / codes**2
         search.answered(step.edge, float(share), float(noise), sums.asked)
 
 

@@ -30,15 +30,16 @@ from fedveil.secagg.secret import Secret
 from fedveil.statistics.one_hot import Frequencies
 from fedveil.statistics.question import QuestionFile
 
-#: Joint vectors have a norm of at most 1, which is the clip of every protection.
-_CLIP = 1.0
+#: Joint vectors of a client lie at most `_APART` from each other, and within `_CLIP` of zero. Under
+#: `unit: row`, two rows are `_APART` apart, and half of it is the clip of a contribution.
+_APART, _CLIP = 2.0, math.sqrt(2.0)
 #: Bits per entry under distributed_dp: the fewest to try, the most, and the share of the noise's
 #: variance that rounding may add.
 _LEAST_BITS, _MOST_BITS, _ROUNDING = 16, 24, 0.005
 #: Fewer clients cannot share secrets.
 _LEAST_SHARING = 3
-#: float32 may lengthen a vector by this share.
-_FLOAT32 = 2.0**-20
+#: Arithmetic with float32 may move vectors apart by less than this share.
+_FLOAT32 = 2.0**-17
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,13 @@ def make_protection(
 ) -> Protection:
     """Return the protection for joint vectors of `dimension` entries in `rounds` rounds.
 
-    All rounds together cost file.epsilon at file.delta. Under rr and oue a client takes part in
-    one round, so that each round costs the whole epsilon.
+    not_encrypt takes twice as many entries (`Carriage.update`). All rounds together cost
+    file.epsilon at file.delta. Under rr and oue a client takes part in one round, so each costs
+    the whole epsilon.
     """
     context = JobContext(
         weighting="equal",
-        dimension=dimension,
+        dimension=2 * dimension if file.protection.name == "not_encrypt" else dimension,
         clients_per_round=who.clients,
         rounds=rounds,
         simulated=who.simulated,
@@ -78,11 +80,12 @@ def make_protection(
         identity=who.identity,
         masks=file.masks or not who.simulated,
         unit="example" if file.unit == "row" else "client",
+        apart=_APART if file.unit == "client" and not file.local else None,
     )
     if file.local:
         assert file.epsilon is not None, "the question file has checked it"
         kind: Literal["rr", "oue"] = "rr" if file.protection.name == "rr" else "oue"
-        return Frequencies(kind, file.epsilon, context)
+        return Frequencies(kind, file.epsilon, context, file.codes)
     given = file.protection.settings.model_dump(exclude_unset=True)
     kind_of = file.position
     settings = kind_of.settings_type(**{**given, **_computed(file, dimension, rounds, who.clients)})
@@ -102,21 +105,26 @@ def make_protection(
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
     """Return the settings that follow from the question: the clip, and noise for its epsilon."""
     epsilon, delta = file.epsilon, file.delta
+    clip = _clip(file.unit)
     if epsilon is None:
-        return {"clip": _CLIP} if file.protection.name == "pw_encrypt" else {}
+        return {"clip": clip} if file.protection.name == "pw_encrypt" else {}
     ratio = ratio_for(epsilon, delta, rounds)
     match file.protection.name:
         case "dp_encrypt":
             eps = epsilon_for(ratio, delta)
-            return {"dp_eps": eps, "dp_delta": delta, "dp_norm_clip": _CLIP}
+            return {"dp_eps": eps, "dp_delta": delta, "dp_norm_clip": clip}
         case "pw_encrypt":
             eps = epsilon_for(ratio, delta)
-            central = {"central_eps": eps, "central_delta": delta, "central_norm_clip": _CLIP}
-            return {"clip": _CLIP, **central}
+            central = {"central_eps": eps, "central_delta": delta, "central_norm_clip": clip}
+            return {"clip": clip, **central}
         case "distributed_dp":
             bits = _bits(dimension, clients, ratio)
-            return {"clip": _CLIP, "target_epsilon": epsilon, "bits": bits}
-    return {"clip": _CLIP, "target_epsilon": epsilon}
+            return {"clip": clip, "target_epsilon": epsilon, "bits": bits}
+    return {"clip": clip, "target_epsilon": epsilon}
+
+
+def _clip(unit: str) -> float:
+    return _APART / 2 if unit in ("row", "example") else _CLIP
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
@@ -124,7 +132,7 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 
     A step is 8 / (2^(bits - 1) √dimension), and rounding adds up to step² / 4 for each client.
     """
-    allowed = _ROUNDING * (2 * ratio * _CLIP) ** 2
+    allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
         if clients * step**2 / 4 <= allowed:
@@ -136,73 +144,93 @@ class Carriage:
     """Moves joint vectors through a protection, and states the noise of their sum.
 
     Some protections round a vector towards zero on a grid. A sum of many vectors would then be
-    biased. So a vector is first rounded at random on that grid, without bias, and shortened by at
-    most one step per entry so that rounding cannot lengthen it beyond the clip.
+    biased. So a vector is first rounded at random on that grid, without bias. Before that, all are
+    shortened, so that no two are moved further than `_APART` from each other: by a share √n · step,
+    for n entries that each move by less than a step.
     """
 
     def __init__(self, protection: Protection) -> None:
         self.protection = protection
-        self._exact = isinstance(protection, Frequencies) or protection.name == "not_encrypt"
+        self._plain = protection.name == "not_encrypt"
+        self._exact = self._plain or isinstance(protection, Frequencies)
         self._by_row = protection.context.unit == "example"
         self._step = 0.0 if self._by_row else _grid_of(protection)
         shortened = 1 - math.sqrt(protection.dimension) * self._step - _FLOAT32
-        self._scale = clip_within(_CLIP, protection.dimension) if self._by_row else shortened
+        self._scale = clip_within(_APART / 2, protection.dimension) if self._by_row else shortened
         if self._scale <= 0.5:
             raise InvalidValue(
                 f"a vector of {protection.dimension:,} entries is too fine for the steps of "
                 f"{protection.name}: ask for fewer cells"
             )
 
-    @property
-    def most_rows(self) -> int | None:
-        """Return the largest number of a client's rows that a report can carry under `unit: row`.
+    def most_rows(self, largest: float) -> int | None:
+        """Return the most rows of a client that a report can carry under `unit: row`, or None.
 
-        Returns None if there is no such limit. The limit keeps an entry of the sum within 2^24
-        steps. It is at most 2^18 rows, for which the sensitivity is proved.
+        An entry of a sum holds 2^24 steps, and the sensitivity is proved for 2^18 rows. `largest`
+        is the largest entry that a row adds.
         """
         if self._exact or not self._by_row:
             return None
-        return min(MOST, int(LARGEST * grid_step(_CLIP, self.protection.dimension)))
+        return min(MOST, int(self._most_entry / largest))
+
+    @property
+    def _most_entry(self) -> float:
+        return LARGEST * grid_step(_APART / 2, self.protection.dimension)
 
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
-        """Return a client's joint vector as the update that its half of the protection takes."""
-        if self._exact:
-            return vector.astype(np.float32)
+        """Return a client's joint vector as the update that its half of the protection takes.
+
+        not_encrypt takes it as 32-bit numbers, followed by what these lack of the 64-bit numbers.
+        """
+        if self._plain:
+            upper = vector.astype(np.float32)
+            return np.concatenate([upper, (vector - upper).astype(np.float32)])
         scaled = vector * self._scale
         if self._by_row:
-            return as_update(scaled, _CLIP)
+            return as_update(scaled, _APART / 2)
         if self._step:
             uniform = (entropy.words(len(scaled)) >> np.uint64(11)) * 2.0**-53
-            scaled = np.floor(scaled / self._step + uniform) * self._step
+            whole = np.floor(scaled / self._step + uniform)
+            # A quarter of a step further from zero: the protection rounds towards zero.
+            scaled = (whole + np.copysign(0.25, whole)) * self._step
         return scaled.astype(np.float32)
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
         """Return the sum of the clients' joint vectors from the aggregate, their mean."""
         if not self._exact:
             return mean * (reports / self._scale)
-        summed = mean * reports
+        whole_mean = mean.reshape(2, -1).sum(0) if self._plain else mean
+        summed = whole_mean * self._codes(reports)
         whole = np.rint(summed)  # which the division by the reports has moved by a rounding
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
         """Return the variance of the noise in each entry of `total`, rounding included."""
         if isinstance(self.protection, Frequencies):
-            return self.protection.law.variance(mean, reports) * reports**2
-        if self._exact:
-            return np.zeros(len(mean))
+            codes = self._codes(reports)
+            return self.protection.law.variance(mean, codes) * codes**2
+        if self._plain:
+            return np.zeros(len(mean) // 2)
         noise = _noise_variance(self.protection, reports) + reports * self._step**2 / 4
         return np.full(len(mean), noise / self._scale**2)
+
+    def _codes(self, reports: int) -> int:
+        """Return the number of codes in `reports` reports under rr and oue, else of the reports."""
+        return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:
         """Return how far one forged report can move the total, in the joint vector's norm.
 
         It is infinite under secure aggregation, which hides single vectors: a forged one may be any
-        element of the ring. central_gaussian refuses a vector beyond the clip, and dp_encrypt an
-        entry beyond the clip and ten deviations of its noise.
+        element of the ring. central_gaussian refuses a vector beyond the clip, or under `unit: row`
+        an entry beyond 2^24 steps, and dp_encrypt an entry beyond the clip and ten deviations of
+        its noise.
         """
         match self.protection:
+            case CentralGaussian() if self._by_row:
+                return 2 * self._most_entry * math.sqrt(self.protection.dimension) / self._scale
             case Frequencies() as local:
-                return local.law.influence * math.sqrt(local.dimension)
+                return local.rows * local.law.influence * math.sqrt(local.dimension)
             case CentralGaussian():
                 return 2 * _CLIP / self._scale
             case DPEncrypt() if not self._by_row:
@@ -225,7 +253,9 @@ def _grid_of(protection: Protection) -> float:
 
 def _gaussian(protection: Protection) -> GaussianMechanism:
     settings = protection.settings
-    return GaussianMechanism(settings.dp_eps, settings.dp_delta, settings.dp_norm_clip)
+    return GaussianMechanism(
+        settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, apart=protection.context.apart
+    )
 
 
 def _noise_variance(protection: Protection, reports: int) -> float:
@@ -240,7 +270,7 @@ def _noise_variance(protection: Protection, reports: int) -> float:
             step = protection.noise.step
             return reports * step**2 * (protection.noise.share_variance + 0.25)
         case DPEncrypt(settings=settings) if protection.context.unit == "example":
-            chosen = settings.dp_eps, settings.dp_delta, _CLIP
+            chosen = settings.dp_eps, settings.dp_delta, settings.dp_norm_clip
             return reports * GaussianSum(*chosen, dimension=protection.dimension).sigma ** 2
         case DPEncrypt():
             return reports * _gaussian(protection).sigma ** 2

@@ -1,17 +1,24 @@
 """Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
 
-Every encoding states the ball in which the vectors of all possible rows lie, a row that does not
-count (the zero vector) included. The ball's centre is public, so that a report holds the distance
-from it: the noise of a sum is proportional to the ball's radius.
+Every encoding states `half`, half the largest distance between the vectors of two possible rows,
+one of which is the zero vector of a row that does not count. The noise of a sum is proportional to
+`half`. The `centre` is public, and no row's vector is further from it than √2 · half.
 
-    one-hot, k cells    centre 1 / max(k, 2) in every entry, radius at most 1
-    mean                (x, 1), x in [-1, 1]            centre (0, 1), radius 1
-    variance            (x, x² - 1, 1)                  centre (0, 0, 1), radius 1
-    correlation         (x, y, x² - 1, y² - 1, xy, 1)   centre (0, 0, 0, 0, 0, 1), radius √3
+    one-hot, 1 cell     half 1/2, centre 1/2
+    one-hot, k cells    half 1/√2, centre 1/k in every entry
+    mean                (x, 1), x in [-1, 1]            half 1, centre (0, 1)
+    variance            (x, x² - 1, 1)                  half 1, centre (0, 0, 1)
+    correlation         (x, y, x² - 1, y² - 1, xy, 1)   half √2, centre (0, 0, 0, 0, 0, 1)
 
-With t = x²: |(x, 0)| = |x| <= 1; t + (1 - t)² <= 1; and t + s + (1 - t)² + (1 - s)² + ts is convex
-in t and in s, with the values 2, 2, 2 and 3 at the corners. A row that does not count is 1 from the
-centre in each case.
+Proof for the correlation, of which the others are cases. With u = |x - x'| and s = |y - y'|, x + x'
+is at most 2 - u and y + y' at most 2 - s in magnitude. The squared distance is then at most
+
+    h(u, s) = g(u) + g(s) + (u + s - us)²,    g(u) = u² (1 + (2 - u)²).
+
+h rises in u if s <= 1, because g rises on [0, 2], and in s if u <= 1. With u = 1 + a and s = 1 + v
+above 1, h rises in u too: g'(u) = 2 (1 - a + 2a³) outweighs the other term, -2v (1 - av). So h is
+largest at an end, h(2, s) = 7 + (s - 1)⁴ <= 8. The vectors' own squared lengths are at most 2, 2
+and 4. So rows of two groups, which share no entry, are no further apart than rows of one.
 """
 
 from __future__ import annotations
@@ -67,6 +74,8 @@ class Encoding(ABC):
     """Turns a table's rows into bounded vectors of `width` entries."""
 
     width: int
+    #: The probability with which a row that does not count has the first cell.
+    spare: float = 0.0
 
     @abstractmethod
     def rows(self, table: Table, entropy: Entropy) -> Rows:
@@ -75,17 +84,12 @@ class Encoding(ABC):
     @property
     @abstractmethod
     def centre(self) -> Float64s:
-        """Return the centre of the ball that contains every row's vector."""
+        """Return a point from which no row's vector is further than √2 · half."""
 
     @property
     @abstractmethod
-    def radius(self) -> float:
-        """Return the radius of that ball."""
-
-    @property
-    @abstractmethod
-    def reach(self) -> float:
-        """Return the largest norm of a row's vector, measured from zero."""
+    def half(self) -> float:
+        """Return half the largest distance between the vectors of two rows."""
 
 
 class Axis(ABC):
@@ -159,13 +163,8 @@ class Cells(Encoding):
         return np.full(self.width, 1 / max(self.width, 2))
 
     @property
-    def radius(self) -> float:
-        k, c = self.width, 1 / max(self.width, 2)
-        return math.sqrt(max((1 - c) ** 2 + (k - 1) * c**2, k * c**2))
-
-    @property
-    def reach(self) -> float:
-        return 1.0
+    def half(self) -> float:
+        return 0.5 if self.width == 1 else math.sqrt(0.5)
 
 
 class Scaled:
@@ -209,12 +208,8 @@ class Moments(Encoding):
         return np.array([0.0] * (self.width - 1) + [1.0])
 
     @property
-    def radius(self) -> float:
-        return math.sqrt(3.0) if len(self.columns) == 2 else 1.0
-
-    @property
-    def reach(self) -> float:
-        return 2.0 if len(self.columns) == 2 else math.sqrt(2.0)
+    def half(self) -> float:
+        return math.sqrt(2.0) if len(self.columns) == 2 else 1.0
 
 
 class Ends(Cells):
@@ -252,14 +247,14 @@ class Below(Encoding):
     width = 1
 
     def __init__(self, column: Scaled, edge: float, q: float, *groups: Axis) -> None:
-        self.column, self.edge, self.q, self.groups = column, edge, q, groups
+        self.column, self.edge, self.spare, self.groups = column, edge, q, groups
 
     def rows(self, table: Table, entropy: Entropy) -> Rows:
         _, moved, lost = self.column.values(table)
         for group in self.groups:
             lost = lost | (group.cells(table)[0] < 0)
         uniform = (entropy.words(len(lost)) >> np.uint64(11)) * 2.0**-53
-        spare = np.where(uniform < self.q, 0, -1)
+        spare = np.where(uniform < self.spare, 0, -1)
         own = np.where(table.numbers(self.column.column) < self.edge, 0, -1)
         return Rows(1, moved & ~lost, lost, np.where(lost, spare, own), spare=spare)
 
@@ -268,12 +263,8 @@ class Below(Encoding):
         return np.full(1, 0.5)
 
     @property
-    def radius(self) -> float:
+    def half(self) -> float:
         return 0.5
-
-    @property
-    def reach(self) -> float:
-        return 1.0
 
 
 class Grouped(Encoding):
@@ -301,9 +292,5 @@ class Grouped(Encoding):
         return np.zeros(self.width)
 
     @property
-    def radius(self) -> float:
-        return self.inner.reach
-
-    @property
-    def reach(self) -> float:
-        return self.inner.reach
+    def half(self) -> float:
+        return self.inner.half

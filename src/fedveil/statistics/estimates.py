@@ -6,8 +6,9 @@ delta method: a function g of sums s with variances v has the variance Σ (∂g 
 The variance of sampling is a bound that needs no further data, so that no budget is spent on it:
 
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
-    mean        (high - mean) (mean - low) / n  (Bhatia and Davis)
-    variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers
+    mean        (high - mean) (mean - low) / n  (Bhatia and Davis), with 4 more rows in the middle
+    variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers,
+                with one more row of the squared distance 1/2
     correlation (1 - r²)² / n, as for normal numbers, with r shrunk by n / (n + 4)
 
 Under rr and oue, a mean, a variance and a correlation are functions of the counts of drawn cells,
@@ -37,6 +38,8 @@ from fedveil.statistics.encodings import Scaled
 _MOST_NOISE = 0.25
 #: A smaller variance of a scaled column may be due to the rounding of 32-bit numbers.
 _ROUNDING = 1e-6
+#: Equal numbers have a smaller variance than this, by the rounding of 64-bit numbers.
+_ROUNDED = 1e-13
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,8 @@ def mean(column: Scaled) -> Statistic:
         return float(s[0] / s[1])
 
     def spread(s: Float64s) -> float:
-        return column.half**2 * (1 - min(1.0, scaled(s) ** 2))
+        shrunk = float(s[0] / (s[1] + 4))  # rows that are all at one end say little if they are few
+        return column.half**2 * (1 - min(1.0, shrunk**2))
 
     shape = Shape(
         lambda s: column.middle + column.half * scaled(s), spread, column.low, column.high
@@ -182,11 +186,13 @@ def variance(column: Scaled) -> Statistic:
     """Return the variance of a scaled column, from (x, x² - 1, 1)."""
 
     def scaled(s: Float64s) -> float:
-        return float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
+        found = float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
+        return 0.0 if abs(found) < _ROUNDED else found
 
     def spread(s: Float64s) -> float:
-        inside = min(max(scaled(s), 0.0), 1.0)
-        most = (1 + min(1.0, abs(s[0] / s[2]))) ** 2
+        more = np.add(s, (0.0, -0.5, 1.0))  # one row, or equal rows, say little if they are few
+        inside = min(max(scaled(more), 0.0), 1.0)
+        most = (1 + min(1.0, abs(more[0] / more[2]))) ** 2
         return float(column.half**4 * inside * (most - inside))
 
     shape = Shape(lambda s: column.half**2 * scaled(s), spread, 0.0, column.half**2)

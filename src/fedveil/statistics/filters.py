@@ -28,6 +28,8 @@ _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.GtE: ast.LtE,
 }  # fmt: skip
 _LONGEST = 1000
+#: 64-bit numbers represent every whole number below this, and round no larger one to a smaller.
+_EXACT = 1 << 53
 _QUOTED = re.compile(r"`([^`]+)`")
 _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
 
@@ -71,6 +73,14 @@ class Filter:
             self._tree = tree
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise JobError([f"{place} = {shown(text)} is not a condition: {_EXAMPLE}"]) from None
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= _EXACT:
+                raise JobError(
+                    [
+                        f"{place} = {shown(text)}: {node.value} is too large to be compared as a "
+                        f"number, which has 53 bits. Compare it as a text: '{node.value}'"
+                    ]
+                )
 
     @property
     def columns(self) -> list[str]:

@@ -165,7 +165,7 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
     state = SealedState(member.keys, digest(file), member.client, context.state)
     kept = state.take(step.round)
     answered = AnsweredFile(member.accounts.file(digest(file), member.client, "answered"))
-    model, entropy = np.zeros(layout.dimension, np.float32), Secure()
+    model, entropy = np.zeros(protection.dimension, np.float32), Secure()
 
     def half(examples: int) -> ClientRound:
         mine = protection.client_round(

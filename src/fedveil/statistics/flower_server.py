@@ -83,22 +83,22 @@ class GridCarrier(Carrier):
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
         node_of = self._members.node_of
-        client_of = {node_of[client]: client for client in messages if client in node_of}
-        yield from map(outcomes.Unreached, messages.keys() - client_of.values())
+        reached = [client for client in messages if client in node_of]
+        yield from map(outcomes.Unreached, messages.keys() - set(reached))
         common = common_record({"opening": self._opening, **self._step.message()})
         self._opening = False
         outgoing = [
             FlowerMessage(
                 addressed_records(client, encode(messages[client]), common),
-                node,
+                node_of[client],
                 f"train.{phase}",
                 ttl=self._window_s + _GRACE_S,
                 group_id=str(self._step.round),
             )
-            for node, client in client_of.items()
+            for client in reached
         ]
-        for node, reply in exchange(self._grid, outgoing, self._window_s):
-            client = client_of[node]
+        for at, reply in exchange(self._grid, outgoing, self._window_s):
+            client = reached[at]
             answer = outcomes.Unreached(client) if reply is None else _read(client, reply)
             if answer is not None:
                 yield answer

@@ -1,4 +1,4 @@
-"""rr and oue for frequencies: a perturbed one-hot code from every client, and exact estimates."""
+"""rr and oue for frequencies: perturbed one-hot codes from every client, and exact estimates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from fedveil.base.array_types import Float64s, Int64s, Uint8s
 from fedveil.base.message import Message, encoded_bytes, only_fields, take_array
+from fedveil.base.packing import pack, packed_size, unpack
 from fedveil.base.validate import integer, within
 from fedveil.entropy import Entropy
-from fedveil.errors import InvalidValue, MessageInvalid
+from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.exact.biased_bits import double_above_q
 from fedveil.mechanisms.exact.binomial import Binomial
 from fedveil.privacy.loss import PrivacyLoss
@@ -70,101 +71,110 @@ class OneHot:
             bits[own] = entropy.bernoulli(self.p, len(own))
         return bits.astype(np.uint8)
 
-    def ones(self, counts: Int64s, clients: int, entropy: Entropy) -> Int64s:
-        """Draw, for each cell, the number of `clients` reports in which its bit is 1.
+    def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
+        """Draw, for each cell, the number of `codes` perturbed codes in which its bit is 1.
 
-        `counts` are the clients in each cell. The number is Binomial(count, p) + Binomial(clients -
-        count, q), independently for each cell: the distribution of the sum of single reports, whose
-        bits are independent. For simulations only.
+        `counts` are the codes of each cell. The number is Binomial(count, p) + Binomial(codes -
+        count, q), independently for each cell: the distribution of the sum of single perturbed
+        codes, whose bits are independent.
         """
         counts = counts.astype(np.int64)
         truths = Binomial(Fraction(self.p)).draw_each(counts, entropy)
-        return truths + Binomial(Fraction(self.q)).draw_each(clients - counts, entropy)
+        return truths + Binomial(Fraction(self.q)).draw_each(codes - counts, entropy)
 
-    def shares(self, ones: Int64s, reports: int) -> Float64s:
-        """Return the estimated share of clients in each cell."""
-        estimated: Float64s = (ones / reports - self.q) / (self.p - self.q)
+    def shares(self, ones: Int64s, codes: int) -> Float64s:
+        """Return the estimated share of the codes that each cell has."""
+        estimated: Float64s = (ones / codes - self.q) / (self.p - self.q)
         return estimated
 
-    def variance(self, share: Float64s, reports: int) -> Float64s:
+    def variance(self, share: Float64s, codes: int) -> Float64s:
         """Return the variance of the estimated share of cells that have the true share `share`."""
         f = np.clip(share, 0, 1)
         spread: Float64s = f * self.p * (1 - self.p) + (1 - f) * self.q * (1 - self.q)
-        return spread / (reports * (self.p - self.q) ** 2)
+        return spread / (codes * (self.p - self.q) ** 2)
 
     @property
     def influence(self) -> float:
-        """The most by which one forged report can move a cell's estimated count.
+        """The most by which one forged code can move a cell's estimated count.
 
-        Every bit of a forged report may be chosen. It moves the count by at most 1 / (p - q).
+        Every bit of a forged code may be chosen. It moves the count by at most 1 / (p - q).
         """
         return 1 / (self.p - self.q)
 
 
 class Frequencies(Protection):
-    """Every client sends the perturbed one-hot code of its cell. The aggregate: every cell's share.
+    """Every client sends a sum of `rows` perturbed one-hot codes. The aggregate: each cell's share.
 
-    The update is the code itself, as numbers 0 and 1. Privacy: that of `OneHot`.
+    The update is the sum of the client's codes. It may have fewer codes: zero codes fill it up,
+    so that a report does not depend on their number. Privacy: that of `OneHot` for each code.
     """
 
     phases = ("report",)
     perturbs: ClassVar[bool] = True
     block = None
 
-    def __init__(self, kind: Literal["rr", "oue"], eps: float, context: JobContext) -> None:
+    def __init__(
+        self, kind: Literal["rr", "oue"], eps: float, context: JobContext, rows: int = 1
+    ) -> None:
         super().__init__(None, context)
         self.name = kind  # type: ignore[misc]  # both kinds share this class
+        self.rows = rows
         self.law = OneHot(kind, eps, context.dimension)
 
     def spending(self, state: State) -> Sequence[Spending]:
         return [Spending(self.law.loss)]
 
     def server_round(self, context: RoundContext) -> FrequencyRound:
-        return FrequencyRound(context, self.law)
+        return FrequencyRound(context, self)
 
     def client_round(self, context: ClientContext) -> FrequencyClient:
-        return FrequencyClient(context, self.law)
+        return FrequencyClient(context, self)
 
 
 class FrequencyRound(OneReportRound):
-    """Counts the reports in which each bit is 1."""
+    """Counts the codes in which each bit is 1."""
 
     sums = ("_ones",)
 
-    def __init__(self, context: RoundContext, law: OneHot) -> None:
+    def __init__(self, context: RoundContext, protection: Frequencies) -> None:
         super().__init__(context)
-        self._law = law
-        self._size = -(-law.cells // 8)
-        self._ones = np.zeros(law.cells, np.int64)
+        self._law, self._rows = protection.law, protection.rows
+        self._width = self._rows.bit_length()
+        self._ones = np.zeros(self._law.cells, np.int64)
 
     @property
     def longest(self) -> int:
-        blank = np.empty(self._size, np.uint8)
+        blank = np.empty(packed_size(self._law.cells, self._width), np.uint8)
         return encoded_bytes({"round": self._context.round, "bits": blank})
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", "bits")
-        packed = take_array(message, "bits", "uint8", (self._size,))
-        bits = np.unpackbits(packed, bitorder="little")
-        if bits[self._law.cells :].any():
-            raise MessageInvalid("field bits has bits after its last cell")
-        self._ones += bits[: self._law.cells]
+        cells = self._law.cells
+        packed = take_array(message, "bits", "uint8", (packed_size(cells, self._width),))
+        ones = np.empty(cells, np.int32)
+        if not unpack(packed, 0, self._rows, self._width, ones):
+            raise MessageInvalid(f"field bits is no sum of {self._rows} codes of {cells} bits")
+        self._ones += ones
 
     def _merge_sums(self, other: FrequencyRound) -> None:
         self._ones += other._ones
 
     def _aggregate(self) -> Aggregate:
-        return Aggregate(self._law.shares(self._ones, self.reports), self.reports)
+        return Aggregate(self._law.shares(self._ones, self.reports * self._rows), self.reports)
 
 
 class FrequencyClient(OneReportClient):
-    def __init__(self, context: ClientContext, law: OneHot) -> None:
+    def __init__(self, context: ClientContext, protection: Frequencies) -> None:
         super().__init__(context)
-        self._law = law
+        self._law, self._rows = protection.law, protection.rows
 
     def _report(self, opening: Message, update: Update) -> Message:
-        code = np.zeros(len(update), np.uint8)
-        if update.any():  # a code has a single one, whatever the update holds
-            code[int(update.argmax())] = 1
-        bits = np.packbits(self._law.perturb(code, self._context.entropy), bitorder="little")
-        return {"round": self._context.round, "bits": bits}
+        counts = update.astype(np.int64)
+        if counts.min() < 0 or counts.sum() > self._rows:
+            raise ClientWithheld(f"the update is no sum of {self._rows} codes")
+        entropy = self._context.entropy
+        if self._rows == 1:
+            ones = self._law.perturb(counts.astype(np.uint8), entropy).astype(np.int64)
+        else:
+            ones = self._law.ones(counts, self._rows, entropy)
+        return {"round": self._context.round, "bits": pack(ones, 0, self._rows.bit_length())}

@@ -11,7 +11,7 @@
     heavy_hitters   one-hot prefixes, new ones in every round
 
 Under a protection that sums, the parts of all questions form one vector. Part i is divided by its
-radius and multiplied by w_i with Σ w_i² = 1, so that the vector's norm is at most 1. A question of
+`half` and multiplied by w_i with Σ w_i² = 1, so that two vectors lie at most 2 apart. A question of
 a larger weight gets less noise. Parts that do not change are asked in every round, and their
 answers averaged: R releases of ratio z are worth one of ratio z / √R.
 
@@ -156,10 +156,10 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 
 @dataclass(frozen=True)
 class Ball:
-    """The affine map from a part's vector of one client to the unit ball, and back.
+    """The affine map from a part's vector of one client to the joint vector, and back.
 
     A client's vector is the sum of at most `rows` rows. `centred` is False if the number of summed
-    vectors is not known: the ball is then around zero. `plain` is True if nothing is clipped: the
+    vectors is not known: the map then keeps zero. `plain` is True if nothing is clipped: the
     map is then the identity, so that sums of whole numbers stay exact.
     """
 
@@ -171,7 +171,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the centre of the ball that contains a client's vector."""
+        """Return the point of a client's vector that becomes zero."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -180,10 +180,7 @@ class Ball:
     @property
     def scale(self) -> float:
         """The length of a unit of the joint vector, in units of the part's own vector."""
-        encoding = self.part.encoding
-        if self.plain:
-            return 1.0
-        return self.rows * (encoding.radius if self.centred else encoding.reach) / self.weight
+        return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
         """Return the sum of `reports` clients' vectors from the sum of their joint vectors."""
@@ -210,6 +207,8 @@ class Layout:
         widths = [part.encoding.width for part in parts]
         self._scale = np.repeat([ball.scale for ball in self.balls], widths)
         self._centre = np.concatenate([ball.centre for ball in self.balls])
+        #: The largest entry that a single row adds to a vector that is not centred.
+        self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
         """Return the joint vector of a client that contributes the rows `chosen`."""

@@ -31,10 +31,8 @@ from fedveil.statistics.tables import Table
 END = "\0"
 #: Frequent prefixes that are kept, for each word that is asked for.
 KEPT = 8
-#: The most candidates of a round: a report of one-hot bits then has 32 kB.
-MOST_CANDIDATES = 1 << 18
-#: Expected share of words that are chosen by chance among those that are returned.
-FALSE_WORDS = 0.1
+#: The most candidates of a round, and under rr and oue: a report of one-hot bits then has 256 kB.
+MOST_CANDIDATES, MOST_BITS = 1 << 18, 1 << 21
 
 
 def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
@@ -50,8 +48,9 @@ def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
     """
     if not local:
         return [1] * question.length
+    letters = len(question.alphabet)
     first, later = (
-        max((n for n in range(1, 19) if _fits(prefixes, len(question.alphabet), n)), default=1)
+        max((n for n in range(1, 22) if _candidates(prefixes, letters, n) <= MOST_BITS), default=1)
         for prefixes in (_groups(question), _groups(question) * KEPT * question.most)
     )
     rounds = 1 + max(0, math.ceil((question.length - first) / later))
@@ -64,13 +63,10 @@ def _groups(question: QuestionSettings) -> int:
     return max(1, len(question.groups))
 
 
-def _fits(prefixes: int, alphabet: int, letters: int) -> bool:
-    return _candidates(prefixes, alphabet, letters) <= MOST_CANDIDATES
-
-
 def too_many(question: QuestionSettings) -> bool:
     """Return True if no round can add a letter: too many words are asked for."""
-    return not _fits(_groups(question) * KEPT * question.most, len(question.alphabet), 1)
+    prefixes = _groups(question) * KEPT * question.most
+    return _candidates(prefixes, len(question.alphabet), 1) > MOST_CANDIDATES
 
 
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
@@ -179,7 +175,8 @@ class PrefixTree:
         ended = np.array([last or word.endswith(END) for word in candidates])
         deviation = np.sqrt(variance)
         # A frequent word's count has more noise than that of a word that nobody has.
-        for i in np.flatnonzero(ended)[_frequent(counts[ended], float(deviation.min()))]:
+        chosen = _frequent(counts[ended], float(deviation.min()), self.question.false_words)
+        for i in np.flatnonzero(ended)[chosen]:
             word = candidates[i].removesuffix(END)
             counted = float(counts[i]), float(variance[i])
             self.found.append(Found(group, word, *counted, self._done - 1))
@@ -190,16 +187,16 @@ class PrefixTree:
         return [candidates[i] for i in best]
 
 
-def _frequent(counts: Float64s, deviation: float) -> Bools:
+def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return True for the counts that are told from the noise of a word that nobody has.
 
-    Benjamini and Hochberg's rule: of the counts that it chooses, a share of FALSE_WORDS is expected
+    Benjamini and Hochberg's rule: a share `false_words` of the counts that it chooses is expected
     to be noise. Without noise, every positive count is chosen.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)
     chance = special().ndtr(-counts / deviation)
-    limits = FALSE_WORDS * np.arange(1, len(chance) + 1) / len(chance)
+    limits = false_words * np.arange(1, len(chance) + 1) / len(chance)
     passed = np.flatnonzero(np.sort(chance) <= limits)
     most = np.sort(chance)[passed[-1]] if len(passed) else -1.0
     return np.asarray(chance <= most, np.bool_)

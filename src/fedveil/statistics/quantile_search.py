@@ -5,7 +5,8 @@ client that does not count (another group, a missing value) says yes with probab
 the share of yes, less q, is positive above the quantile q and negative below it, without the number
 of clients that count. Each round asks other clients about the edge in the middle of the current
 knowledge: the median of the places at which the answers so far put the quantile (a noisy binary
-search; Burnashev and Zigangirov, 1974).
+search; Burnashev and Zigangirov, 1974). An edge near it that was asked before is asked again,
+because an interval is narrow if the answers about its edges are sure.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from collections import defaultdict
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.lazy import special
 from fedveil.statistics.answers import Estimate
+
+#: An edge is asked again if the quantile is below it with a chance nearer to 1/2 than this.
+_AGAIN = 0.35
+#: A line is drawn through excesses of up to this share of q, if its slope has this many deviations.
+_LINE, _RISES = 0.3, 2.0
 
 
 class Search:
@@ -30,9 +36,14 @@ class Search:
         self._answers: dict[int, Float64s] = defaultdict(lambda: np.zeros(3))
 
     @property
+    def _near(self) -> float:
+        """The largest excess of an edge through whose answers a line is drawn."""
+        return _LINE * min(self.q, 1 - self.q)
+
+    @property
     def rounds(self) -> int:
-        """The number of rounds: as many as a binary search without noise would need."""
-        return math.ceil(math.log2(len(self.edges) - 1))
+        """The number of rounds: twice as many as a binary search without noise would need."""
+        return 2 * math.ceil(math.log2(len(self.edges) - 1))
 
     def next(self) -> int:
         """Return the index of the edge to ask about, which is none of the two ends."""
@@ -43,15 +54,20 @@ class Search:
             weights[:edge] += float(special().log_ndtr(score))
             weights[edge:] += float(special().log_ndtr(-score))
         chances = np.cumsum(np.exp(weights - weights.max()))
-        return 1 + int(np.abs(chances[:-1] / chances[-1] - 0.5).argmin())
+        off = np.abs(chances[:-1] / chances[-1] - 0.5)
+        known = np.array(sorted(self._answers), np.int64)
+        if len(known) and off[known - 1].min() < _AGAIN:
+            return int(known[off[known - 1].argmin()])
+        return 1 + int(off.argmin())
 
     def answered(self, edge: int, share: float, noise: float, clients: int) -> None:
         variance = noise + self.q * (1 - self.q) / clients
         self._answers[edge] += [(share - self.q) / variance, 1 / variance, noise / variance**2]
 
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
-        """Return where the rising function nearest to the answers crosses zero.
+        """Return where a line through the answers near the quantile crosses zero.
 
+        Without enough of them, return where the rising function nearest to the answers crosses it.
         The interval begins at the last edge before the first one that is not significantly below
         the quantile, and ends likewise. It misses the quantile only if one given edge, the nearest
         on that side, is significant by chance.
@@ -67,8 +83,11 @@ class Search:
         places = [0, *asked, len(self.edges) - 1]
         ends = float(self.edges[places[low]]), float(self.edges[places[-1 - high]])
         first, last = min(ends), max(ends)
-        rising = np.array([-self.q, *_rising(totals / precisions, precisions), 1 - self.q])
-        value = float(np.interp(0.0, *_strict(rising, self.edges[places])))
+        risen = np.array(_rising(totals / precisions, precisions))
+        value = _line(self.edges[asked], totals, precisions, np.abs(risen) <= self._near)
+        if value is None:
+            rising = np.array([-self.q, *risen, 1 - self.q])
+            value = float(np.interp(0.0, *_strict(rising, self.edges[places])))
         spread, part = (last - first) / (2 * z), float(noises.sum() / precisions.sum())
         return Estimate(
             label={**label, "quantile": f"{self.q:g}"},
@@ -78,6 +97,20 @@ class Search:
             noise=spread * math.sqrt(part),
             sampling=spread * math.sqrt(max(0.0, 1 - part)),
         )
+
+
+def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) -> float | None:
+    """Return where the weighted least-squares line through the `near` answers crosses zero.
+
+    Returns None if there are fewer than three, or if the line does not clearly rise.
+    """
+    weights, places = precisions[near], edges[near]
+    if len(places) < 3:
+        return None
+    middle, height = np.average(places, weights=weights), totals[near].sum() / weights.sum()
+    square = float(weights @ (places - middle) ** 2)
+    slope = float(totals[near] @ (places - middle)) / square
+    return float(middle - height / slope) if slope * math.sqrt(square) > _RISES else None
 
 
 def _rising(values: Float64s, weights: Float64s) -> list[float]:

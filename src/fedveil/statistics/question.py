@@ -54,7 +54,8 @@ class QuestionFile(CheckedJob):
         ge=1,
         le=1 << 24,
         description="largest number of rows that a client contributes, drawn at random from its "
-        "rows. null: 1 under `unit: client`, and under `unit: row` as many as a report can carry",
+        "rows. null: 1 under `unit: client`, and under `unit: row` as many as a report can carry. "
+        "rr and oue under `unit: row` need it: reports are padded to this number",
     )
     where: str | None = Field(None, description="condition on a row, for all questions")
     protection: ProtectionSettings = Field(
@@ -111,6 +112,11 @@ class QuestionFile(CheckedJob):
         return POSITIONS[self.protection.name]
 
     @property
+    def codes(self) -> int:
+        """The number of codes in a report under rr and oue: one for each row that is protected."""
+        return self.rows or 1 if self.unit == "row" else 1
+
+    @property
     def rows_of_a_client(self) -> int | None:
         """The largest number of rows that a client contributes. None: as many as it has."""
         return 1 if self.rows is None and self.unit == "client" else self.rows
@@ -137,10 +143,15 @@ class QuestionFile(CheckedJob):
                     Filter(text, place)
                 except JobError as error:
                     yield from error.problems
-        if self.local and self.rows is not None and self.rows > 1:
+        if self.local and self.unit == "row" and self.rows is None:
             yield (
-                f"rows = {self.rows} needs a protection that sums vectors: under "
-                f"{self.protection.name} a client reports one of its rows"
+                f"rows is missing: under {self.protection.name} and unit = 'row', every report has "
+                "the same number of codes, such as `rows: 100`"
+            )
+        elif self.local and self.unit == "client" and (self.rows or 1) > 1:
+            yield (
+                f"rows = {self.rows} needs unit = 'row' or a protection that sums vectors: under "
+                f"{self.protection.name} and unit = 'client' a client reports one of its rows"
             )
         elif (self.rows or 1) > 1 and self.client is None and self.clients is None:
             yield (
@@ -176,7 +187,8 @@ class QuestionFile(CheckedJob):
             yield f"epsilon is missing: {name} adds the noise of an epsilon, such as `epsilon: 1`"
         if self.epsilon is not None and name == "not_encrypt":
             yield f"epsilon = {self.epsilon:g} promises what not_encrypt does not keep: remove it"
-        unit = "example" if self.unit == "row" else "client"
-        units = ("client",) if self.local else self.position.units(self.protection.settings)
-        if unit not in units:
-            yield f"unit = '{self.unit}' is not possible under {name}: use unit = 'client'"
+        if self.unit == "row" and name == "pw_encrypt":
+            yield (
+                "unit = 'row' is not possible under pw_encrypt, which has no noise for a row: use "
+                "unit = 'client', or distributed_dp or central_gaussian"
+            )

@@ -20,7 +20,7 @@ READ = {
     "variance": ("column", "range", *_GROUPED),
     "quantiles": ("column", "range", "at", "cells", *_GROUPED),
     "correlation": ("column", "other", "range", "other_range", *_GROUPED),
-    "heavy_hitters": ("column", "alphabet", "length", "most", *_GROUPED),
+    "heavy_hitters": ("column", "alphabet", "length", "most", "false_words", *_GROUPED),
     "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories", *_GROUPED),
 }
 _ALWAYS = ("ask", "where", "weight")

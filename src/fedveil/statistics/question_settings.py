@@ -60,6 +60,13 @@ class QuestionSettings(Block):
     most: int = Field(
         20, ge=1, le=1000, description="number of words that heavy_hitters returns, of each group"
     )
+    false_words: float = Field(
+        0.1,
+        ge=1e-6,
+        le=0.9,
+        description="expected share of words that noise alone brings into the answer of "
+        "heavy_hitters. A larger share finds more of the frequent words",
+    )
     weight: float = Field(
         1.0,
         ge=1e-3,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.message import Message, encode, encoded_bytes
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, ReportRejected
@@ -37,12 +37,14 @@ class Contributions:
 
     def of(self, client: ClientId) -> Update:
         """Return the update of a client. Only its own log says what was cut from its data."""
-        entropy, carried = self._entropy.stream("rows", client), self._carriage.most_rows
+        entropy = self._entropy.stream("rows", client)
+        carried = self._carriage.most_rows(self._layout.largest)
         chosen = self._clients.contributed(client, entropy, carried)
         if log.isEnabledFor(logging.INFO):
             _log_cut(self._rows, chosen)
         if isinstance(self._carriage.protection, Frequencies):
-            return self._rows[0].total(chosen).astype(np.float32)
+            missing = self._entropy.stream("missing", client)
+            return self._codes(chosen, 1, missing).astype(np.float32)
         joint = self._layout.vector(self._rows, chosen)
         return self._carriage.update(joint, self._entropy.stream("rounding", client))
 
@@ -50,7 +52,20 @@ class Contributions:
         """Return the sum of the codes of a cohort, for a simulation of the whole sum."""
         stream = self._entropy.stream
         chosen = [self._clients.contributed(c, stream("rows", c)) for c in cohort]
-        return self._rows[0].total(np.concatenate(chosen))
+        return self._codes(np.concatenate(chosen), len(cohort), stream("missing"))
+
+    def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
+        """Return the sum of the codes of `chosen` rows in `reports` reports.
+
+        Codes of rows that do not count fill the reports up.
+        """
+        protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
+        assert isinstance(protection, Frequencies), "codes are those of rr and oue"
+        codes = self._rows[0].total(chosen)
+        missing = reports * protection.rows - len(chosen)
+        if spare and missing:
+            codes[0] += entropy.bernoulli(spare, missing).sum()
+        return codes
 
 
 def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:

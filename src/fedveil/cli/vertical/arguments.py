@@ -9,7 +9,9 @@ import typer
 
 JobPath = Annotated[
     Path | None,
-    typer.Argument(help="A job file for split learning. Default: a built-in job on images."),
+    typer.Argument(
+        help="A job file for split learning. Default: a built-in job on images of digits."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -36,32 +38,34 @@ RunPath = Annotated[
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. For new rows on several machines: this party's model bundle, the "
-        "folder RUN/PARTY/bundle."
+        help="The run folder. With parties on several machines: this party's model bundle,"
+        " the folder PARTY/bundle in its run folder."
     ),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="The followers are on other machines: the address on which the leader waits for "
-        "them. Port 0: any free port.",
+        help="If the followers are on other machines: the address on which the leader "
+        "waits for them. Port 0: any free port.",
     ),
 ]
 Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[PARTY=]FILE",
-        help="A file with this party's columns of new rows, without labels. If all parties are in "
-        "this process, repeat the option as PARTY=FILE for each party.",
+        help="A table with an id column and this party's columns of new rows, without "
+        "labels. If all parties are in this process, repeat the option as PARTY=FILE "
+        "for each party.",
     ),
 ]
 MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The largest number of ids that another party may compare with this file, in all "
-        "sessions together. Default: alignment.most_ids of the job.",
+        help="Parties find their common rows by comparing ids in secret. The maximum "
+        "number of ids that another party may compare with this file, summed over all"
+        " connections. Default: alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[
@@ -72,8 +76,9 @@ Tls = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The folder with this party's certificate and key, which `fedveil vertical "
-        "certificates` or your own certificate authority wrote.",
+        help="The folder with this party's certificate.pem, key.pem and authority.pem: "
+        "DIR/PARTY from `fedveil vertical certificates DIR`, or files from your own "
+        "certificate authority.",
     ),
 ]
 Insecure = Annotated[
@@ -81,6 +86,6 @@ Insecure = Annotated[
     typer.Option("--insecure", help="Connect without TLS. Only allowed on a loopback address."),
 ]
 Patience = Annotated[
-    float, typer.Option(min=1, help="Seconds to wait for another party to connect.")
+    float, typer.Option(min=1, help="Seconds to wait until the parties are connected.")
 ]
 PATIENCE_S = 600.0

@@ -19,12 +19,12 @@ def check(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The events.log of another party. It records what this party's log contained at "
-            "the end of each session; may be repeated."
+            help="The events.log of another party, which has a checksum of this party's "
+            "log for each time they were connected; may be repeated."
         ),
     ] = None,
 ) -> object:
-    """Check that nobody removed or edited a line of a log or a file of a model bundle."""
+    """Check that nobody has edited a party's log or its exported model bundle."""
     from fedveil.record.event_log import anchors, faults
     from fedveil.record.run_folder import EVENTS
     from fedveil.vertical.bundle import CONTENTS, Bundle

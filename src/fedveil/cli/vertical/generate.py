@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedveil.base.plain_text import document, say
+from fedveil.base.plain_text import document, remark, say
 from fedveil.cli.vertical import arguments
 from fedveil.cli.vertical.machines import look
 
 
 def generate(
     run: arguments.RunPath,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    prompt: Annotated[str, typer.Option(help="The text to continue. Default: none.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 100,
     temperature: Annotated[
         float,
@@ -28,7 +28,7 @@ def generate(
     insecure: arguments.Insecure = False,
     patience: arguments.Patience = arguments.PATIENCE_S,
 ) -> object:
-    """Continue a text with a trained split language model (task: pangu)."""
+    """Continue a text with a trained split language model: a job with `task: pangu`."""
     from fedveil.language import generation
     from fedveil.record.run_folder import job_of
 
@@ -50,6 +50,8 @@ def generate(
         document(prompt)
         tell(found.text)
     tell(b"", last=True)
+    if found.stopped:
+        remark(found.stopped)
     accounts = list(generation.figures(split, found))
     for figure in accounts:
         say(str(figure))

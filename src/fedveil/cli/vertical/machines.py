@@ -68,8 +68,9 @@ def follower(
     serve: Annotated[
         Path | None,
         typer.Option(
-            help="Do not train: help the leader to evaluate, predict or generate with the model "
-            "of this run folder."
+            help="Do not train: with the model of this run folder, answer a leader who "
+            "evaluates, generates, or predicts held-out rows. For new rows, use "
+            "`fedveil vertical predict --connect`."
         ),
     ] = None,
     party: Annotated[

@@ -21,14 +21,16 @@ def serve_predictions(
         list[str],
         typer.Option(
             metavar="[PARTY=]FILE",
-            help="A file with this party's columns of the rows that may be asked about. If all "
-            "parties are in this process, repeat the option as PARTY=FILE for each party.",
+            help="A table with an id column and this party's columns of the rows that may "
+            "be asked about. If all parties are in this process, repeat the option as"
+            " PARTY=FILE for each party.",
         ),
     ],
     http: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="If this party is the leader: the address for HTTP requests."
+            metavar="HOST:PORT",
+            help="The address for HTTP requests. Required, except for a follower.",
         ),
     ] = None,
     listen: arguments.Listen = None,
@@ -46,8 +48,8 @@ def serve_predictions(
         int,
         typer.Option(
             min=0,
-            help="Number of unknown ids that one HTTP client may ask about. Further ones get "
-            "status 429.",
+            help="How many ids without a row one HTTP client may ask about, until this "
+            "command ends. Further ones get status 429.",
         ),
     ] = 100,
     tls: arguments.Tls = None,

@@ -37,8 +37,12 @@ class Remote(ABC):
         """Start a call of a method of `Machine`. Arguments may be handles from `Cluster.share`."""
 
     @abstractmethod
+    def pulse(self) -> Call:
+        """Start a call of `Machine.pulse`, which does not wait for the machine's other calls."""
+
+    @abstractmethod
     def end(self) -> None:
-        """End the machine, even during a call."""
+        """End the machine, even during a call. Its calls fail."""
 
 
 class Cluster(ABC):

@@ -169,6 +169,9 @@ class Machine:
         played.fixed = isinstance(self._executor, WorkerPool)
         return played
 
+    def pulse(self) -> None:
+        """Return at once: a sign that the process runs."""
+
     def close(self) -> None:
         if self._executor is not None:
             self._executor.close()

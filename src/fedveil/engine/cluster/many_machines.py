@@ -114,7 +114,7 @@ class ManyMachines(Executor):
         calls: dict[Call, tuple[Member, Sequence[ClientId]]] = {}
         self._send(calls, phase, messages, list(messages), fold=fold)
         while calls:
-            for call in self._cluster.wait(list(calls)):
+            for call in self._members.wait({call: of[0] for call, of in calls.items()}):
                 machine, clients = calls.pop(call)
                 try:
                     played = call.result()
@@ -226,7 +226,7 @@ class ManyMachines(Executor):
             work = [(client,) for client in self._everyone]
             try:
                 for call, machine in self._move(self._placed(work, home, SLACK)):
-                    self._cluster.wait([call])
+                    self._members.wait({call: machine})
                     _delivered(call, machine)
             except _Undelivered as undelivered:
                 self._members.lose(undelivered.machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,25 @@ from fedveil.errors import ClusterUnavailable, RunStopped
 WAIT_S, OTHERS_S = 600.0, 60.0
 #: Seconds between two looks at the cluster for new machines.
 _LOOK_S = 5.0
+#: Seconds between two questions for a sign of life, and without one until a machine is given up.
+_PULSE_S, _SILENT_S = 10.0, 60.0
 #: A place at which this many machines were lost is not used again.
 _MOST_LOST = 3
 
 
 @dataclass(eq=False)
 class Member:
-    """A machine of the run. `alive` is False once it is lost."""
+    """A machine of the run. `alive` is False once it is lost.
+
+    `pulse` is the open question for a sign of life, asked at `asked_at`.
+    """
 
     place: Place
     name: str
     remote: Remote
     alive: bool = True
+    pulse: Call | None = None
+    asked_at: float = 0.0
 
     @property
     def cores(self) -> int:
@@ -98,6 +105,25 @@ class Membership:
         if time.monotonic() - self._looked > _LOOK_S:
             self._look()
         return self._welcome(0.0)
+
+    def wait(self, calls: Mapping[Call, Member]) -> Sequence[Call]:
+        """Return the calls that have ended: at least one.
+
+        Ends a machine that gives no sign of life, for example a stopped process: its calls fail.
+        """
+        while not (ended := self._cluster.wait(list(calls), _PULSE_S)):
+            for member in dict.fromkeys(calls.values()):
+                self._feel(member)
+        return ended
+
+    def _feel(self, member: Member) -> None:
+        now = time.monotonic()
+        if member.pulse is None or self._cluster.wait([member.pulse], 0.0):
+            member.pulse, member.asked_at = member.remote.pulse(), now
+        elif now - member.asked_at > _SILENT_S:
+            self._event(f"machine {member.name} gives no sign of life: it is given up")
+            member.asked_at = float("inf")
+            member.remote.end()
 
     def lose(self, member: Member) -> None:
         """Remove a lost machine. A new one may be started at the same place later."""

@@ -42,8 +42,10 @@ class AppCarrier(Carrier):
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         training = phase == self.trains
-        for node, reply in exchange(self.grid, self._out(messages, training), self.timeout_s):
-            answer = self._read(number_of(node), reply, training)
+        out = self._out(messages, training)
+        for at, reply in exchange(self.grid, out, self.timeout_s):
+            client = number_of(out[at].metadata.dst_node_id)
+            answer = self._read(client, reply, training)
             if answer is not None:
                 yield answer
 

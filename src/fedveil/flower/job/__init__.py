@@ -7,6 +7,7 @@
     flower_engine.py    the server: runs the job's rounds in a run folder, with grid_executor.py
                         and node_mapping.py
     job_client.py       the ClientApp: answers one message of a round at a time
+    member.py           the clients of a node, from its configuration
     client_training.py  the part of an answer that needs torch
 
 The app's code calls `client_app` and `server_app`. Each imports its module only when it is called,

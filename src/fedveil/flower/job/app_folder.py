@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedveil.errors import DeploymentError, JobError
@@ -80,7 +80,10 @@ def read_roster(path: Path) -> dict[ClientId, bytes]:
 
 
 def own_roster(
-    protection: ProtectionSettings, roster: Path | None, identity: Path | None
+    protection: ProtectionSettings,
+    roster: Path | None,
+    identity: Path | None,
+    read: Callable[[Path], dict[ClientId, bytes]] = read_roster,
 ) -> Mapping[ClientId, bytes]:
     """Return the public keys of all clients, from the file `roster` of this client's operator.
 
@@ -108,4 +111,4 @@ def own_roster(
         )
     if not roster.exists():
         raise DeploymentError(f"there is no roster {roster}, which this node's configuration names")
-    return read_roster(roster)
+    return read(roster)

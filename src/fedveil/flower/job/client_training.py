@@ -46,29 +46,38 @@ _seen_before: dict[tuple[bytes, str, ClientId, str | None], ClientsData] = {}
 _MOST_SEEN = 16
 
 
+def shared_data(job: Job) -> ClientsData:
+    """Return the job's data set, split among all clients."""
+    data = load_data(job)
+    split = make_partition(job, data)
+    return ClientsData(data.train.x, data.train.y, split.indices, split.offsets, data.train.usable)
+
+
 def own_data(
-    job: Job, client: ClientId, function: str | None, form: Form | None = None
+    job: Job,
+    client: ClientId,
+    function: str | None,
+    shared: Callable[[], ClientsData],
+    form: Form | None = None,
 ) -> ClientsData:
     """Return the client's examples, from its own `function` or from the job's data set.
 
-    Without `function`, the client gets its part of the data set. With `form`, each training record
+    Without `function`, it gets its part of the `shared` data set. With `form`, each training record
     is read separately, and the function's other data is ignored.
     """
     if function is None:
-        data = load_data(job)
-        split = make_partition(job, data)
-        return ClientsData(
-            data.train.x, data.train.y, split.indices, split.offsets, data.train.usable
-        )
+        return shared()
     train = load_data(job, function).train if form is None else read_records(function, form)
     return ClientsData.of_one(client, train.x, train.y, train.usable)
 
 
-def example_count(job: Job, client: ClientId, function: str | None) -> int:
+def example_count(
+    job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
+) -> int:
     """Return the client's number of examples. Under `privacy.unit: example` no record is read."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
-    return own_data(job, client, function).examples(client)
+    return own_data(job, client, function, shared).examples(client)
 
 
 def _save_state(
@@ -85,13 +94,17 @@ class Training:
     """A client's training in one round.
 
     The constructor uses only the server's message to all clients. `update` reads the client's
-    examples.
+    examples, which are in the `shared` data if it has no function of its own.
     """
 
     def __init__(
-        self, job: Job, common: Message, states: Callable[[ClientId], ClientStates]
+        self,
+        job: Job,
+        common: Message,
+        states: Callable[[ClientId], ClientStates],
+        shared: Callable[[], ClientsData],
     ) -> None:
-        self._states = states
+        self._states, self._shared = states, shared
         #: Called with the protection and the server's message once the report is made.
         self.reported: Callable[[Protection, Message], None] = lambda protection, asked: None
         target_shape, whole_targets, whole_examples = told_form(common)
@@ -150,7 +163,7 @@ class Training:
         device = self._job.training.device
         if self._job.privacy.unit == "example":
             form = self._form()
-            own = own_data(self._job, client, function, form).only(client)
+            own = own_data(self._job, client, function, self._shared, form).only(client)
             if own.x.shape[1:] != form.shape:
                 raise _other_shape(own.x, self._shape)
             assert own.usable is not None, "each record is read by itself"
@@ -159,10 +172,9 @@ class Training:
                 _log.warning("%s", said)
             seen = replace(own, x=x, usable=usable)
         else:
-            data = own_data(self._job, client, function)
-            data = replace(data, x=_of_shape(data, self._shape))
-            _check_targets(data, self._shape, self._targets)
-            own = data.only(client)
+            own = own_data(self._job, client, function, self._shared).only(client)
+            own = replace(own, x=_of_shape(own, self._shape))
+            _check_targets(own, self._shape, self._targets)
             seen = replace(own, x=self._part.seen(own.x, device))
         if self._part.features is not None and len(_seen_before) < _MOST_SEEN:
             _seen_before[name] = seen
@@ -207,7 +219,7 @@ def _check_targets(data: ClientsData, shape: ModelShape, targets: Targets) -> No
                 f"{shape.classes}"
             )
         return
-    highest = values(data.y).max()
+    highest = values(data.y).max(initial=0)
     if highest >= shape.classes:
         raise DeploymentError(
             f"this client has the label {highest}, the job's are in [0, {shape.classes})"

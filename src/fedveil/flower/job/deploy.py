@@ -48,12 +48,19 @@ def write_app(folder: Path, job: Job) -> list[Path]:
         "server_app.py": _SERVER,
         "client_app.py": _CLIENT,
         JOB: job.to_yaml(),
-        "README.md": _README.format(name=name, clients=job.clients.number),
+        "README.md": _README.format(
+            name=name, clients=job.clients.number, configuration=_node_configuration(job)
+        ),
     }
     if job.protection.position.needs_roster(job.protection.settings):
         files[ROSTER] = EMPTY_ROSTER
     files |= _own_modules(job.own_names)
     return write_files(folder, files)
+
+
+def _node_configuration(job: Job) -> str:
+    most = job.deployment.clients_per_node
+    return "client=0" if most == 1 else f'clients="0-{most - 1}"'
 
 
 def _app_name(name: str) -> str:
@@ -104,11 +111,11 @@ app = client_app(Path(__file__).parent)
 _README = """\
 # {name}: a fedveil job on Flower
 
-`job.yaml` decides everything; `fedveil job show job.yaml` checks it. Start a SuperLink, and a
-SuperNode for each of the {clients} clients, with its number in its node configuration:
+`job.yaml` decides everything; `fedveil job show job.yaml` checks it. Start a SuperLink, and
+SuperNodes for the {clients} clients, with their numbers in the node configuration:
 
     flower-superlink --disable-runtime-dependency-installation ...
-    flower-supernode --node-config 'client=0' ...
+    flower-supernode --node-config '{configuration}' ...
 
 Then `flwr run .` with a connection to that SuperLink. Start it again after an interruption: it goes
 on from the last complete round of its run folder.

@@ -73,12 +73,14 @@ class FlowerEngine(Engine):
     def __init__(self, grid: Grid, app: Path) -> None:
         self._dataset: Dataset
         self._own_layers: bool
+        self._on_a_node: int
         self._grid = grid
         self._roster = read_roster(app / ROSTER)
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
         """Store the test examples, and return the job unchanged."""
         self._dataset, self._own_layers = dataset, bool(job.clients.own_layers)
+        self._on_a_node = job.deployment.clients_per_node
         return job
 
     def try_out(self, job: Job, shape: ModelShape, folder: RunFolder) -> None:
@@ -99,6 +101,11 @@ class FlowerEngine(Engine):
     def describe(self) -> Iterable[str]:
         yield f"{DEPLOYED}; their reasons, warnings and times stay with them"
         yield from several_inputs(self._dataset.example_shape)
+        if self._on_a_node > 1:
+            yield (
+                f"up to {self._on_a_node} clients share a node: its operator has the data and the "
+                f"updates of all of them, so the promise to a client holds against everybody else"
+            )
         if self._own_layers:
             yield "figures are those of the layers that all begin with: clients' own stay with them"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
@@ -10,14 +10,20 @@ from flwr.serverapp import Grid
 from fedveil.base.message import Message, encode
 from fedveil.engine.assembly import ModelShape
 from fedveil.engine.executors.executor import Executor
-from fedveil.errors import RunStopped
+from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange, reply_was_lost, reported
 from fedveil.flower.job import job_client
 from fedveil.flower.job.example_shape import telling, telling_form
 from fedveil.flower.job.node_mapping import Members
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD
-from fedveil.flower.records import addressed_records, common_record, to_records
+from fedveil.flower.records import (
+    addressed_records,
+    bundled_records,
+    common_record,
+    from_records,
+    naming,
+)
 from fedveil.protections.base import Protection, RoundContext
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import shared
@@ -30,6 +36,9 @@ _GRACE_S = 300.0
 _RETURN_S = 90.0
 #: Time that the server waits at the run's end for clients to forget an unfinished round.
 _FORGET_S = 15.0
+#: A message to a node with several clients asks for at most about this many bytes, since a few
+#: replies are in memory at once.
+_REPLY_BYTES = 32_000_000
 
 
 class GridExecutor(Executor):
@@ -79,17 +88,16 @@ class GridExecutor(Executor):
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         node_of = self._members.node_of
         reached = {client: message for client, message in messages.items() if client in node_of}
-        client_of = {node_of[client]: client for client in reached}
         yield from map(outcomes.Unreached, messages.keys() - reached.keys())
-        outgoing = list(self._outgoing(phase, reached))
+        parts = list(self._parts(reached))
+        outgoing = list(self._outgoing(phase, reached, parts))
         self._opening = False
-        for node, reply in exchange(self._grid, outgoing, self._window_s):
-            client = client_of[node]
-            answer = outcomes.Unreached(client) if reply is None else self._read(client, reply)
-            if answer is not None:
+        for at, reply in exchange(self._grid, outgoing, self._window_s):
+            node, clients = parts[at]
+            for answer in self._answers(node, clients, reply):
                 ended = phase == self._protection.phases[-1]
                 if ended or not isinstance(answer, outcomes.Report | outcomes.Unreached):
-                    self._unfinished.discard(client)
+                    self._unfinished.discard(answer.client)
                 yield answer
 
     def close(self) -> None:
@@ -116,24 +124,44 @@ class GridExecutor(Executor):
                 f"{limit_s:g} s, {least} are needed"
             )
 
+    def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
+        """Yield each message's node, and the clients whose messages it carries."""
+        at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
+        parts: dict[int, list[ClientId]] = {}
+        for client in clients:
+            parts.setdefault(self._members.node_of[client], []).append(client)
+        for node, here in parts.items():
+            for start in range(0, len(here), at_once):
+                yield node, here[start : start + at_once]
+
     def _outgoing(
-        self, phase: str, messages: Mapping[ClientId, Message]
+        self,
+        phase: str,
+        messages: Mapping[ClientId, Message],
+        parts: Iterable[tuple[int, Sequence[ClientId]]],
     ) -> Iterator[FlowerMessage]:
         trains = phase == self._protection.trains
         common = common_record(self._common(trains))
         if len(self._protection.phases) > 1:
             self._unfinished.update(messages)
-        for message, clients in shared(messages):
-            encoded = encode(message)
-            for client in clients:
-                own = self._own(client) if trains else {}
-                yield FlowerMessage(
-                    addressed_records(client, encoded, common, own),
-                    self._members.node_of[client],
-                    f"train.{phase}",
-                    ttl=self._window_s + _GRACE_S,
-                    group_id=str(self._context.round),
-                )
+        encoded: dict[ClientId, bytes] = {}
+        for message, receivers in shared(messages):
+            encoded.update(dict.fromkeys(receivers, encode(message)))
+        for node, clients in parts:
+            own = {client: self._own(client) if trains else {} for client in clients}
+            if node in self._members.shared:
+                asked = {client: encoded[client] for client in clients}
+                records = bundled_records(asked, common, own)
+            else:
+                (client,) = clients
+                records = addressed_records(client, encoded[client], common, own[client])
+            yield FlowerMessage(
+                records,
+                node,
+                f"train.{phase}",
+                ttl=self._window_s + _GRACE_S,
+                group_id=str(self._context.round),
+            )
 
     def _own(self, client: ClientId) -> Message:
         """Return the fields for this client alone: the last round whose sum contains its report."""
@@ -153,24 +181,58 @@ class GridExecutor(Executor):
             **({KEPT_FIELD: self._run} if self._job.keeps_state else {}),
         }
 
-    def _read(self, client: ClientId, reply: FlowerMessage) -> Answer | None:
-        if reply.has_error():
-            word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else None
-            if word == job_client.STRANGER:
-                self._members.doubt(client)
-            if word == job_client.ANSWERED:
-                return outcomes.Withheld(client, "its update of this round has left it before")
-            if word == job_client.WITHHELD:
-                return outcomes.Withheld(client, "the client's own log says why")
-            if word == job_client.FAILED:
-                return outcomes.Failed(client, "the client's own log says why")
-            return None if reply_was_lost(reply) else outcomes.Unreached(client)
-        return reported(client, reply)
+    def _answers(
+        self, node: int, clients: Sequence[ClientId], reply: FlowerMessage | None
+    ) -> Iterator[Answer]:
+        """Yield the answers in a node's reply. The client of a missing one has dropped out."""
+        if reply is None:
+            yield from map(outcomes.Unreached, clients)
+        elif reply.has_error():
+            if not reply_was_lost(reply):
+                word = reply.error.reason if reply.error.code == job_client.ERROR_CODE else None
+                yield from (self._without(client, word) for client in clients)
+        elif node in self._members.shared:
+            yield from self._shared(clients, reply)
+        else:
+            yield from (reported(client, reply) for client in clients)
+
+    def _shared(self, clients: Sequence[ClientId], reply: FlowerMessage) -> Iterator[Answer]:
+        """Yield the answers of a node's clients. A reply that names another is refused as one."""
+        try:
+            answers = from_records(reply.content)
+            if not answers.keys() <= set(map(str, clients)):
+                raise MessageInvalid("a node answers for clients that were not asked")
+        except MessageInvalid as error:
+            yield from (outcomes.Refused(client, 0, str(error)) for client in clients)
+            return
+        for client in clients:
+            answer = answers.pop(str(client), None)
+            if isinstance(answer, bytes):
+                yield outcomes.Report(client, answer)
+            elif answer in job_client.WORDS:
+                yield self._without(client, str(answer))
+            elif answer is not None:
+                yield outcomes.Refused(client, 0, "an answer that is neither report nor word")
+
+    def _without(self, client: ClientId, word: str | None) -> Answer:
+        """Return the answer of a client without a report, for its app's `word` or Flower's own."""
+        if word == job_client.STRANGER:
+            self._members.doubt(client)
+        if word == job_client.ANSWERED:
+            return outcomes.Withheld(client, "its update of this round has left it before")
+        if word == job_client.WITHHELD:
+            return outcomes.Withheld(client, "the client's own log says why")
+        if word == job_client.FAILED:
+            return outcomes.Failed(client, "the client's own log says why")
+        return outcomes.Unreached(client)
 
     def _farewells(self) -> list[FlowerMessage]:
+        """Return a message to each node with unfinished clients, which names them."""
         node_of, question = self._members.node_of, f"query.{job_client.FORGET}"
+        parts: dict[int, list[ClientId]] = {}
+        for client in sorted(self._unfinished & node_of.keys()):
+            parts.setdefault(node_of[client], []).append(client)
         return [
-            FlowerMessage(to_records({}), node_of[client], question, ttl=_GRACE_S)
-            for client in sorted(self._unfinished)
-            if client in node_of
+            FlowerMessage(naming(clients), node, question, ttl=_GRACE_S)
+            for node, clients in parts.items()
         ]

@@ -1,27 +1,27 @@
 """The ClientApp of a deployed job. It answers one message of a round at a time.
 
 Flower starts a process for each message. A reply contains only the answer of the protection's
-client half, or a fixed word in place of an answer. Reasons, warnings, metrics and tracebacks depend
-on the client's data, so they stay in this machine's log. Other data is sent only if the job says
-that clients reveal it.
+client half, or a fixed word in place of an answer. A node with several clients answers for each of
+them separately, from the client's own data, account, keys and state. Reasons, warnings, metrics and
+tracebacks depend on the client's data, so they stay in this machine's log. Other data is sent only
+if the job says that clients reveal it.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.base.message import Message as Words
-from fedveil.base.message import Value, encode, only_fields, take
+from fedveil.base.message import encode, only_fields, take
 from fedveil.base.own_code import place_of
 from fedveil.engine.job_protection import Deployed, job_digest, make_protection, report_entropy
 from fedveil.errors import (
@@ -36,16 +36,25 @@ from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.fixed_time import FixedTime
 from fedveil.flower.job import app_folder
 from fedveil.flower.job.example_shape import FORM_FIELDS
+from fedveil.flower.job.member import Member, RoundTraining, members_of
 from fedveil.flower.job.saved_states import KEPT_FIELD, SUMMED_FIELD, kept_states
 from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.flower.own_account import OwnLedger, asked_spending, count_report, total_of
-from fedveil.flower.records import encoded_records, from_addressed_records
-from fedveil.flower.sealed_state import STATE_FOLDER, SealedState, StateFolder
+from fedveil.flower.records import (
+    Addressed,
+    encoded_records,
+    from_addressed_records,
+    from_bundled_records,
+    named_clients,
+)
+from fedveil.flower.sealed_state import SealedState
 from fedveil.protections.always_answers import Reply, answer_trained, reason
 from fedveil.protections.base import ClientContext, ClientRound, Protection, Update, origin_of
 from fedveil.protections.catalog import find
-from fedveil.rounds.outcomes import ClientId
 from fedveil.settings.differences import differences
+
+if TYPE_CHECKING:
+    from fedveil.engine.executors.client_side import ClientsData
 
 #: The server's queries: say which client you are, and forget a round that ended without you.
 INTRODUCE, FORGET = "introduce", "forget"
@@ -53,6 +62,7 @@ INTRODUCE, FORGET = "introduce", "forget"
 WITHHELD, FAILED, STRANGER = "withheld", "failed", "another client"
 #: The reason that the client has already sent its update of that round.
 ANSWERED = "answered before"
+WORDS = (WITHHELD, FAILED, STRANGER, ANSWERED)
 ERROR_CODE = 200
 
 #: Fields of a round's messages: whether it is the round's first, its number, and the number of
@@ -63,75 +73,15 @@ TRAINING_FIELDS = ("weights", "example_shape", "classes", "fingerprint")
 _log = logging.getLogger("flwr")
 
 
-class Owner(Protocol):
-    """The demands of the site's owner. They hold for every job, and no job can remove them.
-
-    With an owner, an unusable update is reported as an update of zero under every protection. A
-    missing report would reveal something that the owner has not permitted.
-    """
-
-    @property
-    def answer_after_s(self) -> float | None:
-        """Return the least time from a request to its answer, in seconds, or None."""
-
-    def charge(self, protection: Protection, asked: Words) -> None:
-        """Charge the report that the message `asked` requests. Raises if it may not be sent."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """This SuperNode's identity, from its node configuration.
-
-    `client` is its number in the job. `data` names the user's function that returns its examples.
-    Without it, the client has its part of the job's data set. `seeded` is True if its reports use
-    the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
-    `identity` is the file with its private key, and `roster` the file with every client's public
-    key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
-    if the site has a policy.
-    """
-
-    client: ClientId
-    data: str | None
-    seeded: bool
-    keys: StateFolder
-    accounts: StateFolder
-    identity: Path | None
-    roster: Path | None
-    job: Path | None
-    owner: Owner | None = None
-
-    @classmethod
-    def of(cls, config: Mapping[str, object], job: Job) -> Member:
-        """Read the member from a node configuration. `partition-id` may replace `client`."""
-        number = config.get("client", config.get("partition-id"))
-        clients = job.clients.number or 0
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
-            raise DeploymentError(
-                f"the node configuration says client = {number!r}, a whole number in "
-                f"[0, {clients}) is needed: flower-supernode --node-config 'client=0'"
-            )
-        folder = _text(config, STATE_FOLDER)
-        seeded = config.get("seeded", False)
-        if not isinstance(seeded, bool):
-            raise DeploymentError(
-                f"the node configuration says seeded = {seeded!r}, true or false is needed"
-            )
-        return cls(
-            client=number,
-            data=_text(config, "data"),
-            seeded=seeded,
-            keys=StateFolder.for_keys(folder),
-            accounts=StateFolder.for_accounts(folder),
-            identity=_path(config, "identity"),
-            roster=_path(config, "roster"),
-            job=_path(config, "job"),
-        )
-
-
 def make_app(folder: Path) -> ClientApp:
     job = app_folder.read_job(folder)
     app = ClientApp()
-    handle = _guarded(lambda m, c: answer(job, Member.of(c.node_config, job), m, c))
+
+    def handle(message: Message, context: Context) -> Message:
+        said = _guarded(lambda: _node_answer(job, message, context))
+        content = Error(ERROR_CODE, said) if isinstance(said, str) else encoded_records(said)
+        return Message(content, reply_to=message)
+
     for action in find(job.protection.name).phases:
         app.train(action)(handle)
     app.query(INTRODUCE)(handle)
@@ -146,56 +96,93 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
     """
     match message.metadata.message_type.split("."):
         case ["query", kind] if kind == INTRODUCE:
-            return _introduce(job, member)
+            return _introduce(OwnFiles(job), [member])
         case ["query", kind] if kind == FORGET:
             SealedState(member.keys, job_digest(job), member.client, context.state).erase()
             return encode({})
         case ["train", phase] if phase in find(job.protection.name).phases:
-            return _answer(job, member, message, context)
+            return _answer(OwnFiles(job), member, from_addressed_records(message.content), context)
     raise MessageInvalid("a message of a kind that no job sends")
+
+
+def _node_answer(job: Job, message: Message, context: Context) -> bytes:
+    """Return the answer of the node's one client, or one message with those of several."""
+    members, files = members_of(context.node_config, job), OwnFiles(job)
+    if len(members) == 1:
+        (member,) = members.values()
+        return answer(job, member, message, context)
+    match message.metadata.message_type.split("."):
+        case ["query", kind] if kind == INTRODUCE:
+            return _introduce(files, list(members.values()))
+        case ["query", kind] if kind == FORGET:
+            for client in members.keys() & set(named_clients(message.content)):
+                SealedState(members[client].keys, job_digest(job), client, context.state).erase()
+            return encode({})
+
+    # All parts are read before the first is answered and charged.
+    parts = list(from_bundled_records(message.content))
+    return encode({str(p[0]): _part(files, members.get(p[0]), p, context) for p in parts})
+
+
+def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Context) -> bytes | str:
+    return STRANGER if member is None else _guarded(lambda: _answer(files, member, part, context))
+
+
+class OwnFiles:
+    """Files of a node that several of its clients read, each read once for a message."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.own_job = cache(Job.load)
+        self.roster = cache(app_folder.read_roster)
+        self.data = cache(self._data)
+
+    def _data(self) -> ClientsData:
+        from fedveil.flower.job.client_training import shared_data
+
+        return shared_data(self.job)
 
 
 class _Misaddressed(Exception):
     """Raised if the message is for another client: the server's mapping of nodes is outdated."""
 
 
-def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle` to send a fixed word for an error. Flower would send the error's text."""
-
-    def reply(message: Message, context: Context) -> Message:
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                answer = handle(message, context)
-            for warning in caught:
-                _log.warning("%s: %s", warning.category.__name__, warning.message)
-            return Message(encoded_records(answer), reply_to=message)
-        except _Misaddressed:
-            return Message(Error(ERROR_CODE, STRANGER), reply_to=message)
-        except AnsweredBefore as reason:
-            _log.warning("%s", reason)
-            return Message(Error(ERROR_CODE, ANSWERED), reply_to=message)
-        except (ClientWithheld, MessageInvalid) as reason:
-            _log.warning("this client withholds its answer: %s", reason)
-            return Message(Error(ERROR_CODE, WITHHELD), reply_to=message)
-        except Exception as error:
-            _log.exception("this client cannot answer: %s", _told(error))
-            return Message(Error(ERROR_CODE, FAILED), reply_to=message)
-
-    return reply
+def _guarded(answer: Callable[[], bytes]) -> bytes | str:
+    """Return the answer, or a fixed word for an error. Flower would send the error's text."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            said = answer()
+        for warning in caught:
+            _log.warning("%s: %s", warning.category.__name__, warning.message)
+        return said
+    except _Misaddressed:
+        return STRANGER
+    except AnsweredBefore as reason:
+        _log.warning("%s", reason)
+        return ANSWERED
+    except (ClientWithheld, MessageInvalid) as reason:
+        _log.warning("this client withholds its answer: %s", reason)
+        return WITHHELD
+    except Exception as error:
+        _log.exception("this client cannot answer: %s", _told(error))
+        return FAILED
 
 
-def _introduce(job: Job, member: Member) -> bytes:
-    _check_own_job(job, member)
-    answer: dict[str, Value] = {"client": member.client}
-    if "examples" in job.deployment.reveal:
-        from fedveil.flower.job.client_training import example_count
+def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
+    """Return the number of the node's client, or those of several, and what the job reveals."""
+    clients, counts = [member.client for member in members], list[int]()
+    for member in members:
+        _check_own_job(files, member)
+        if "examples" in files.job.deployment.reveal:
+            from fedveil.flower.job.client_training import example_count
 
-        answer["examples"] = example_count(job, member.client, member.data)
-    return encode(answer)
+            counts.append(example_count(files.job, member.client, member.data, files.data))
+    said = {"client": clients} | ({"examples": counts} if counts else {})
+    return encode({k: v[0] if len(v) == 1 else np.array(v, np.int64) for k, v in said.items()})
 
 
-def _check_own_job(job: Job, member: Member) -> None:
+def _check_own_job(files: OwnFiles, member: Member) -> None:
     """Raise an error if the app's job differs from the operator's own copy of the job.
 
     The app comes from the server. Every guarantee depends on its job: on the protection, the
@@ -203,8 +190,7 @@ def _check_own_job(job: Job, member: Member) -> None:
     """
     if member.job is None:
         return
-    own = Job.load(member.job)
-    changed = differences(job.model_dump(), own.model_dump())
+    changed = differences(files.job.model_dump(), files.own_job(member.job).model_dump())
     if told := [f"{key} is {theirs}, and {mine} in the own copy" for key, theirs, mine in changed]:
         raise DeploymentError(
             f"the app's job is not the one in {member.job}, which this node's configuration names: "
@@ -212,8 +198,8 @@ def _check_own_job(job: Job, member: Member) -> None:
         )
 
 
-def _answer(job: Job, member: Member, message: Message, context: Context) -> bytes:
-    addressee, asked, common = from_addressed_records(message.content)
+def _answer(files: OwnFiles, member: Member, part: Addressed, context: Context) -> bytes:
+    job, (addressee, asked, common) = files.job, part
     trains = "weights" in common
     kept_fields = [KEPT_FIELD, SUMMED_FIELD] if job.keeps_state else []
     form_fields = FORM_FIELDS if job.privacy.unit == "example" else ()
@@ -225,11 +211,11 @@ def _answer(job: Job, member: Member, message: Message, context: Context) -> byt
         raise MessageInvalid(f"round = {round} is outside [1, {job.rounds}]")
     if addressee != member.client:
         raise _Misaddressed
-    _check_own_job(job, member)
+    _check_own_job(files, member)
     state = SealedState(member.keys, job_digest(job), member.client, context.state)
     kept = state.take(round)
     deployed = Deployed(
-        roster=app_folder.own_roster(job.protection, member.roster, member.identity),
+        roster=app_folder.own_roster(job.protection, member.roster, member.identity, files.roster),
         identity=None if member.identity is None else read_identity(member.identity),
     )
     protection = make_protection(job, job.training.report_length(dimension), deployed)
@@ -254,7 +240,7 @@ def _answer(job: Job, member: Member, message: Message, context: Context) -> byt
 
     with FixedTime(_answer_after_s(job, member) if trains else None) as time:
         if trains:
-            answered = _trained(job, member, protection, asked, common, half, time)
+            answered = _trained(files, member, protection, asked, common, half, time)
         else:  # no update needed: no model, no examples
             mine = half(0, np.broadcast_to(np.float32(0), dimension))
             answered = Reply(mine, mine.respond(asked, None))
@@ -265,7 +251,7 @@ def _answer(job: Job, member: Member, message: Message, context: Context) -> byt
 
 
 def _trained(
-    job: Job,
+    files: OwnFiles,
     member: Member,
     protection: Protection,
     asked: Words,
@@ -279,14 +265,13 @@ def _trained(
     `common` the message to all. `half` makes the protection's client half. `time` fixes when the
     answer leaves.
     """
-    from fedveil.flower.job.client_training import Training
-
+    job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
             "the job's reports draw from its seed, which protects nothing: a client sends them "
             "only if its own node configuration says seeded=true, which is for tests"
         )
-    training = Training(job, common, partial(kept_states, job, common, member.accounts))
+    training = _training(files, member, common)
     _charge(job, member, protection, asked)
     if member.owner is not None:
         member.owner.charge(protection, asked)
@@ -308,6 +293,16 @@ def _trained(
     else:
         training.reported(protection, asked)
     return answered
+
+
+def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
+    job = files.job
+    if member.training is not None:
+        return member.training(job, common)
+    from fedveil.flower.job.client_training import Training
+
+    states = partial(kept_states, job, common, member.accounts)
+    return Training(job, common, states, files.data)
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:
@@ -338,15 +333,3 @@ def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> N
     limits += total_of(job.protection.position, protection.settings)
     if limits:
         OwnLedger(file("account")).charge(asked_spending(protection, asked), limits)
-
-
-def _text(config: Mapping[str, object], key: str) -> str | None:
-    value = config.get(key)
-    if value is not None and not isinstance(value, str):
-        raise DeploymentError(f"the node configuration says {key} = {value!r}, text is needed")
-    return value
-
-
-def _path(config: Mapping[str, object], key: str) -> Path | None:
-    value = _text(config, key)
-    return None if value is None else Path(value)

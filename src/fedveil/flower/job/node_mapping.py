@@ -1,14 +1,15 @@
-"""Maps clients to SuperNodes. Each node says which client it is."""
+"""Maps clients to SuperNodes. Each node says which clients it holds."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
 
+import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedveil.base.message import decode, only_fields, take
+from fedveil.base.message import decode, only_fields, take, take_array
 from fedveil.errors import MessageInvalid
 from fedveil.federated.job import Job
 from fedveil.flower.exchange import exchange
@@ -29,16 +30,20 @@ class Members:
 
     If several nodes claim the number of one client, the last node gets it. A restarted node without
     a stored identity has a new node number, while its old number still seems to be connected.
-    Flower's node authentication decides which nodes may connect.
+    Flower's node authentication decides which nodes may connect, and the job how many clients a
+    node may claim.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
         self._grid = grid
         self._clients = job.clients.number or 0
+        self._most = job.deployment.clients_per_node
         self._revealed = job.deployment.reveal
         self._event = event
-        self._client_of: dict[int, ClientId] = {}
+        self._clients_of: dict[int, set[ClientId]] = {}
         self._node_of: dict[ClientId, int] = {}
+        #: Nodes that hold several clients, whose messages to them come and go together.
+        self.shared: set[int] = set()
         self._asked_at: dict[int, float] = {}
 
     @property
@@ -46,31 +51,36 @@ class Members:
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
-        """Forget which node the client is, so that the next poll asks that node again."""
-        node = self._node_of.pop(client, None)
+        """Forget which clients the client's node holds, so that the next poll asks it again."""
+        node = self._node_of.get(client)
         if node is not None:
-            del self._client_of[node], self._asked_at[node]
+            self._forget(node)
+            del self._asked_at[node]
+
+    def _forget(self, node: int) -> set[ClientId]:
+        clients = self._clients_of.pop(node)
+        for client in clients:
+            del self._node_of[client]
+        return clients
 
     def look(self) -> None:
         """Poll once: remove disconnected nodes, and ask new nodes which clients they are."""
         here = set(self._grid.get_node_ids())
-        for node in [node for node in self._client_of if node not in here]:
-            client = self._client_of.pop(node)
-            del self._node_of[client]
-            self._event(f"client {client} is gone")
+        for node in [node for node in self._clients_of if node not in here]:
+            self._event(f"{_named(self._forget(node))} gone")
         now = time.monotonic()
         self._asked_at = {n: at for n, at in self._asked_at.items() if n in here}
         new = [
             node
             for node in sorted(here)
-            if node not in self._client_of
+            if node not in self._clients_of
             and now - self._asked_at.get(node, -_PATIENCE_S) >= _PATIENCE_S
         ]
         self._asked_at.update(dict.fromkeys(new, now))
         questions = [Message(to_records({}), node, "query.introduce") for node in new]
-        for node, reply in exchange(self._grid, questions, _INTRODUCTION_S) if questions else ():
+        for at, reply in exchange(self._grid, questions, _INTRODUCTION_S) if questions else ():
             if reply is not None:
-                self._meet(node, reply)
+                self._meet(new[at], reply)
 
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
@@ -88,25 +98,56 @@ class Members:
 
     def _meet(self, node: int, reply: Message) -> None:
         try:
-            client, more = self._read(reply)
+            clients, more = self._read(reply)
         except MessageInvalid as error:
             self._event(f"node {node} does not say which client it is: {short(str(error))}")
             return
-        old = self._node_of.get(client)
-        if old is not None:
+        here = {client for client in clients if client not in self._node_of}
+        for client in sorted(clients - here):
+            old = self._node_of[client]
             self._event(f"node {node} says that it is client {client}, as node {old} has said")
-            del self._client_of[old]
-        else:
-            self._event(f"client {client} is here{more}")
-        self._client_of[node], self._node_of[client] = client, node
+            self._clients_of[old].remove(client)
+            if not self._clients_of[old]:
+                del self._clients_of[old]
+        if here:
+            self._event(f"{_named(here)} here{more}")
+        if len(clients) > 1:
+            self.shared.add(node)
+        self._clients_of[node] = clients
+        self._node_of.update(dict.fromkeys(clients, node))
 
-    def _read(self, reply: Message) -> tuple[ClientId, str]:
+    def _read(self, reply: Message) -> tuple[set[ClientId], str]:
+        """Return the clients of a node's introduction, and the words on what else it says."""
         if reply.has_error():
             raise MessageInvalid("its own log says why")
-        answer = decode(encoded_message(reply.content), _INTRODUCTION_BYTES)
+        longest = _INTRODUCTION_BYTES + 16 * (self._most - 1)
+        answer = decode(encoded_message(reply.content), longest)
         only_fields(answer, "client", *self._revealed)
-        client = take(answer, "client", int)
-        if not 0 <= client < self._clients:
-            raise MessageInvalid(f"client = {client} is outside [0, {self._clients})")
-        examples = f", with {take(answer, 'examples', int)} examples" if self._revealed else ""
-        return client, examples
+        if type(answer["client"]) is int:
+            clients = [answer["client"]]
+            examples = take(answer, "examples", int) if self._revealed else 0
+        else:
+            clients = take_array(answer, "client", np.int64, (None,)).tolist()
+            each = (len(clients),)
+            examples = sum(take_array(answer, "examples", np.int64, each)) if self._revealed else 0
+        if not 0 < len(set(clients)) == len(clients) <= self._most:
+            raise MessageInvalid(
+                f"it names {len(clients)} clients, and deployment.clients_per_node = {self._most}"
+            )
+        if wrong := [client for client in clients if not 0 <= client < self._clients]:
+            raise MessageInvalid(f"client = {wrong[0]} is outside [0, {self._clients})")
+        return set(clients), f", with {examples} examples" if self._revealed else ""
+
+
+def _named(clients: Collection[ClientId]) -> str:
+    """Return the clients and their verb: `client 3 is`, `clients 0-9 and 12 are`."""
+    if len(clients) == 1:
+        return f"client {min(clients)} is"
+    ranges: list[list[ClientId]] = []
+    for client in sorted(clients):
+        if ranges and client == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [client]
+        else:
+            ranges.append([client])
+    *most, last = ["-".join(map(str, ends)) for ends in ranges]
+    return f"clients {', '.join(most)}{' and ' if most else ''}{last} are"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -66,15 +66,17 @@ class ArrowBlock(Piece):
                 return None
             if decimal == ",":
                 words = pc.replace_substring(words, ",", ".")
-            words = pc.if_else(_missing(words), None, words)
+            words = pc.if_else(pc.is_in(words, value_set=_markers()), pa.NULL, words)
             try:
                 found = pa.DictionaryArray.from_arrays(found.indices, words.cast("float64"))
             except pa.ArrowInvalid:
                 return None
             found = found.dictionary_decode()
-        values: Float64s = _values(pc.fill_null(found, np.nan), np.float64)
+        missing, values = found.null_count, _values(found, np.float64)
+        if missing:
+            values = np.where(_values(found.is_null().cast("uint8"), np.bool_), np.nan, values)
         # pyarrow reads a text such as nan(7) as a number that is not missing.
-        return values if np.isnan(values).sum() == found.null_count else None
+        return values if np.isnan(values).sum() == missing else None
 
     def _text(self, column: str) -> Any:
         import pyarrow as pa
@@ -164,14 +166,18 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
     return len(ends) if (opens & closes & same_line).all() else None
 
 
-def _missing(words: Any) -> Any:
-    import pyarrow.compute as pc
+@cache
+def _markers() -> Any:
+    """Return the markers as an array of pyarrow, whose own conversion would import pandas."""
+    import pyarrow as pa
 
-    return reduce(pc.or_, (pc.equal(words, marker) for marker in _NULLS))
+    ends = np.cumsum([0, *map(len, _NULLS)], dtype=np.int32)
+    texts = "".join(_NULLS).encode()
+    return pa.StringArray.from_buffers(len(_NULLS), pa.py_buffer(ends), pa.py_buffer(texts))
 
 
 def _values(array: Any, kind: npt.DTypeLike) -> Any:
-    """Return the values of an array that has no nulls, without importing pandas."""
+    """Return an array's values, any value for a null. Unlike `to_numpy`, it imports no pandas."""
     if not len(array):
         return np.empty(0, kind)
     offset = array.offset * np.dtype(kind).itemsize

@@ -35,8 +35,8 @@ _KNOWN = {
     b"PAR1": "a Parquet file; name it .parquet", b"%PDF": "a PDF document",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook", b"{\\rtf": "a rich text document",
 }  # fmt: skip
-#: Bytes read at a time, and those that decide on the encoding.
-_AT_ONCE, _HEAD = 1 << 23, 1 << 16
+#: Bytes read at a time, those that decide on the encoding, and those that decide on UTF-16.
+_AT_ONCE, _BEGINNING, _HEAD = 1 << 22, 1 << 23, 1 << 16
 _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 
 
@@ -113,7 +113,7 @@ def key(place: str | None, stated: str) -> str:
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
     """Return a file's format, partly guessed. `place` is the path of `settings` in the job."""
     with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
-        head = raw.read(_AT_ONCE)
+        head = raw.read(_BEGINNING)
     for begin, what in _KNOWN.items():
         if head.startswith(begin):
             raise DataInvalid(f"{path} is {what}, not CSV")

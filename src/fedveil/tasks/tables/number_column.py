@@ -34,20 +34,31 @@ class Cells:
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
-        self._cache: dict[str, list[float]] = {}
+        self._rows: dict[str, int] = {}
+        self._numbers = np.empty((0, len(FORMS)))
 
-    def numbers(self, word: str) -> list[float]:
-        """Return what each form reads in a cell: a number, NaN if missing, infinity if invalid."""
-        found = self._cache.get(word)
-        if found is None:
-            if is_missing(word, self.empty):
-                found = [np.nan] * len(FORMS)
-            else:
-                read = [parse(word) for parse in FORMS.values()]
-                found = [_BAD if number is None else number for number in read]
-            if len(self._cache) < _CACHED and len(word) <= _SHORT:
-                self._cache[word] = found
+    def numbers(self, words: Sequence[str]) -> Float64s:
+        """Return each cell's number for each form: NaN if missing, infinity if no fit."""
+        rows = [self._rows.get(word, -1) for word in words]
+        new = [at for at, row in enumerate(rows) if row < 0]
+        read = np.array([self._read(words[at]) for at in new], np.float64).reshape(-1, len(FORMS))
+        if len(new) == len(words):
+            found = read
+        else:
+            found = self._numbers[rows]
+            found[new] = read
+        kept = [at for at, word in enumerate(new) if len(words[word]) <= _SHORT]
+        if len(self._rows) + len(kept) <= _CACHED:
+            first = len(self._numbers)
+            self._rows.update((words[new[at]], first + row) for row, at in enumerate(kept))
+            self._numbers = np.concatenate([self._numbers, read[kept]])
         return found
+
+    def _read(self, word: str) -> list[float]:
+        if is_missing(word, self.empty):
+            return [np.nan] * len(FORMS)
+        read = [parse(word) for parse in FORMS.values()]
+        return [_BAD if number is None else number for number in read]
 
 
 class NumberColumn:
@@ -78,7 +89,13 @@ class NumberColumn:
         if len(present):
             self._seen = True
             whole = bool((present == np.floor(present)).all())
-            kept = _DECIMALS if whole else ("point",) if "point" in self.forms else self.forms
+            kept: Sequence[str] = self.forms
+            if whole:
+                kept = _DECIMALS
+            elif "point" in self.forms:
+                kept = ("point",)
+            if ((present == 0) | (present == 1)).all():
+                kept = (*_DECIMALS, "boolean")  # words such as yes may follow
             self.forms = [form for form in self.forms if form in kept] or self.forms
         self._check_missing(values, piece)
         self._spool.append([self._key(form) for form in self.forms], values)
@@ -88,9 +105,8 @@ class NumberColumn:
 
     def _add_texts(self, piece: Piece) -> None:
         codes, words = piece.coded(self.name)
-        read = [self._cells.numbers(word) for word in words]
-        table = np.array(read, np.float64).reshape(len(words), -1)
-        table = table[:, [list(FORMS).index(form) for form in self.forms]]
+        read = self._cells.numbers(words)
+        table = read[:, [list(FORMS).index(form) for form in self.forms]]
         bad = np.isinf(table)
         failures = bad[codes].sum(axis=0)
         fits = failures == 0

@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache, reduce
-from pathlib import Path
-from typing import Any, TypeAlias
+from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from fedveil.entropy import Entropy, Secure
-from fedveil.errors import MessageInvalid, MissingExtra
+from fedveil.errors import MessageInvalid
 from fedveil.vertical.remote import exponent_proof
+from fedveil.vertical.ristretto import point_batches
+from fedveil.vertical.ristretto.point_batches import HASH_BYTES, POINT_BYTES, Points, group
 from fedveil.vertical.rows import Ids
 
-#: Points, one in each row.
-Points: TypeAlias = npt.NDArray[np.uint8]
-POINT_BYTES = 32
+_NO_POINTS = np.empty((0, POINT_BYTES), np.uint8)
 #: The number of points that a thread processes at a time.
 _PIECE = 512
 _DOMAIN = b"fedveil: an id of %s\0"
@@ -38,53 +34,34 @@ class Blinding:
     """A secret exponent k, drawn once for an alignment and never saved."""
 
     def __init__(self, entropy: Entropy) -> None:
-        self._exponent: bytes = _group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
+        self._exponent: bytes = group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
 
     def blinded(self, ids: Ids, subset: str) -> Points:
         """Return H(x)^k of every id x, in order. Each `subset` of examples has a different H."""
-        point, domain = _group().crypto_core_ristretto255_from_hash, _DOMAIN % subset.encode()
-
-        def one(text: bytes) -> bytes:
-            return self._raised(point(hashlib.sha512(domain + text).digest()))
-
-        return self._all(list(texts(ids)), one)
+        domain = _DOMAIN % subset.encode()
+        joined = b"".join(hashlib.sha512(domain + text).digest() for text in texts(ids))
+        hashes = np.frombuffer(joined, np.uint8).reshape(-1, HASH_BYTES)
+        return _in_pieces(lambda some: point_batches.hashed(hashes[some], self._exponent), len(ids))
 
     def raised(self, points: Points) -> Points:
         """Return P^k of every point P.
 
         Raises `MessageInvalid` for an invalid point or the identity.
         """
-        return self._all([row.tobytes() for row in points], self._raised)
+        return _in_pieces(
+            lambda some: point_batches.raised(points[some], self._exponent), len(points)
+        )
 
     @property
     def commitment(self) -> bytes:
         """Return G^k with the group's generator G: the commitment that proofs refer to."""
-        committed: bytes = _group().crypto_scalarmult_ristretto255_base(self._exponent)
+        committed: bytes = group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
         """Prove that `raised` are `points` raised to the exponent in the commitment."""
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
-        return exponent_proof.prove(_group(), self._exponent, self.commitment, weighted, Secure())
-
-    def _raised(self, point: bytes) -> bytes:
-        raised: bytes = _group().crypto_scalarmult_ristretto255(self._exponent, point)
-        return raised
-
-    def _all(self, given: Sequence[bytes], one: Callable[[bytes], bytes]) -> Points:
-        """Apply `one` to each item, on one thread per core. The library releases the GIL."""
-
-        def piece(start: int) -> bytes:
-            return b"".join(map(one, given[start : start + _PIECE]))
-
-        starts = range(0, len(given), _PIECE)
-        try:
-            joined = b"".join(_threads().map(piece, starts))
-        except RuntimeError as error:
-            raise MessageInvalid(
-                "it contains 32 bytes that are not a point of the group"
-            ) from error
-        return np.frombuffer(joined, np.uint8).reshape(-1, POINT_BYTES)
+        return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())
 
 
 def check_raised(
@@ -97,7 +74,7 @@ def check_raised(
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
     weighted, other = _weighted(commitment, points, raised, subset, both=True)
-    exponent_proof.check(_group(), commitment, weighted, other, proof)
+    exponent_proof.check(group(), commitment, weighted, other, proof)
 
 
 def _weighted(
@@ -107,24 +84,23 @@ def _weighted(
 
     B_i are `points`, D_i are `raised`, and d_i their weights in the proof (`exponent_proof`).
     """
-    ours, theirs = ([row.tobytes() for row in rows] for rows in (points, raised))
-    drawn = exponent_proof.weights(commitment, ours + theirs, subset.encode())
-    return _sum(drawn, ours), _sum(drawn, theirs) if both else b""
+    drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
+    return _sum(drawn, points), _sum(drawn, raised) if both else b""
 
 
-def _sum(scalars: Sequence[bytes], points: Sequence[bytes]) -> bytes:
-    """Return Σ d_i P_i for scalars d_i and points P_i, computed in pieces by several threads."""
-    times, add = _group().crypto_scalarmult_ristretto255, _group().crypto_core_ristretto255_add
+def _sum(weights: Points, points: Points) -> bytes:
+    """Return Σ d_i P_i for weights d_i and points P_i, computed in pieces by several threads."""
+    found = _in_pieces(lambda some: point_batches.summed(weights[some], points[some]), len(points))
+    return point_batches.total(found)
 
-    def piece(start: int) -> bytes:
-        pairs = zip(scalars[start : start + _PIECE], points[start : start + _PIECE], strict=True)
-        total: bytes = reduce(add, (times(scalar, point) for scalar, point in pairs))
-        return total
 
+def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
+    """Apply `work` to the rows, on one thread per core. It releases the GIL."""
+    pieces = [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
     try:
-        return reduce(add, _threads().map(piece, range(0, len(points), _PIECE)))
-    except RuntimeError as error:
-        raise MessageInvalid("it contains 32 bytes that are not a point of the group") from error
+        return np.concatenate([_NO_POINTS, *_threads().map(work, pieces)])
+    except point_batches.NoPoint:
+        raise MessageInvalid("it contains 32 bytes that are not a point of the group") from None
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
@@ -137,19 +113,3 @@ def texts(ids: Ids) -> Iterable[bytes]:
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "blinding")
-
-
-@cache
-def _group() -> Any:
-    """Import rbcl, the library of ristretto255, and return its module.
-
-    On import, rbcl writes its copy of libsodium to a temporary file and loads it from there. This
-    function deletes that file.
-    """
-    try:
-        import rbcl
-    except ImportError:
-        raise MissingExtra("rbcl", "vertical", "alignment: intersection") from None
-    with suppress(AttributeError, OSError):
-        Path(rbcl._sodium._name).unlink()
-    return rbcl

@@ -18,11 +18,15 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
+
 from fedveil.entropy import Entropy
 from fedveil.errors import MessageInvalid
+from fedveil.vertical.ristretto.point_batches import Points
 
 SCALAR_BYTES = 32
 PROOF_BYTES = 2 * SCALAR_BYTES
+WEIGHT_BYTES = 16
 
 Point = bytes
 Scalar = bytes
@@ -61,17 +65,20 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
         raise MessageInvalid("its proof of the common examples is wrong")
 
 
-def weights(commitment: Point, points: list[bytes], domain: bytes) -> list[Scalar]:
-    """Return a weight of 128 bits for each pair of points.
+def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
+    """Return a weight of 128 bits for each pair of points, the highest byte first.
 
     The weights are hashes of all points, so points cannot be chosen to suit the weights.
     """
-    seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment + b"".join(points)).digest()
-    count = len(points) // 2
-    return [
-        hashlib.sha256(seed + i.to_bytes(8, "little")).digest()[:16] + bytes(16)
-        for i in range(count)
-    ]
+    seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
+    for rows in (points, raised):
+        seed.update(np.ascontiguousarray(rows).data)
+    start = seed.digest()
+    drawn = b"".join(
+        hashlib.sha256(start + i.to_bytes(8, "little")).digest()[WEIGHT_BYTES - 1 :: -1]
+        for i in range(len(points))
+    )
+    return np.frombuffer(drawn, np.uint8).reshape(-1, WEIGHT_BYTES)
 
 
 def _challenge(group: Any, *points: Point) -> Scalar:

@@ -37,7 +37,8 @@ from fedveil.base.message import Message, Value, take, take_array
 from fedveil.entropy import Secure
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
-from fedveil.vertical.remote.blinding import POINT_BYTES, Blinding, Points, check_raised
+from fedveil.vertical.remote.blinding import Blinding, check_raised
+from fedveil.vertical.ristretto.point_batches import POINT_BYTES, Points
 from fedveil.vertical.rows import Ids, Positions
 
 #: The number of ids sent at a time, while the same number is raised on either side.
@@ -135,22 +136,23 @@ def follow(
         shuffled = ids[subset][order]
         if not (leads[subset] and len(shuffled)):
             continue
-        own, raised = [], []
+        own, raised = _empty(len(shuffled)), _empty(leads[subset])
         for start in range(0, max(leads[subset], len(shuffled)), BATCH):
             if message.get("kind") != "blinded":
                 return message, done
             theirs = _points(message, "points", _size(leads[subset], start))
-            raised.append(blinding.raised(theirs))
-            own.append(blinding.blinded(shuffled[start : start + BATCH], subset))
+            batch = slice(start, start + BATCH)
+            raised[batch] = blinding.raised(theirs)
+            own[batch] = blinding.blinded(shuffled[batch], subset)
             answer: dict[str, Value] = {
                 "kind": "raised",
                 "attempt": attempt,
-                "raised": raised[-1],
-                "blinded": own[-1],
+                "raised": raised[batch],
+                "blinded": own[batch],
             }
             yield Send(leader, answer)
             message = yield from received(leader)
-        done[subset] = Exchanged(order, np.concatenate(own), np.concatenate(raised))
+        done[subset] = Exchanged(order, own, raised)
     return message, done
 
 
@@ -166,9 +168,9 @@ class _Table:
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
         """Return the places, and each follower's ids, as sent and raised to the leader's power."""
-        sent = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
-        raised = {name: np.empty((len(self.ids), POINT_BYTES), np.uint8) for name in self.counts}
-        theirs = {name: np.empty((n, POINT_BYTES), np.uint8) for name, n in self.counts.items()}
+        sent = {name: _empty(count) for name, count in self.counts.items()}
+        raised = {name: _empty(len(self.ids)) for name in self.counts}
+        theirs = {name: _empty(count) for name, count in self.counts.items()}
         ends = {name: max(len(self.ids), count) for name, count in self.counts.items()}
         last = max(ends.values(), default=0)
         for start in range(0, last + BATCH, BATCH):
@@ -215,6 +217,10 @@ class _Table:
             raise Unfit(follower, f"{follower} has a {self.subset} id twice")
         place = np.minimum(np.searchsorted(sorted_others, mine), len(others) - 1)
         return np.where(sorted_others[place] == mine, order[place], -1)
+
+
+def _empty(count: int) -> Points:
+    return np.empty((count, POINT_BYTES), np.uint8)
 
 
 def _size(count: int, start: int) -> int:

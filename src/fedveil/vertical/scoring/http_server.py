@@ -96,11 +96,13 @@ class HttpServer:
         except (ConnectionError, ssl.SSLError, TimeoutError, h11.LocalProtocolError):
             pass  # the client has gone, or is too slow to be answered
         except asyncio.CancelledError:
-            pass  # the service ends; asyncio would print a cancelled connection as an error
+            # The service ends. asyncio would print a cancelled connection as an error, and a TLS
+            # client that is silent would delay the end.
+            writer.transport.abort()
         finally:
             self._tasks.discard(task)
             writer.close()
-            with suppress(ConnectionError, ssl.SSLError, TimeoutError):
+            with suppress(ConnectionError, ssl.SSLError, TimeoutError, asyncio.CancelledError):
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:

@@ -206,7 +206,8 @@ class Scorer:
 
     def _asked(self, message: Message, kind: str, request: int) -> Positions:
         self._due(message, kind, request, "request", "positions")
-        return take_array(message, "positions", np.int64, (None,))
+        # An array from a message is read-only, which torch warns about.
+        return take_array(message, "positions", np.int64, (None,)).copy()
 
     def _allowed(self, follower: str, message: Message, count: int) -> npt.NDArray[np.bool_]:
         try:

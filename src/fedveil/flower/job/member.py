@@ -1,0 +1,158 @@
+"""The clients that a node holds, from its configuration: one, or several of one operator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedveil.base.message import Message as Words
+from fedveil.errors import DeploymentError
+from fedveil.federated.job import Job
+from fedveil.flower.sealed_state import STATE_FOLDER, StateFolder
+from fedveil.protections.base import Protection, Update
+from fedveil.rounds.outcomes import ClientId
+
+#: Stands for the client's number in a node configuration.
+_CLIENT = "{client}"
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+class Owner(Protocol):
+    """The demands of the site's owner. They hold for every job, and no job can remove them.
+
+    With an owner, an unusable update is reported as an update of zero under every protection. A
+    missing report would reveal something that the owner has not permitted.
+    """
+
+    @property
+    def answer_after_s(self) -> float | None:
+        """Return the least time from a request to its answer, in seconds, or None."""
+
+    def charge(self, protection: Protection, asked: Words) -> None:
+        """Charge the report that the message `asked` requests. Raises if it may not be sent."""
+
+
+class RoundTraining(Protocol):
+    """A client's training in one round."""
+
+    model: Update
+
+    def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
+        """Return the client's update and number of examples. Raises any error of training."""
+
+    @property
+    def reported(self) -> Callable[[Protection, Words], None]:
+        """Save what a client keeps, once its report is made."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client's identity on its SuperNode, from the node configuration.
+
+    `client` is its number in the job. `data` names the user's function that returns its examples.
+    Without it, the client has its part of the job's data set. `seeded` is True if its reports use
+    the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
+    `identity` is the file with its private key, and `roster` the file with every client's public
+    key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
+    if the site has a policy. `training` makes a round's training elsewhere than in this process,
+    from the server's message to all clients.
+    """
+
+    client: ClientId
+    data: str | None
+    seeded: bool
+    keys: StateFolder
+    accounts: StateFolder
+    identity: Path | None
+    roster: Path | None
+    job: Path | None
+    owner: Owner | None = None
+    training: Callable[[Job, Words], RoundTraining] | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, object], client: ClientId) -> Member:
+        """Return the member `client` of a node configuration."""
+        folder = _text(config, STATE_FOLDER)
+        seeded = config.get("seeded", False)
+        if not isinstance(seeded, bool):
+            raise DeploymentError(
+                f"the node configuration says seeded = {seeded!r}, true or false is needed"
+            )
+        of_client = {key: _of_client(value, client) for key, value in config.items()}
+        return cls(
+            client=client,
+            data=_text(of_client, "data"),
+            seeded=seeded,
+            keys=StateFolder.for_keys(folder),
+            accounts=StateFolder.for_accounts(folder),
+            identity=_path(of_client, "identity"),
+            roster=_path(of_client, "roster"),
+            job=_path(of_client, "job"),
+        )
+
+
+def members_of(config: Mapping[str, object], job: Job) -> dict[ClientId, Member]:
+    """Return the members of a node configuration, by their numbers.
+
+    `client` (or `partition-id`) names one, `clients` several, such as "0-9,12".
+    """
+    named, most = config.get("clients"), job.deployment.clients_per_node
+    numbers = [_one(config, job)] if named is None else _several(named, job)
+    if len(numbers) > most:
+        raise DeploymentError(
+            f"the node configuration says clients = {named!r}, which are {len(numbers)}, and the "
+            f"job allows deployment.clients_per_node = {most}"
+        )
+    if named is not None and "client" in config:
+        raise DeploymentError("the node configuration says both client and clients: remove one")
+    for key in ("data", "identity"):
+        value = config.get(key)
+        if len(numbers) > 1 and value is not None and _CLIENT not in str(value):
+            raise DeploymentError(
+                f"the node configuration says {key} = {value!r} for {len(numbers)} clients, and "
+                f"each needs its own: write {_CLIENT} where the client's number stands"
+            )
+    return {number: Member.of(config, number) for number in numbers}
+
+
+def _one(config: Mapping[str, object], job: Job) -> ClientId:
+    number, clients = config.get("client", config.get("partition-id")), job.clients.number or 0
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < clients:
+        raise DeploymentError(
+            f"the node configuration says client = {number!r}, a whole number in "
+            f"[0, {clients}) is needed: flower-supernode --node-config 'client=0'"
+        )
+    return number
+
+
+def _several(named: object, job: Job) -> list[ClientId]:
+    clients, numbers = job.clients.number or 0, set[ClientId]()
+    for part in str(named).split(","):
+        found = _RANGE.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, clients)
+        if not first <= last < clients:
+            raise DeploymentError(
+                f"the node configuration says clients = {named!r}, numbers and ranges in "
+                f"[0, {clients}) are needed: flower-supernode --node-config 'clients=\"0-9,12\"'"
+            )
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+def _of_client(value: object, client: ClientId) -> object:
+    return value.replace(_CLIENT, str(client)) if isinstance(value, str) else value
+
+
+def _text(config: Mapping[str, object], key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise DeploymentError(f"the node configuration says {key} = {value!r}, text is needed")
+    return value
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    value = _text(config, key)
+    return None if value is None else Path(value)

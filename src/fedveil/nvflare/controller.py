@@ -1,0 +1,152 @@
+"""A workflow of NVFlare that runs the server's half of any protection that a site's filters apply.
+
+Every message of a round is a task. In the phase in which sites train, it has the model and the task
+name of a training. In all others, it is a `fedveil_phase`, which reads no data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.workflows.model_controller import ModelController
+
+from fedveil.base.message import Message, encode
+from fedveil.errors import InvalidValue
+from fedveil.flower.app.arrays import Arrays
+from fedveil.nvflare.components import DIMENSION, MESSAGE, PHASE_TASK, REPORT
+from fedveil.protections.base import RoundContext
+from fedveil.rounds import outcomes
+from fedveil.rounds.loop import Carrier, drive, shared
+from fedveil.rounds.outcomes import Answer, ClientId
+from fedveil.site.task_terms import Terms, number_of, shaped
+
+_LOOK_S = 0.05
+
+
+class ProtectedController(ModelController):  # type: ignore[misc]
+    """Trains for `rounds` rounds under `protection`, which must equal that of the sites' filters.
+
+    A sum needs `sites`: the sites' names, in the order of their numbers. With active security it
+    also needs `keys`, their public keys in this order. A round in which too few sites answer leaves
+    the model as it is. `timeout_s` limits each message.
+    """
+
+    def __init__(
+        self,
+        protection: Mapping[str, Any],
+        rounds: int,
+        sites: list[str] | None = None,
+        keys: list[str] | None = None,
+        timeout_s: int = 600,
+        persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
+    ) -> None:
+        super().__init__(persistor_id=persistor_id)
+        self._terms, self._rounds, self._timeout_s = Terms.read(protection), rounds, timeout_s
+        if self._terms.summed and not sites:
+            raise InvalidValue("sites is missing: list the sites' names in the order of a sum")
+        self._sites = sites
+        self._roster = {n: bytes.fromhex(key) for n, key in enumerate(keys or [])}
+
+    def run(self) -> None:
+        """Run all rounds, and save the model after each."""
+        model = self.load_model()
+        layout = self._terms.layout(model.params)
+        job = self._terms.job(str(self.fl_ctx.get_job_id()), layout.dimension)
+        protection = self._terms.protection(layout.dimension, job, self._roster)
+        state = protection.initial_state()
+        for number in range(1, self._rounds + 1):
+            if self.abort_signal.triggered:
+                return
+            names = self._names()
+            vector = layout.vector(model.params)
+            server = protection.server_round(RoundContext(sorted(names), number, vector, state))
+            opening = server.opening()
+            sent = _Round(number, layout.dimension, protection.trains, model.params, names)
+            carrier = _TaskCarrier(self, sent, self._timeout_s)
+            outcome = drive(server, carrier, dict.fromkeys(sorted(names), opening), sent.trains)
+            aggregate = outcome.result(server.aggregate)
+            if aggregate is None:
+                self.warning(f"round {number} is void: {outcome.void}")
+                continue
+            state = aggregate.state
+            for name, change in shaped(layout, aggregate.update).items():
+                model.params[name] = model.params[name] + change
+            self.info(f"round {number}: {aggregate.reports} reports")
+            self.save_model(model)
+
+    def _names(self) -> dict[ClientId, str]:
+        """Return the connected sites by their numbers."""
+        here = [client.name for client in self.engine.get_clients()]
+        if self._sites is None:
+            return {number_of(name): name for name in here}
+        return {n: name for n, name in enumerate(self._sites) if name in here}
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The part of a round that its messages share."""
+
+    number: int
+    dimension: int
+    trains: str
+    arrays: Arrays
+    names: Mapping[ClientId, str]
+
+
+class _TaskCarrier(Carrier):
+    """Carries a round's messages as tasks of NVFlare."""
+
+    def __init__(self, controller: ProtectedController, of: _Round, timeout_s: int) -> None:
+        self._controller, self._of, self._timeout_s = controller, of, timeout_s
+        self._numbers = {name: number for number, name in of.names.items()}
+        self._results: SimpleQueue[tuple[str, Shareable]] = SimpleQueue()
+
+    def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
+        tasks = [self._sent(phase, words, clients) for words, clients in shared(messages)]
+        while not self._controller.abort_signal.triggered:
+            over = all(task.completion_status is not None for task in tasks)
+            try:
+                while True:
+                    yield self._read(*self._results.get_nowait())
+            except Empty:
+                if over:
+                    return
+                time.sleep(_LOOK_S)
+
+    def _sent(self, phase: str, words: Message, clients: list[ClientId]) -> Task:
+        training = phase == self._of.trains
+        data = DXO(DataKind.WEIGHTS, self._of.arrays).to_shareable() if training else Shareable()
+        data[MESSAGE] = encode(words)
+        data.set_header(AppConstants.CURRENT_ROUND, self._of.number)
+        data.set_header(DIMENSION, self._of.dimension)
+        name = AppConstants.TASK_TRAIN if training else PHASE_TASK
+        task = Task(name, data, timeout=self._timeout_s, result_received_cb=self._received)
+        targets = [self._of.names[client] for client in clients]
+        self._controller.broadcast(task, self._controller.fl_ctx, targets, len(targets))
+        return task
+
+    def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        self._results.put((client_task.client.name, client_task.result))
+        client_task.result = None
+
+    def _read(self, site: str, result: Shareable) -> Answer:
+        client, code = self._numbers[site], result.get_return_code()
+        if code != ReturnCode.OK:
+            return outcomes.Withheld(client, outcomes.short(str(code)))
+        try:
+            data = from_shareable(result).data
+        except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
+            return outcomes.Refused(client, 0, type(error).__name__)
+        if set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
+            return outcomes.Refused(client, 0, "it is no report of fedveil's filter")
+        return outcomes.Report(client, data[REPORT])

@@ -1,0 +1,74 @@
+"""A study's own modules at a site: files in the site's folder, which the policy permits by digest.
+
+code/heart_net.py    the module heart_net
+code/lung/           the package lung
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedveil.base.untrusted import read_bytes
+from fedveil.errors import SiteRefused
+
+FOLDER = "code"
+_MOST_FILES, _MOST_BYTES = 1000, 1 << 24
+_CACHE = "__pycache__"
+
+
+class Module(NamedTuple):
+    """A top module or package: its files by their path in the folder."""
+
+    files: dict[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the names, lengths and bytes of all files, in the order of their names."""
+        whole = hashlib.sha256(b"fedveil site code\x00")
+        for name, data in sorted(self.files.items()):
+            for part in (name.encode(), data):
+                whole.update(len(part).to_bytes(8) + part)
+        return whole.hexdigest()
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder."""
+        for name, data in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def top(name: str) -> str:
+    """Return the top module of a function `package.module:function`."""
+    return name.partition(":")[0].partition(".")[0]
+
+
+def read(site: Path, name: str) -> Module:
+    """Read a top module in a site's folder. Raises `SiteRefused`."""
+    folder = site / FOLDER
+    single, package = folder / f"{name}.py", folder / name
+    module = files_of(folder, [single] if single.is_file() else sorted(package.rglob("*")))
+    if not module.files:
+        raise SiteRefused(f"the module {name} is neither {single} nor in {package}: copy it there")
+    return module
+
+
+def files_of(folder: Path, paths: Sequence[Path]) -> Module:
+    """Read the files among the paths in a folder. Raises `SiteRefused`."""
+    files: dict[str, bytes] = {}
+    left = _MOST_BYTES
+    for path in paths:
+        if path.is_dir() or _CACHE in path.parts:
+            continue
+        try:
+            data = read_bytes(path, left)
+        except OSError as error:
+            raise SiteRefused(f"{path} cannot be read: {error.strerror or error}") from None
+        files[path.relative_to(folder).as_posix()] = data
+        left -= len(data)
+        if len(files) > _MOST_FILES:
+            raise SiteRefused(f"{folder} has more than {_MOST_FILES:,} files: remove the others")
+    return Module(files)

@@ -1,0 +1,113 @@
+"""Starts a process that can reach nothing but the files that it is shown.
+
+Bubblewrap does it if it is installed, otherwise `unshare` of util-linux: a user, network, mount,
+process and IPC namespace each. Both run a command without privileges, on a file system that has
+nothing but what is shown, read-only, and a small /tmp in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import fedveil
+from fedveil.site import namespace_root, system_calls
+
+Means = Literal["bubblewrap", "namespaces"]
+#: The most bytes that the process may write to /tmp.
+_SCRATCH = 1 << 28
+_TRY_S = 20.0
+_TMP = "/tmp"  # noqa: S108 - the process's own
+#: The parts of the system that an interpreter needs.
+_SYSTEM = ("/usr", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache")
+_PACKAGES = ("site-packages", "dist-packages")
+_UNSHARE = ("--user", "--map-root-user", "--net", "--mount", "--pid", "--ipc", "--uts", "--cgroup",
+            "--fork", "--kill-child")  # fmt: skip
+_BUBBLEWRAP = ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+               "--as-pid-1", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev",
+               "--size", str(_SCRATCH), "--tmpfs", _TMP)  # fmt: skip
+
+
+class Interpreter(NamedTuple):
+    """This process's interpreter: its file, where it finds modules, and all that it reads."""
+
+    file: str
+    path: list[str]
+    reads: list[Path]
+
+    @classmethod
+    def own(cls) -> Interpreter:
+        """Return the interpreter with fedveil and installed packages, and nothing of the user's."""
+        ours = str(Path(str(fedveil.__file__)).parents[1])
+        base = Path(sys.base_prefix)
+        path = [
+            one for one in dict.fromkeys([*sys.path, ours])
+            if one == ours or Path(one).name in _PACKAGES or Path(one).is_relative_to(base)
+        ]  # fmt: skip
+        found = [one for one in (base, *map(Path, [*_SYSTEM, *path])) if one.exists()]
+        reads = [
+            one for n, one in enumerate(found)
+            if not any(one.is_relative_to(o) and (o != one or m < n) for m, o in enumerate(found))
+        ]  # fmt: skip
+        return cls(str(Path(sys.executable).resolve()), path, reads)
+
+
+def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch: Path) -> list[str]:
+    """Return the command that runs `words` in isolation.
+
+    `shown` are the files and folders to show, by the path at which the process sees them, besides
+    those of the interpreter. `scratch` is an empty folder.
+    """
+    binds = {**{str(path): str(path) for path in Interpreter.own().reads},
+             **{at: str(path) for at, path in shown.items()}}  # fmt: skip
+    if means == "bubblewrap":
+        show = [word for at, path in binds.items() for word in ("--ro-bind", path, at)]
+        sealed = [word for at in ("/proc", "/dev", "/") for word in ("--remount-ro", at)]
+        return [_found("bwrap"), *_BUBBLEWRAP, *show, *sealed, "--chdir", _TMP, "--", *words]
+    said = {"root": str(scratch), "shown": binds, "scratch": _SCRATCH, "words": words}
+    script = [sys.executable, "-I", "-S", str(namespace_root.__file__), json.dumps(said)]
+    return [_found("unshare"), *_UNSHARE, "--", *script]
+
+
+@cache
+def working() -> list[Means]:
+    """Return the means that work on this system, the best one first."""
+    known = get_args(Means) if system_calls.can_forbid() else ()
+    return [means for means in known if _works(means)]
+
+
+def _works(means: Means) -> bool:
+    words = [Interpreter.own().file, "-I", "-S", "-c", ""]
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            tried = isolated(words, means, {}, Path(scratch))
+            subprocess.run(tried, check=True, capture_output=True, timeout=_TRY_S)
+        except (OSError, subprocess.SubprocessError):
+            return False
+    return True
+
+
+def reasons(site: Path) -> Iterator[str]:
+    """Yield every reason why this system does not isolate a process from a site's folder."""
+    if not working():
+        yield (
+            "this system isolates no process: install bubblewrap, permit user namespaces, or write "
+            "code.isolation: weak"
+        )
+    for folder in Interpreter.own().reads:
+        if site.resolve().is_relative_to(folder):
+            yield f"the site's folder is in {folder}, which every process may read: move it"
+
+
+def _found(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        raise FileNotFoundError(program)
+    return path

@@ -1,0 +1,146 @@
+"""The terms of a protection for sites and a server that sends tasks, and its sum of reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.message import decode, encode
+from fedveil.errors import InvalidValue
+from fedveil.flower.app.arrays import ArrayLayout, Arrays
+from fedveil.flower.app.field_names import ANSWER_AFTER_S
+from fedveil.flower.app.offer import Offer, check
+from fedveil.flower.app.options import Options, parse
+from fedveil.protections.base import JobContext, Protection, RoundContext, ServerRound
+from fedveil.protections.secure_sum_settings import SecureSumSettings
+from fedveil.secagg.secret import Secret
+
+#: The protections whose reports can leave as arrays, and those that this file carries.
+PLAIN = ("dp_encrypt", "rr", "oue")
+CARRIED = (*PLAIN, "signds", "distributed_dp", "pw_encrypt")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A protection with its parameters, on which sites and server agree."""
+
+    options: Options
+
+    @classmethod
+    def read(cls, keys: Mapping[str, Any]) -> Terms:
+        """Return the terms. Raises `JobError` or `InvalidValue`.
+
+        `keys` has the keys of a protected Flower app: `protection`, `keep`, and the protection's
+        own. A sum needs `clients`, the number of sites in it.
+        """
+        options = parse({"weighting": "equal", **keys})
+        terms = cls(options)
+        name = options.protection
+        if name is None:
+            check(options)
+        if name not in CARRIED or (name == "oue" and terms.protection(1).adaptive):
+            raise InvalidValue(
+                f"protection = {name} is not possible here: use {', '.join(CARRIED)}, "
+                "without adaptive"
+            )
+        if options.weighs != "equal":
+            raise InvalidValue("weighting = by_size needs the number of examples, which stays here")
+        if not terms.summed:
+            check(options)
+        elif options.clients is None:
+            raise InvalidValue(f"protection = {name} needs clients, the number of sites in a sum")
+        elif getattr(options.parameters, "noise_multiplier", 1.0) is None:
+            raise InvalidValue(f"protection = {name} needs noise_multiplier")
+        return terms
+
+    @property
+    def summed(self) -> bool:
+        """True if the server learns a sum alone, in several messages."""
+        return isinstance(self.options.parameters, SecureSumSettings)
+
+    @property
+    def plain(self) -> bool:
+        """True if a report can leave as arrays."""
+        return self.options.protection in PLAIN
+
+    @property
+    def needs_controller(self) -> bool:
+        """True if the server's half needs more than a mean of each round's reports."""
+        return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
+
+    def job(self, job: str, dimension: int) -> bytes:
+        """Return a digest of a job and of these terms, equal for all who take part."""
+        words = Offer(self.options, "", dimension, self.options.clients or 1).words()
+        named = {key: value for key, value in words.items() if key != ANSWER_AFTER_S}
+        return hashlib.sha256(b"fedveil site tasks" + encode({**named, "job": job})).digest()
+
+    def layout(self, arrays: Arrays) -> ArrayLayout:
+        """Return the places of the arrays in an update."""
+        return ArrayLayout(arrays, self.options.kept, perturbed=self.options.noised)
+
+    def protection(
+        self,
+        dimension: int,
+        job: bytes = b"",
+        roster: Mapping[int, bytes] | None = None,
+        identity: Secret | None = None,
+    ) -> Protection:
+        """Return the protection for updates with this number of entries.
+
+        `job` is a digest of the job (`job`). `roster` and `identity` are keys for signed rounds.
+        """
+        context = JobContext(
+            weighting="equal",
+            dimension=dimension,
+            clients_per_round=self.options.clients or 1,
+            rounds=1,
+            simulated=False,
+            job=job,
+            roster=roster or {},
+            identity=identity,
+        )
+        return self.options.position(self.options.parameters, context)
+
+
+class ReportSum:
+    """The server's half of a round, for the reports of `sites` from the model `arrays`."""
+
+    def __init__(self, terms: Terms, arrays: Arrays, round: int, sites: Collection[str]) -> None:
+        if terms.needs_controller:
+            raise InvalidValue(f"protection = {terms.options.protection} needs ProtectedController")
+        self._layout = terms.layout(arrays)
+        protection = terms.protection(self._layout.dimension)
+        model, state = self._layout.vector(arrays), protection.initial_state()
+        cohort = sorted(map(number_of, sites))
+        self._half: ServerRound = protection.server_round(RoundContext(cohort, round, model, state))
+
+    def add(self, site: str, report: bytes) -> None:
+        """Add a report. Raises `ReportRejected` or `MessageInvalid`, and adds nothing."""
+        self._half.receive(number_of(site), decode(report, self._half.longest))
+
+    def mean(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the mean update as arrays. Raises `RoundVoid` if there is no report."""
+        self._half.advance()
+        return shaped(self._layout, self._half.aggregate().update)
+
+    def zero(self) -> dict[str, npt.NDArray[Any]]:
+        """Return an update that leaves the model as it is."""
+        return shaped(self._layout, np.zeros(self._layout.dimension))
+
+
+def number_of(site: str) -> int:
+    """Return the number of a site, from its name."""
+    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:7])
+
+
+def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return an update as arrays, by their names. Arrays that stay with the clients are absent."""
+    return {
+        place.name: update[place.span].reshape(place.shape).astype(place.dtype)
+        for place in layout.places
+    }

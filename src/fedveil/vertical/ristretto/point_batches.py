@@ -1,0 +1,111 @@
+"""Multiples and sums of many points of ristretto255 (RFC 9496), in rows of 32 bytes.
+
+libsodium computes a few points one by one. More points go to native code, if the processor can run
+it. Both give the same bytes, in constant time: a scalar reaches the native code as masks in memory,
+each of which says if a digit of the scalar has a certain value. No instruction branches on a mask
+and no address depends on one. Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.errors import MissingExtra
+
+#: Points, one in each row, or other rows of bytes.
+Points: TypeAlias = npt.NDArray[np.uint8]
+POINT_BYTES, HASH_BYTES = 32, 64
+#: The number of points from which on native code is faster, even if it is loaded for them.
+LEAST = 256
+
+
+class NoPoint(ValueError):
+    """Raised if a row is not a point, or is the identity."""
+
+
+def raised(points: Points, scalar: bytes) -> Points:
+    """Return the scalar's multiple of each point. Raises `NoPoint`."""
+    if (native := _native(len(points))) is not None:
+        return _checked(native.raised(points, scalar))
+    times = group().crypto_scalarmult_ristretto255
+    try:
+        return _rows(times(scalar, row.tobytes()) for row in points)
+    except RuntimeError:
+        raise NoPoint from None
+
+
+def hashed(hashes: Points, scalar: bytes) -> Points:
+    """Return the scalar's multiple of the point that each row of 64 bytes is mapped to."""
+    if (native := _native(len(hashes))) is not None:
+        made: Points = native.hashed(hashes, scalar)
+        return made
+    times = group().crypto_scalarmult_ristretto255
+    point = group().crypto_core_ristretto255_from_hash
+    return _rows(times(scalar, point(row.tobytes())) for row in hashes)
+
+
+def summed(weights: Points, points: Points) -> Points:
+    """Return some points whose sum is Σ d_i P_i. Raises `NoPoint`.
+
+    The weights d_i are public and have the highest byte first.
+    """
+    if (native := _native(len(points))) is not None:
+        return _checked(native.summed(weights, points))
+    times, filled = group().crypto_scalarmult_ristretto255, bytes(POINT_BYTES - weights.shape[1])
+    try:
+        return _rows(
+            times(weight.tobytes()[::-1] + filled, row.tobytes())
+            for weight, row in zip(weights, points, strict=True)
+        )
+    except RuntimeError:
+        raise NoPoint from None
+
+
+def total(points: Points) -> bytes:
+    """Return the sum of the points."""
+    added: bytes = reduce(
+        group().crypto_core_ristretto255_add, (row.tobytes() for row in points), bytes(POINT_BYTES)
+    )
+    return added
+
+
+def _rows(made: Any) -> Points:
+    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, POINT_BYTES)
+
+
+def _checked(found: Points | None) -> Points:
+    if found is None:
+        raise NoPoint
+    return found
+
+
+def _native(count: int) -> Any:
+    """Return the module of native code for that many points, or None."""
+    if count < LEAST or not HAVE_NUMBA:
+        return None
+    from fedveil.vertical.ristretto import native_points
+
+    return native_points if native_points.can_run() else None
+
+
+@cache
+def group() -> Any:
+    """Import rbcl, the library of ristretto255, and return its module.
+
+    On import, rbcl writes its copy of libsodium to a temporary file and loads it from there. This
+    function deletes that file.
+    """
+    try:
+        import rbcl
+    except ImportError:
+        raise MissingExtra("rbcl", "vertical", "alignment: intersection") from None
+    with suppress(AttributeError, OSError):
+        Path(rbcl._sodium._name).unlink()
+    return rbcl

@@ -1,0 +1,108 @@
+"""Our workflow with NVFlare's own tasks, contexts and filters, in one process."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare.apis", reason="needs nvflare")
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.filter import ContentBlockedException
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from fedveil.nvflare.components import SiteResultFilter, SiteTaskFilter
+from fedveil.nvflare.controller import ProtectedController
+from fedveil.nvflare.phase_executor import PhaseExecutor
+from nvflare_parts import resources, site_in
+
+NAMES = ("north", "south", "east")
+KEYS = {"protection": "pw_encrypt", "clients": 3}
+
+
+class Federation(ProtectedController):  # type: ignore[misc]
+    """The workflow, whose tasks reach the filters of three sites without a network."""
+
+    def __init__(self, folder: Path, **arguments: Any) -> None:
+        super().__init__(KEYS, 2, list(NAMES), **arguments)
+        self.engine = SimpleNamespace(get_clients=lambda: [Client(n, "token") for n in NAMES])
+        self.abort_signal, self.saved, self.silent = Signal(), [], set[str]()
+        self.fl_ctx = context(folder, "server")
+        self.folder, self.sites = folder, {}
+        for number, name in enumerate(NAMES):
+            server = {"study": {"client": number}}
+            strength = {"active_security": False, "survivors": 2}
+            self.sites[name] = site_in(folder / name, protections=["pw_encrypt"], epsilon={},
+                                       strength=strength, servers=server, counter=None)  # fmt: skip
+        self.filters = {n: SiteTaskFilter(str(folder / n), "heart", KEYS) for n in NAMES}
+
+    def load_model(self) -> FLModel:
+        return FLModel(params={"weight": np.ones((2, 4), np.float32)})
+
+    def save_model(self, model: FLModel) -> None:
+        self.saved.append(model.params["weight"].copy())
+
+    def broadcast(self, task: Task, fl_ctx: FLContext, targets: Any, min_responses: int) -> None:
+        assert min_responses == len(targets)
+        for name in set(targets) - self.silent:
+            done = ClientTask(Client(name, "token"), task)
+            done.result = self.answered(name, task.name, copy.deepcopy(task.data))
+            task.result_received_cb(done, fl_ctx)
+        task.completion_status = TaskCompletionStatus.OK
+
+    def answered(self, name: str, kind: str, data: Shareable) -> Shareable:
+        fl_ctx = context(self.folder, name, kind)
+        try:
+            data = self.filters[name].process(data, fl_ctx)
+            result = PhaseExecutor().execute(kind, data, fl_ctx, Signal())
+            if kind == "train":
+                weight = from_shareable(data).data["weight"]
+                more = 0.25 * (1 + NAMES.index(name))
+                result = DXO(DataKind.WEIGHTS, {"weight": weight + more}).to_shareable()
+            return SiteResultFilter().process(result, fl_ctx)
+        except ContentBlockedException:
+            return make_reply(ReturnCode.TASK_DATA_FILTER_ERROR)
+
+
+def context(folder: Path, name: str, task: str = "train") -> FLContext:
+    place = folder / "workspace"
+    for inner in ("startup", "local"):
+        (place / inner).mkdir(parents=True, exist_ok=True)
+    (place / "local" / "resources.json").write_text(json.dumps(resources()))
+    fl_ctx = FLContext()
+    for key, value in (
+        (FLContextKey.WORKSPACE_OBJECT, Workspace(str(place), site_name=name)),
+        (FLContextKey.TASK_NAME, task),
+        (ReservedKey.RUN_NUM, "job-7"),
+        (ReservedKey.IDENTITY_NAME, name),
+    ):
+        fl_ctx.set_prop(key, value, private=True, sticky=False)
+    return fl_ctx
+
+
+def test_each_round_adds_the_mean_of_a_sum(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.run()
+    np.testing.assert_allclose(federation.saved[0], 1.5, atol=1e-3)
+    np.testing.assert_allclose(federation.saved[1], 2.0, atol=1e-3)
+    for site in federation.sites.values():
+        assert len(site.account("heart").charges) == 2
+
+
+def test_a_round_with_too_few_sites_changes_nothing(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.silent = {"north", "east"}
+    federation.run()
+    assert federation.saved == []

@@ -1,0 +1,297 @@
+"""A job's own code trains in a process of its own, which reaches nothing and returns an update."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import hostile_code
+from fedveil.base.message import decode, encode
+from fedveil.engine.job_protection import make_protection
+from fedveil.errors import JobError, SiteRefused
+from fedveil.flower.job.client_training import Training
+from fedveil.protections.base import RoundContext
+from fedveil.site import isolation
+from fedveil.site.code_folder import Module, read
+from fedveil.site.code_process import CodeSandbox, CodeTraining, Process
+from fedveil.site.policy import Policy
+from hostile_orders import own_code_jobs, text_of, with_code
+from parts import CLASSES, FEATURES
+from site_house import House, app_of_job, digest_of, noised, of_job, training
+
+NET = f"""\
+import builtins
+from torch import nn
+
+builtins.hostile_code_ran = True
+
+
+def net():
+    return nn.Linear({FEATURES}, {CLASSES})
+
+
+def rate(round, rounds):
+    return 0.5
+"""
+LIMITS = {"memory": 3 << 30, "seconds": 60.0}
+
+
+@pytest.fixture(autouse=True)
+def own_code() -> Iterator[None]:
+    """A site's own process must not import a job's code."""
+    builtins.__dict__.pop("hostile_code_ran", None)
+    yield
+    assert not hasattr(builtins, "hostile_code_ran")
+
+
+def sandbox(module: Module, means: isolation.Means | None = "namespaces") -> CodeSandbox:
+    return CodeSandbox([module], means, **LIMITS)  # type: ignore[arg-type]
+
+
+def needs(means: isolation.Means) -> None:
+    if means not in isolation.working():
+        pytest.skip(f"{means} does not work on this system")
+
+
+@pytest.mark.parametrize(
+    "means", ["namespaces", pytest.param("bubblewrap", marks=pytest.mark.slow)]
+)
+def test_hostile_code_reaches_nothing(
+    means: isolation.Means, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    needs(means)
+    good = noised(model="hostile_code:net")
+    house = House(tmp_path / "site", stack, of_job(noised()))
+    source = Path(hostile_code.__file__).read_bytes()
+    module = Module({"hostile_code.py": source, "where.txt": str(house.folder).encode()})
+    monkeypatch.setenv(hostile_code.SECRET, "key")
+    names = list(hostile_code.ATTEMPTS)
+    common = {**training(good).common, "dimension": len(names)}
+    common["weights"] = np.zeros(len(names), np.float32)
+    update, examples = CodeTraining(sandbox(module, means), good, common).update(0, "parts:data")
+    assert [name for name, done in zip(names, update, strict=True) if done] == [names[-1]]
+    assert examples == 240
+    assert "4711" not in str(capfd.readouterr())
+
+
+def test_a_permitted_code_trains_and_is_charged(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report leaves at its time. This test does not wait for it."""
+    needs("namespaces")
+    monkeypatch.setattr("fedveil.flower.fixed_time.time.sleep", lambda seconds: None)
+    good = noised(1e7, model="heart_net:net", deployment={"answer_s": 90.0})
+    house = House(tmp_path / "site", stack, of_job(good))
+    rich = {"run": 1e9, "month": 1e9, "ever": 1e9}
+    house.permit({"heart_net.py": NET}, epsilon=rich, jobs={"digests": [digest_of(good)]})
+    said = training(good)
+    sent = house.ask(app_of_job(good), said.message())
+    assert sent is not None, house.why()
+    house.account.refresh()
+    (charged,) = house.account.charges
+    assert (charged.unit, charged.in_clear) == ("client", ())
+    builtin = good.with_({"model": "logistic"})
+    alone = Training(builtin, said.common, _no_states, lambda: pytest.fail("it has its own data"))
+    update, _ = alone.update(0, "parts:data")
+    protection = make_protection(good, len(update))
+    weights = said.common["weights"]
+    context = RoundContext(range(6), 1, weights, protection.initial_state())
+    received = protection.reading(context, decode(sent)).estimate
+    np.testing.assert_allclose(received, 0.5 * update / np.linalg.norm(update), atol=1e-3)
+    (house.folder / "code" / "heart_net.py").write_text(NET + "\n")
+    assert house.ask(app_of_job(good), said.message()) is None
+    assert "code.modules another" in house.why()
+    assert house.charges == 1
+
+
+def _no_states(client: int) -> Any:
+    raise AssertionError("nobody keeps a state")
+
+
+def test_a_job_with_own_code_meets_more_demands(
+    tmp_path: Path, stack: ExitStack, reads: list[int]
+) -> None:
+    good = noised(model="heart_net:net")
+    jobs = {"template": "template.yaml", "may_differ": sorted(type(good).model_fields)}
+    every = ["dp_encrypt", "pw_encrypt", "distributed_dp"]
+    strength = {"unit": "example", "honest": 1.0, "survivors": 2}
+    house = House(tmp_path / "site", stack, of_job(
+        good, jobs={"digests": ["ab" * 32]}, strength=strength,
+    ))  # fmt: skip
+    (house.folder / "template.yaml").write_text(good.to_yaml())
+    house.permit({"heart_net.py": NET, "lung/__init__.py": "", "lung/net.py": NET}, jobs=jobs,
+                 protections=every, clear={"answer_after_s": 0.01, "counts": True})  # fmt: skip
+    (house.folder / "code" / "spleen.py").write_text(NET)
+    message = training(good).message()
+    cases = list(own_code_jobs(good))
+    for case in cases:
+        assert house.ask(case.app, message) is None, case.name
+        assert case.why in house.why(), (case.name, house.why())
+    assert len(cases) >= 20
+    assert (reads, house.charges) == ([], 0)
+    house.permit({"heart_net.py": NET}, data={"heart": {"named": "digits"}})
+    assert house.ask(with_code(text_of(good)), message) is None
+    assert "data.heart.reader is null" in house.why()
+
+
+def test_the_policy_sets_the_limits(tmp_path: Path, stack: ExitStack) -> None:
+    needs("namespaces")
+    good = noised(model="heart_net:net", deployment={"answer_s": 90.0})
+    house = House(tmp_path / "site", stack, of_job(good))
+    digest = house.permit({"heart_net.py": NET})["heart_net"]
+    jobs = {"digests": [digest_of(good)]}
+    found = []
+    for kind in ("strong", "weak"):
+        code = {"modules": {"heart_net": digest}, "isolation": kind, "memory_gb": 2.5}
+        house.permit({}, code=code, clear={"answer_after_s": 7.0}, jobs=jobs)
+        _, member = house.door.member(app_of_job(good))
+        assert member.training is not None
+        made = member.training(good, training(good).common)
+        assert isinstance(made, CodeTraining)
+        found.append(made.sandbox)
+    module, strong = read(house.folder, "heart_net"), isolation.working()[0]
+    assert found == [CodeSandbox([module], means, 2_500_000_000, 7.0) for means in (strong, None)]
+    assert any("code.isolation is weak" in one for one in house.site.policy.warnings)
+    keys = house.site.policy.model_dump(exclude_unset=True)
+    with pytest.raises(JobError, match=r"code\.modules needs clear\.answer_after_s"):
+        Policy(**{**keys, "clear": {"answer_after_s": None}})
+
+
+FINE = encode({"targets": "class"})
+UPDATE = np.arange(5, dtype=np.float32)
+ANSWERS: dict[str, tuple[bytes, bytes]] = {
+    "nothing": (b"", b""),
+    "an unknown target": (encode({"targets": "all"}), b""),
+    "more than a target": (encode({"targets": "class", "age": 71}), b""),
+    "a long word": (encode({"targets": "x" * 2000}), b""),
+    "a pickle": (pickle.dumps("class"), b""),
+    "no update": (FINE, b""),
+    "a pickled update": (FINE, pickle.dumps(UPDATE)),
+    "an empty message": (FINE, encode({})),
+    "metrics": (FINE, encode({"update": UPDATE, "loss": 0.5})),
+    "doubles": (FINE, encode({"update": UPDATE.astype(np.float64)})),
+    "a longer one": (FINE, encode({"update": np.zeros(6, np.float32)})),
+    "a huge one": (FINE, encode({"update": np.zeros(6000, np.float32)})),
+    "a shorter one": (FINE, encode({"update": UPDATE[1:]})),
+    "a matrix": (FINE, encode({"update": UPDATE[None]})),
+    "text": (FINE, encode({"update": "patient 4711"})),
+    "a cut one": (FINE, encode({"update": UPDATE})[:-1]),
+}
+
+
+class Replay:
+    """A process whose pipe already holds its answers, right or wrong."""
+
+    def __init__(self, stack: ExitStack, *answers: bytes, lengths: list[int] | None = None) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        sizes = map(len, answers) if lengths is None else lengths
+        for size, answer in zip(sizes, answers, strict=True):
+            os.write(pipes[1][1], size.to_bytes(8) * bool(answer) + answer)
+        os.close(pipes[1][1])
+        for file in (*pipes[0], pipes[1][0]):
+            stack.callback(os.close, file)
+        self.process = Process(pipes[0][1], pipes[1][0], time.monotonic() + 0.2)
+
+
+def exchanged(process: Process) -> np.ndarray[Any, Any]:
+    good = noised(model="heart_net:net")
+    common = {**training(good).common, "dimension": 5, "weights": UPDATE}
+    mine = CodeTraining(sandbox(Module({})), good, common)
+    return mine.exchanged(process, 0, "parts:data")[0]
+
+
+def test_an_answer_that_is_no_update_is_refused(stack: ExitStack) -> None:
+    right = Replay(stack, FINE, encode({"update": UPDATE}), encode({"update": UPDATE})).process
+    np.testing.assert_array_equal(exchanged(right), UPDATE)
+    for name, answers in ANSWERS.items():
+        with pytest.raises(SiteRefused, match="job's code") as raised:
+            exchanged(Replay(stack, *answers).process)
+        assert "4711" not in str(raised.value), name
+    for size in (1 << 10, 1 << 40, (1 << 64) - 1):
+        with pytest.raises(SiteRefused, match=r"ended|are the most"):
+            exchanged(Replay(stack, FINE, lengths=[size]).process)
+
+
+def test_a_process_that_hangs_is_left_at_its_end(stack: ExitStack) -> None:
+    for deaf in (True, False):
+        (asked, send), (receive, said) = os.pipe(), os.pipe()
+        for file in (asked, send, receive, said):
+            stack.callback(os.close, file)
+        process = Process(send, receive, time.monotonic() + 0.05)
+        with pytest.raises(SiteRefused, match="not ready in time"):
+            process.send({"x": bytes(1 << 20)}) if deaf else process.receive(9)
+
+
+HOLDS = """\
+import sys, time
+from pathlib import Path
+from fedveil.site import code_process
+from fedveil.site.code_folder import Module
+code_process._BOOT = "import time; time.sleep(600)"
+with code_process.running([], {means!r}, 1 << 30, 600.0):
+    print("running", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("means", ["bubblewrap", "namespaces", None])
+def test_code_ends_with_its_site(means: isolation.Means | None) -> None:
+    if means:
+        needs(means)
+    mark = f"{time.time_ns()}"
+    words = [sys.executable, "-c", HOLDS.format(means=means), mark]
+    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "running\n"
+    inner = children(holder.pid)
+    assert inner
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    end = time.monotonic() + 20
+    while any(map(alive, inner)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    holder.stdout.close()
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in map(int, listed) for found in (child, *children(child))]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_system_without_isolation_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    isolation.working.cache_clear()
+    try:
+        (reason,) = isolation.reasons(tmp_path)
+        assert "isolates no process: install bubblewrap" in reason
+    finally:
+        isolation.working.cache_clear()
+    (inside,) = isolation.reasons(Path(np.__file__).parent) if isolation.working() else ("move it",)
+    assert "move it" in inside
