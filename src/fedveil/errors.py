@@ -239,7 +239,7 @@ class SiteRefused(ClientWithheld):
 
 
 class AccountInvalid(FedveilError):
-    """A site's privacy account was edited, rolled back or deleted, or has another key."""
+    """A site's privacy account was edited, rolled back or deleted, or its key was exchanged."""
 
 
 class OverSpent(FedveilError):

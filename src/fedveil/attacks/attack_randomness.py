@@ -8,5 +8,5 @@ from fedveil.entropy import Seeded
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:
-    """Return a torch generator seeded by `seed` and by `path`, which names the purpose."""
+    """Return a torch generator seeded by `seed` and by `path`, the words that name its purpose."""
     return torch.Generator().manual_seed(Seeded(seed, "attack", *path).integer(1 << 63))

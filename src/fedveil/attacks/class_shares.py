@@ -41,9 +41,9 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates the attacker's view of one round.
+    """Simulates the server's view of clients' reports.
 
-    The view is one client's report or, if reports reveal nothing, the smallest sum that the
+    The view of a client is its report or, if reports reveal nothing, the smallest sum that the
     protection allows.
     """
 
@@ -51,7 +51,11 @@ class Observer:
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield the attacker's reading of each update: from its report or, if masked, a sum."""
+        """Yield the attacker's reading of each client's report, given the clients' updates.
+
+        If reports reveal nothing, a reading is of a sum of this client's update and of random
+        others.
+        """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
         others: list[Float32s] = []
@@ -91,7 +95,10 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients with `count` examples, most of them of one class of `wanted`."""
+    """Simulates clients with `count` examples each, most of them of one class.
+
+    `wanted` lists the classes that the attack tries one after another.
+    """
 
     target: Target
     count: int
@@ -100,7 +107,11 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes with enough examples for the clients and the attacker."""
+        """Choose at most `most` classes that are common enough to fill most of a client's examples.
+
+        The training data must have enough examples of the class for a client, and the test data
+        enough for the attacker.
+        """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
         data, needed = target.dataset, math.ceil(_PREVAILS * count)
@@ -115,9 +126,10 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` clients, with mostly examples of class `wanted` if `has`.
+        """Train `number` simulated clients, and return their updates.
 
-        Returns updates.
+        If `has` is True, most examples of each client are of class `wanted`. Otherwise at most half
+        are.
         """
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []
@@ -134,10 +146,10 @@ class Classes:
     def scores(
         self, wanted: int, shadows: int, cases: int
     ) -> tuple[list[Float64s], list[Float64s]]:
-        """Return the attack scores of simulated (shadow) clients, and those of the job's clients.
+        """Return the scores of the attacker's simulated clients, and those of the attacked clients.
 
-        Each of the two lists has the scores of clients with mostly the class `wanted`, then of
-        others.
+        Each result is a pair: the scores of clients with mostly the class `wanted`, and of other
+        clients.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -177,7 +189,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the share of labels that iLRG counts correctly, compared with that of guessing."""
+    """Return the share of labels that iLRG counts correctly, and that of guessing."""
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
     if layer is None or settings.optimizer != "sgd":

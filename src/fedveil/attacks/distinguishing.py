@@ -56,8 +56,8 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     The evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these probabilities. Otherwise it is the distance of the attacker's estimate
-    from the midpoint of the two updates, positive on the side of `a`.
+    protection states these probabilities. Otherwise it compares the attacker's estimate with the
+    midpoint of the two updates: it is positive if the estimate is closer to `a`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -70,9 +70,9 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen, sums: bool = False) -> Reading:
-    """Return what the attacker reads from the first client's report.
+    """Return the attacker's reading of the first client's report in the server's `view`.
 
-    If reports reveal nothing, or with `sums`, it returns what the attacker reads from the sum.
+    If reports reveal nothing, or if `sums` is True, returns the reading of the sum instead.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:
@@ -92,9 +92,10 @@ def evidence(
     sums: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Play rounds with a client that has update a, and with one that has b.
+    """Simulate one client that reports update a in every round, and another that reports b.
 
-    Returns the evidence for a against b of both clients, each as an array [trials, rounds].
+    Returns two arrays [trials, rounds], one per client: the evidence of each report for a against
+    b. With `sums`, the attacker sees only sums. `step` is called after each trial.
     """
 
     def told(view: Seen) -> float:
@@ -121,8 +122,9 @@ def far_apart(
 
     It is the best of several candidates: two opposite updates that every protection clips, and one
     of these against one of almost no size. Both kinds are tried, since a protection may hide an
-    update's size better or worse than its direction. If the noise is seeded, all candidates get the
-    same noise. The best has the largest distance of mean evidence, in standard deviations.
+    update's size better or worse than its direction. With seeded `entropy`, all candidates get the
+    same noise. The best pair has the largest distance between the mean evidence of its two updates,
+    in standard deviations.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -171,9 +173,10 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function: what `rounds` reports cost if the cost parameter changes by a factor.
+    """Return a function from a factor to the charges of `rounds` reports.
 
-    Returns None if the protection does not declare such a parameter, or adapts its cost.
+    The factor multiplies the protection's cost parameter. Returns None if the protection declares
+    no such parameter, or changes it during a run.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -196,7 +199,7 @@ def distinguish(
     claim: Figure,
     family: Family | None = None,
 ) -> Distinguished:
-    """Return how well the evidence separates clients with one update from clients with another.
+    """Measure how well evidence distinguishes clients with one update from those with another.
 
     `ahead` holds the summed evidence of clients with the first update, `back` that of clients with
     the second. Evidence above 0 favours the first. `pair` names the updates. `family` is the result

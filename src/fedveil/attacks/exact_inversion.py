@@ -164,7 +164,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Return directions [rank, number] that are zero on many neurons, each from its own start."""
+    """Return directions [rank, number] that are zero on many neurons, one per random start."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -190,7 +190,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw initial directions [number, rank]: zero on a few neurons, orthogonal to some `known`."""
+    """Draw unit vectors [number, rank], zero on a few neurons and orthogonal to some `known`."""
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -212,8 +212,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if one of these neurons is needed to determine the direction, because such
-    directions exist for any examples.
+    The count is halved if leaving out one of them would leave the direction undetermined. Such a
+    direction exists for any choice of neurons, so it is weak evidence for an example.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -247,8 +247,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If their examples explain most activations, every other direction is tried in place of one of
-    the two that explain their own activations worst, and kept if it explains more.
+    If their examples explain most activations, each of the other directions is tried in place of
+    the two with the worst explanations, and is kept if it explains more.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -328,7 +328,7 @@ def one_step(target: Target, batch: int) -> Target:
 
 
 def recovered(originals: Array, examples: Float64s | None) -> int:
-    """Return how many of the originals equal one of the examples found."""
+    """Return the number of `originals` that equal one of the recovered `examples`."""
     if examples is None:
         return 0
     flat = originals.reshape(len(originals), -1).astype(np.float64)

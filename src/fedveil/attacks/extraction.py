@@ -1,4 +1,4 @@
-"""Extraction: secret phrases planted in clients' texts are searched for in the trained model.
+"""Extraction of secret phrases, planted in clients' texts, from the trained model.
 
 A phrase is a row of random tokens: a known beginning and a secret. The attack replaces examples of
 one client by copies of it, and runs the whole job under its protection. Exposure (Carlini et al.
@@ -86,7 +86,7 @@ def _check(target: Target) -> None:
 
 
 def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
-    """Draw `of_each` phrases for each number of copies, and equally many that no client gets."""
+    """Draw `of_each` phrases for each number of copies, and equally many that are not planted."""
     tokens = np.unique(dataset.test.x)
     copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
     generator = entropy.stream("phrases").generator()

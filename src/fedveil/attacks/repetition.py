@@ -1,7 +1,8 @@
-"""Repetition: a client reports the same update again and again. Noise averages out, epsilon grows.
+"""Repetition: a client reports the same update again and again.
 
-The attacker sees k reports of one client whose update does not change, and averages its estimates
-of the update. It also guesses which of two known updates the client reported.
+The attacker sees k reports of one client whose update does not change. It averages its estimates of
+the update, so the noise shrinks as the ledger's epsilon grows. It also guesses which of two known
+updates the client reported.
 """
 
 from __future__ import annotations
@@ -142,10 +143,10 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """Average one client's reports, and record its results in `found` after each number of reports.
+    """Average one client's reports. Record the results in `found` after each number of reports.
 
-    `update` is the client's update, and `other` the pair's other one. `first` is True if the client
-    has the pair's first update. With empty reports the attacker guesses the second.
+    `update` is the client's update, and `other` the other update of the pair. `first` is True if
+    `update` is the pair's first one. If the reports are empty, the attacker guesses the second.
     """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
@@ -166,11 +167,11 @@ def embedding_repeated(
     reuse: bool = False,
     entropy: Entropy,
 ) -> dict[int, Measured]:
-    """Return the share of EmbeddingDP's bits that a majority vote over k reports gets right, by k.
+    """Return the share of bits that a majority vote over k reports gets right, by k in `counts`.
 
-    `vectors` are [examples, values]. A value's bit says whether the value is above 0. `counts`
-    holds the numbers k. With `reuse` an example's first report is repeated, so that k reports
-    reveal no more than one. Ties are decided by a fair coin.
+    `vectors` are [examples, values]. A report is EmbeddingDP's, with loss `eps` for a one-hot row.
+    A value's true bit is 1 if the value is above 0. With `reuse` an example's first report is
+    repeated, so that k reports reveal no more than one. Ties are decided by a fair coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))

@@ -35,8 +35,8 @@ def figures(name: str, members: Float64s, others: Float64s, threshold: float) ->
 def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold: float) -> Measured:
     """Return the mean of the true-positive and the true-negative rate at a threshold.
 
-    Each rate's interval holds with probability sqrt(0.95). Members and others are drawn
-    independently, so both intervals, and the mean's, hold together with probability 0.95.
+    The interval has confidence 0.95. It combines an interval for each rate with confidence
+    sqrt(0.95), which is right because members and others are drawn independently.
     """
     each = math.sqrt(CONFIDENCE)
     caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
@@ -65,10 +65,10 @@ def best_threshold(members: Float64s, others: Float64s) -> float:
 def true_positives(name: str, members: Float64s, others: Float64s, rate: float) -> Measured:
     """Return the true-positive rate at a false-positive rate of at most `rate`.
 
-    The threshold is the k-th highest score of n others, k = floor(rate (n + 1)). One more
-    non-member would exceed it with probability at most k / (n + 1), so guessing reaches at most
-    `rate`. The interval is exact for that threshold. If n is below 1 / rate - 1, there is no such
-    threshold: the value is NaN, with the widest interval.
+    The threshold is the k-th highest score of n others, k = floor(rate (n + 1)). A non-member's
+    score exceeds it with probability at most k / (n + 1), which is at most `rate`. The interval is
+    exact for that threshold. If n is below 1 / rate - 1, there is no such threshold: the value is
+    NaN, with the widest interval.
     """
     k = math.floor(rate * (len(others) + 1) + 1e-9)
     if k == 0:

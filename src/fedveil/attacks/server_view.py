@@ -18,8 +18,8 @@ from fedveil.protections.reading import Reading
 class Seen:
     """A server's view of a round: its readings of the reports, and the aggregate.
 
-    `state` is the protection's state for the next round. `told` is the message that asked the first
-    client for its update.
+    `state` is the protection's state after the round. `told` is the server's message that asked the
+    first client for its update.
     """
 
     readings: Sequence[Reading]

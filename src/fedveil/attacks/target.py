@@ -112,7 +112,7 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error, about the attack `what`, if epsilon covers one example, not a client."""
+        """Raise an error unless epsilon covers whole clients. `what` is the attack's name."""
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -121,7 +121,7 @@ class Target:
 
     @classmethod
     def of_run(cls, folder: str | Path, overrides: Sequence[str] = ()) -> Target:
-        """Load a finished run: its final model, and its job changed by `overrides`."""
+        """Load a finished run: its final model, and its job after applying `overrides`."""
         path = Path(folder)
         if not (path / MODEL).is_file():
             raise RunFolderError(f"{path} holds no finished run: it has no {MODEL}")

@@ -71,7 +71,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Room:
-    """A compiled model and its working memory, for batches of at most `batch` examples."""
+    """A compiled model with its working memory, for batches of up to `batch` examples."""
 
     model: Model
     batch: int
@@ -83,7 +83,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains known layers in native code, and clients with unusual data by torch."""
+    """Trains clients in native code. Clients with data that it cannot read are trained by torch."""
 
     chunk = least = 1
     native, own_step = True, False
@@ -250,7 +250,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare for a client's training, also if it is repeated. Subclasses override this."""
+        """Prepare for one training of a client, which may be repeated. Subclasses override this."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

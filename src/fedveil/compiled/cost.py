@@ -29,7 +29,7 @@ def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale:
 
     The `many` scores begin at position `z`, the gradient at `g`. `scale` is first rounded to the
     memory's float type, as in torch. So the gradient at the label is exactly 0 if the softmax there
-    is 1. An adaptive optimiser would turn a tiny remainder into a whole step.
+    is 1. This matters, because an adaptive optimiser turns even a tiny gradient into a whole step.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale

@@ -54,7 +54,7 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance between rows in memory. Rows 2 or 4 kB apart would evict each other."""
+    """Return the distance between rows in memory. It is no multiple of 2 kB, to spare the cache."""
     return length + LINE
 
 
@@ -131,7 +131,7 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of deferred steps, D' X, to `out`, or set HELD to -1 if it is not finite."""
+    """Write the sum of the deferred steps, D' X, to `out`. If it is not finite, sets HELD to -1."""
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)
@@ -155,7 +155,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write all deferred steps to the update `out`. Returns False if an entry is not finite."""
+    """Write all deferred steps to the update `out`. Returns False if any entry is not finite."""
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

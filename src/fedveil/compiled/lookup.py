@@ -16,7 +16,10 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy the weight's row of each token to the token's values. With `back`, add in reverse."""
+    """Copy the weight's row of each token to the token's values.
+
+    With `back`, add each token's values to the weight's row instead.
+    """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
             row = weight + int(m[op[f.X] + n * op[f.XS] + t]) * op[f.ROW]

@@ -28,9 +28,9 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write the offsets of a group's values and of their weights to `w`.
+    """Write the offsets of a group's values to `w`, and the offsets of their weights.
 
-    Returns where they begin.
+    Returns the positions of both lists in `w`.
     """
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]

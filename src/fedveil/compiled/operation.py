@@ -43,7 +43,10 @@ def up(count: int) -> int:
 
 
 def filled(length: int) -> int:
-    """Return the padded length of a row: no multiple of 4 kB, where rows evict each other."""
+    """Return a padded row length of at least `length`. It is no multiple of 4 kB.
+
+    Rows at such distances would evict each other from the cache.
+    """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
 
@@ -82,7 +85,7 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset of the first entry that is not padding."""
+        """Return the offset of the first entry after the padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
@@ -147,9 +150,9 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the table columns of this kind only.
+        """Return the table columns that only this kind of operation has.
 
-        `changed`: the output is overwritten later.
+        `changed` is True if a later operation overwrites the output.
         """
         return {}
 

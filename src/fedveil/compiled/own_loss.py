@@ -94,7 +94,7 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Compute a batch's loss gradient for native code. Stores an exception for later."""
+        """Compute a batch's loss gradient for native code. An exception is stored for later."""
         gradient = self._ends(f.DY, count)
         try:
             if self._failure is not None:

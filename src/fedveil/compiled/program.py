@@ -126,7 +126,10 @@ def _table(rows: Iterable[Row]) -> Int64s:
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the columns of every operation. A weight's gradient is `behind` entries later."""
+    """Return the table columns that every operation has.
+
+    A weight's gradient stands `behind` entries after the weight.
+    """
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

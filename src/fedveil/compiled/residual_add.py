@@ -14,7 +14,7 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy x to y or, with `back`, dy to dx, for each example. With `also`, add instead."""
+    """For each example, copy x to y or, with `back`, dy to dx. `also` adds instead of copying."""
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]

@@ -107,7 +107,7 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the update to `out`, without deferred steps, and reset the weights to `start`."""
+    """Write the update to `out`, except for deferred steps. Resets the weights to `start`."""
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
             continue

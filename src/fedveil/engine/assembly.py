@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its job. Every process of a run builds equal parts."""
+"""Builds the parts of a run from its job. Two processes with one job build equal parts."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's `Way`: its rule for the state that a client keeps between rounds."""
+    """Return the job's `Way`: how clients use and change the state that they keep."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":

@@ -44,7 +44,10 @@ def solve_job(
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """Return a warning if the protection's noise guarantees almost nothing, or None."""
+    """Return a warning if the protection's noise is so small that it guarantees almost nothing.
+
+    Otherwise returns None.
+    """
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
@@ -82,10 +85,11 @@ def check_limit(
 def admit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` if round `number` would exceed the run's limit or the data set's limit.
+    """Check the run's limit, and charge round `number` to the data set's account.
 
-    `check_limit` checks the run. If `privacy.account` names an account of the data set, the round
-    is charged to that account. A round that is repeated after an interruption is charged again.
+    Raises `LimitReached` if either limit would be exceeded. The account is the one that
+    `privacy.account` names, if any. A round that is repeated after an interruption is charged
+    again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

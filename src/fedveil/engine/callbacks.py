@@ -15,7 +15,7 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Beginning:
-    """A run that is about to start, or to resume after its first `done` rounds."""
+    """A run that is about to start, or that resumes after its first `done` rounds."""
 
     job: Job
     folder: Path

@@ -8,11 +8,12 @@ much as the data of two clients can. So the resulting bound is comparable to the
 for a client in every round.
 
 The directions are orthogonal. Reversing them in every second round undoes their effect on the
-model, and lets noise that was used twice cancel in the scores.
+model. It also exposes noise that is wrongly used in two rounds: a score subtracts one round from
+the other, so this noise cancels.
 
 The observer sees what the guarantee covers. That is each canary's own reports, through the
 protection's `reading`. If the reports reveal nothing, or if the guarantee trusts the server, the
-observer sees the rounds' aggregates instead, in the domain in which they are released.
+observer sees each round's noisy sum instead.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class CanaryTraining(Training):
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update of a canary whose coin shows 1. For 0, it sends the negative."""
+        """Return the update for a coin that shows 1. For a 0, the canary sends the negative."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)
@@ -124,7 +125,10 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Return an executor that adds the canaries, if any, to the clients of `carrier`."""
+        """Return an executor that runs the canaries and uses `carrier` for all other clients.
+
+        Without canaries, returns `carrier`.
+        """
         self.carrier = carrier
         return self if self.clients else carrier
 

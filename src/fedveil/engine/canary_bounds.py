@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from the canaries of a run, each compared with its own claim.
 
-All bounds hold simultaneously with confidence `CONFIDENCE`: the protection alone determines which
-bounds there are, and each gets an equal part of the error (Bonferroni). So a single bound above its
-claim refutes it.
+All bounds hold simultaneously with confidence `CONFIDENCE`. The number of bounds depends on the
+protection alone, and each bound gets an equal part of the error (Bonferroni). So one bound above
+its claim refutes that claim.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Bound = Callable[[float], Measured]
 class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
-    `moved` is the distance by which replacing one client can move a release, if the clip holds.
-    `gaussian` is True if the claim is about Gaussian noise. `measured` is True if that noise also
-    has the same size in every round.
+    `moved` is the largest distance by which replacing one client moves a release. `gaussian` is
+    True if the claim is about Gaussian noise. `measured` is True if this noise also has the same
+    size in every round.
     """
 
     included: Bools
@@ -134,10 +134,10 @@ class Canvass:
     ) -> Measured:
         """Return the lower bound on epsilon that follows from a measured `distance`.
 
-        The distance is between the means of two neighbouring releases, in standard deviations of
-        the noise. `uncertain` is the sampling error of the measured distance, or 0 if it has none.
-        The result's field `unseen` is the largest true epsilon that this bound would probably have
-        missed.
+        The distance is between the means of two releases that differ in one client's data. Its unit
+        is the noise's standard deviation. `uncertain` is the sampling error of `distance`, or 0 if
+        there is none. The result's field `unseen` is the largest true epsilon that this bound would
+        probably have missed.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -150,7 +150,7 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield a bound for each kind of random choice, from the number of truthful choices."""
+        """Yield a bound for each kind of random choice, from the number that report the truth."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

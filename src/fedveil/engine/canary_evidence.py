@@ -1,4 +1,4 @@
-"""Evidence from each canary's own reports: scores for its coin, the noise, and random choices.
+"""Evidence from the canaries' own reports: scores for the coins, noise, and random choices.
 
 An auditor knows the coins and therefore each update without its noise. So the auditor can measure
 the noise in a report. The auditor also measures the noise in the difference of two reports, of one
@@ -39,7 +39,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago, for comparison with this round's.
+    """The reports from `lag` rounds ago, for a comparison with this round's reports.
 
     A round is compared only once, so that the pairs of rounds are disjoint.
     """
@@ -55,7 +55,7 @@ class _EarlierRounds:
 
 
 class ChoiceTally:
-    """Counts how many random choices reported the truth, alone and in pairs of reports (`WAYS`).
+    """Counts the random choices that report the truth, in single reports and in pairs (`WAYS`).
 
     Every choice is in at most one pair of each kind. So pairs are independent if choices are.
     """
@@ -130,8 +130,8 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
-    after clipping. `told` becomes True once a report reveals anything about an update. The measured
-    noise is that of
+    after clipping. `told` becomes True as soon as a report reveals anything about an update. The
+    measured noise is that of
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,
@@ -193,9 +193,9 @@ class ReportEvidence:
     def close(self, turn: int) -> None:
         """End the round. In this round, all canaries' updates were multiplied by `turn`, 1 or -1.
 
-        Noise that all reports share would change every canary's score. It is estimated from the
-        other canaries' reports, which contain only noise in this canary's direction, and
-        subtracted.
+        Noise that is the same in all reports would change every canary's score, so it is
+        subtracted. It is estimated from the other canaries' reports, because these contain only
+        noise in the direction of this canary.
         """
         others = len(self.scores) - 1
         if len(self._shared) and others:
@@ -259,7 +259,7 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of the array `name` of the state. Raises `ValueError` for NaN or infinity."""
+    """Return a copy of the array `name` of `state`. Raises `ValueError` for NaN or infinity."""
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -1,4 +1,4 @@
-"""Evidence from the rounds' sums, in the domain in which a protection releases them.
+"""Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
 after the rotation. So noise that was used twice cancels only in differences of rotated sums.
@@ -27,7 +27,7 @@ class SumEvidence:
 
     The larger a score, the likelier the canary's coin shows 1. `scores` are the sums' projections
     onto the canary's direction. `turned` are projections of the differences between two rounds'
-    sums, if every round has its own domain. The measured noise is that of
+    sums, if every round has its own rotation. The measured noise is that of
 
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
     - `spare`: the entries of a sum that no update reaches,
@@ -95,8 +95,8 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Add a difference of two sums to `noise`, in units of the largest change by one client.
 
-        A client changes a single sum by at most a fixed length, and the difference by `step` times
-        that.
+        One client changes a single sum by at most a fixed length, and `difference` by at most
+        `step` times that length.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

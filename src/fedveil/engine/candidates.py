@@ -60,11 +60,11 @@ class Candidate:
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection. It begins with `start`."""
+        """Return the command that runs the job under this protection. `start` is its first part."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the noise's expected length in a round's mean, over the mean's largest length.
+        """Return the length of the noise in a round's mean, divided by the mean's largest length.
 
         The mean is over n clients, or n sampled examples under `privacy.unit: example`. `examples`
         is the number of examples of all clients together. Real updates are shorter than the clip,

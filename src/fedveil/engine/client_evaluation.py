@@ -1,4 +1,4 @@
-"""Tests a run's model for each client, on examples of that client that no client trains on.
+"""Tests a run's model on each client's held-out examples, on which no client trains.
 
 A simulation can compute these figures. In a deployed job they would have to leave the clients.
 """
@@ -72,9 +72,10 @@ class ClientTest:
 
 
 def summary(each: Float64s, better: Better) -> dict[str, float]:
-    """Return the mean of the clients' figures, the mean of the worst tenth, and the spread.
+    """Return the mean of `each`, the mean of the worst tenth, and the standard deviation, by name.
 
-    The spread is the standard deviation. NaN entries of `each` are ignored.
+    `each` has one metric per client, of which `better` says which direction is better. NaN entries
+    are ignored.
     """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):

@@ -34,9 +34,9 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the learning rate of a client's own gradients in `round`.
+    """Return the factor of a client's own gradients in its local steps in `round`.
 
-    Under FedCM it is `training.own_direction` times the clients' rate. Otherwise it is that rate.
+    It is the clients' learning rate. Under FedCM it is `training.own_direction` times that rate.
     """
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)

@@ -1,4 +1,4 @@
-"""Tries one batch on a user's model before the first round, to report errors at once.
+"""Trains a user's model on one batch before the first round, so that errors appear at once.
 
 It uses a copy of the model and restores torch's generators, so the run itself is unchanged.
 """
@@ -49,7 +49,7 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples. Used if nothing may depend on a single training example."""
+    """Yield batches of test examples. Used if no single training example may affect anything."""
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))

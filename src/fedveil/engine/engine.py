@@ -28,11 +28,14 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with the number of clients set. Raises if it cannot run on `dataset`."""
+        """Return the job with its number of clients set. Raises if `dataset` is unusable."""
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
-        """Return the name of the clients' trainer, or None if unknown here. Raises if none fits."""
+        """Return the name of the clients' trainer, or None if only the clients know it.
+
+        Raises an error if no trainer can train the job's model.
+        """
         return None  # other machines may train it
 
     def try_out(  # noqa: B027 - as above
@@ -49,7 +52,7 @@ class Engine(ABC):
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return the engine's own arrays that must be unchanged when a run is resumed."""
+        """Return the engine's arrays, such as its partition, that a resumed run must have too."""
         return ()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Tests a run's model on the test examples. The outputs of the fixed layers are computed once."""
+"""Tests a run's model on the test examples. Outputs of frozen layers are computed only once."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class ModelTest:
 def told(scores: Scores) -> dict[str, Any]:
     """Return the entries of a round's record for these `scores`.
 
-    If the task has its own metrics, their names are included, in order: the first one decides which
-    model is best.
+    If the task has its own metrics, the entries include their names in order. The first metric
+    decides which model is best.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}

@@ -44,7 +44,7 @@ Progress = Callable[[Record], None]
 
 @dataclass(eq=False)
 class Federation:
-    """A started run, which `engine.start` made. It runs the remaining rounds."""
+    """A started run. It plays the remaining rounds."""
 
     parts: Parts
     state: RunState
@@ -193,7 +193,7 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record the cost of the reports just before they are requested."""
+        """Record on disk the cost of the reports that `asked` clients are about to be asked for."""
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 
@@ -232,7 +232,7 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, then a checkpoint that covers all records so far."""
+        """Save the round's record, then a checkpoint that covers all rounds with records."""
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):

@@ -33,8 +33,8 @@ class Presentation:
 class Run:
     """A finished run: its metrics (one record per round), trained model, folder and ledger.
 
-    `stopped` is the reason for an early end, `audit` the result of its canaries, and `others` has
-    the costs under other assumptions than the ledger's.
+    `stopped` is the reason for an early end, and `audit` the result of the run's canaries. `others`
+    are the run's privacy costs under other assumptions than the ledger's.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil
@@ -72,7 +72,7 @@ class Run:
         return DataFrame(self.metrics)
 
     def plot(self, name: str | None = None) -> Any:
-        """Return a plotly figure of one metric by round: `name`, by default the deciding metric."""
+        """Return a plotly figure of one metric by round. The default is the deciding metric."""
         if self.presentation is None:
             raise InvalidValue("this run has no plots: start it with fedveil.simulate")
         return self.presentation.plot(self.folder, name)

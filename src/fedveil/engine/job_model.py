@@ -23,7 +23,7 @@ from fedveil.pretrained.model_folder import ModelFolder
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The properties of the data on which the model depends, and the model's fingerprint.
+    """The properties of the data that determine the model's form, and the model's fingerprint.
 
     `classes` is the number of the model's outputs. `target_shape` is the shape of one target, for a
     user's own task (`data.lone_records`). `whole_targets` is True if such targets are integers.
@@ -81,7 +81,7 @@ def make_model(job: Job, shape: ModelShape) -> nn.Module:
 
 
 def text_form(job: Job) -> TextForm | None:
-    """Return how the job's texts become examples, or None if its model has no tokeniser."""
+    """Return the rule that turns texts into examples, or None if the model has no tokeniser."""
     if not job.has_language_model:
         return None
     return TextForm(_folder(job), job.task, job.language.length)

@@ -70,7 +70,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whom an epsilon covers: `client`, or "one example of `client`" if that is the unit."""
+    """Return whom an epsilon covers: `client`, or "one example of `client`" under unit example."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
@@ -92,7 +92,7 @@ def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
 
 
 def report_entropy(job: Job) -> Entropy:
-    """Return the randomness of reports: a keystream from the job's seed, or the system's."""
+    """Return the randomness of reports: seeded by the job, or the operating system's."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "reports")
 
 

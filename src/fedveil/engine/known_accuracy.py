@@ -16,7 +16,7 @@ _DECIDE = ("rounds", "clients", "data", "model", "task", "training", "server")
 
 
 class Measured(NamedTuple):
-    """A measured run: its settings, its epsilon and accuracy, and the command that repeats it."""
+    """A measured run: its settings, epsilon and accuracy, and the command that repeats it."""
 
     settings: tuple[str, ...]
     epsilon: float

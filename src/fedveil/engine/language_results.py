@@ -17,7 +17,7 @@ from fedveil.record.metric_names import deciding
 
 
 def before_after(parts: Parts, weights: Float32s) -> Iterator[BeforeAfter]:
-    """Yield comparisons of the initial model with the trained one, whose weights are `weights`.
+    """Yield comparisons of the initial model with the model after training, of weights `weights`.
 
     The comparisons are the deciding metric, and the continuations of the job's prompts.
     """

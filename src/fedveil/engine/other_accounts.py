@@ -4,7 +4,7 @@ The ledger assumes that a client's whole data is replaced, that the attacker kno
 the server does, and that the number of rounds was fixed in advance. This module adds:
 
 - The cost of all planned rounds, if the run's own results ended it early.
-- For Gaussian noise, the cost for a client that is added or removed instead of replaced. Most
+- For Gaussian noise, the cost if a client is added or removed instead of replaced. Most
   papers state this one.
 - For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.
   This needs secret cohorts (`clients.sampling: poisson`), and rounds that release a noised sum

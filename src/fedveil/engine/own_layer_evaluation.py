@@ -69,7 +69,7 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Return the mean of numbers, or of lists entry by entry. Of equal dicts, return the first."""
+    """Return the mean of numbers, the entry-by-entry mean of lists, or the first of equal dicts."""
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)

@@ -35,8 +35,8 @@ def _cores() -> int:
 def precompiling(job: Job) -> Iterator[None]:
     """A context in which a second process compiles the code of the job's protection.
 
-    Nothing happens if the code is cached or if the machine has one core. The second process is
-    stopped at the end of the context.
+    No process is started if the code is cached or if the machine has only one core. The second
+    process is stopped at the end of the context.
     """
     loop = job.protection.position.loop
     if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:

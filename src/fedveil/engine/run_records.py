@@ -50,12 +50,12 @@ def several_inputs(shape: Shape) -> Iterator[str]:
 
 
 def without_report(record: Record) -> str | None:
-    """Return why a round's aggregate contains no usable report, or None if it contains one."""
+    """Return the reason if a round's aggregate contains no usable report, otherwise None."""
     return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return the reason why a run has no result, or None if it has one.
+    """Return the reason if a run has no result, otherwise None.
 
     `stopped` is the reason why the run ended early, or None.
     """

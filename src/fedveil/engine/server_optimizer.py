@@ -93,7 +93,7 @@ class ServerOptimizer:
 
 
 class VariateOptimizer(ServerOptimizer):
-    """SCAFFOLD: updates the model and the clients' mean control variate, in one vector.
+    """SCAFFOLD: updates one vector, which holds the model and the clients' mean control variate.
 
     The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
     reports. Reports contain changes multiplied by `unit`. `share` is the share of all clients whose
@@ -117,7 +117,7 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the model, and appends the aggregate, which directs the next round's steps."""
+    """FedCM: updates the model. Appends the aggregate, because clients' next steps follow it."""
 
     def step(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0

@@ -1,4 +1,4 @@
-"""Ends a run early by its metrics, and keeps the best model so far.
+"""Ends a run early by its metrics, and stores the best model so far.
 
 Every decision is computed from the run's records, so a resumed run decides as an uninterrupted one
 would. Only the best model itself is stored.
@@ -62,7 +62,10 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the final weights, and a sentence if they are not `weights`, the last round's."""
+        """Return the run's final weights, and a sentence if these are not those of the last round.
+
+        `weights` are those of the last round.
+        """
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -75,10 +78,7 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint.
-
-        Raises unless its round is the best in `records`.
-        """
+        """Load the best model from a checkpoint. Raises an error unless it is of the best round."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)

@@ -1,7 +1,7 @@
 """Remembers, for each client, the last round whose sum contains the client's report.
 
-A client keeps its new state only if its report was summed. A deployed client cannot know that, so
-the server tells it with the next request.
+A client keeps its new state only if its report was summed. A deployed client learns this from the
+server's next request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.rounds.outcomes import ClientId
 
 
 class SummedReports:
-    """For each client, the last round with its report in the sum, or 0 if there is none.
+    """For each client, the last round whose sum contains its report, or 0 if there is none.
 
     Empty if clients keep no state.
     """

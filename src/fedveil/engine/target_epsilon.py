@@ -28,7 +28,7 @@ _NEAR = 10.0 ** (-_DIGITS - 1)
 class Solved(NamedTuple):
     """The solution: the job's keys to set, and the resulting protection.
 
-    The last of the keys is the parameter that was solved for.
+    The last key is the parameter whose value was sought.
     """
 
     keys: dict[str, Any]
@@ -122,7 +122,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with the parameter `key` set to `value`. Raises if it is refused."""
+    """Return the protection with parameter `key` set to `value`. Raises if it is not allowed."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 
@@ -138,8 +138,8 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
     """Return the most costly value of a parameter that meets the target, or None if none does.
 
     `fits(value)` returns two results: whether the value meets the target, and its epsilon divided
-    by the target. Values that the parameter does not allow do not fit. The search starts at
-    `start`. It runs over the parameter or, if larger values cost less, over its inverse.
+    by the target. A value that the parameter does not allow does not meet the target. The search
+    starts at `start`.
     """
 
     def at(cost: float) -> float:
@@ -183,8 +183,8 @@ def _crossing(low: float, high: float, below: float, above: float) -> float:
     """Return an estimate of the point between `low` and `high` at which the target is reached.
 
     `below` and `above` are the epsilons at both ends, divided by the target. The estimate assumes
-    that epsilon is a power of the parameter, which is nearly true. It keeps a small distance from
-    both ends, so that the interval shrinks from both sides.
+    that epsilon is a power of the parameter, which is nearly true. It is never too close to `low`
+    or `high`, so that the search moves both ends.
     """
     if not 0 < below <= 1 < above < math.inf:
         return math.sqrt(low * high)

@@ -135,7 +135,7 @@ class DataSettings(Block):
 
     @property
     def may_have_owners(self) -> bool:
-        """True if the data set may say who owns each example. A user's function may do so."""
+        """True if the data set may name the owner of each example, as a user's function may do."""
         return self.name in (*self.OWNED, TEXT_FOLDER) or is_function(self.name)
 
 

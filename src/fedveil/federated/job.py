@@ -110,7 +110,7 @@ class Job(JobFields):
         return Job(**{**self.model_dump(), "rounds": number})
 
     def under(self, protection: str) -> Job:
-        """Return this job under another protection, with the parameters that it has for that one.
+        """Return this job under another protection, with that protection's own parameters.
 
         The clients' weighting is set to the new protection's default.
         """

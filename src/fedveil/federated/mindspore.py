@@ -27,7 +27,7 @@ class Translation:
     """A translation of MindSpore Federated settings: fedveil's keys (`native`) and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, a file's content. `ours` are the top-level keys of a fedveil job."""
+        """Translate `data`, a MindSpore Federated file. `ours` are a job's top-level keys."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []
@@ -59,7 +59,7 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return `problems` with the keys at their beginning replaced by the file's names for them.
+        """Return `problems`, in which the file's names replace fedveil's keys at the beginning.
 
         Keys in `overridden` were not set by the file, so they keep fedveil's names. Problems that
         the translation has already reported are omitted.

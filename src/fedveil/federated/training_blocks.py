@@ -123,21 +123,21 @@ class TrainingSettings(Block):
 
     @property
     def corrects_steps(self) -> bool:
-        """True if the algorithm adds a vector to the gradient in each local step."""
+        """True if the algorithm adds a correction vector to the gradient in each local step."""
         return self.algorithm in ("scaffold", "feddyn", "fedcm")
 
     @property
     def sent_vectors(self) -> int:
-        """The number of vectors of the weights' length in the vector that the server sends."""
+        """The number of vectors that the server sends. Each has one entry per model weight."""
         return 2 if self.algorithm in ("scaffold", "fedcm") else 1
 
     @property
     def reported_vectors(self) -> int:
-        """The number of vectors of the weights' length in an update."""
+        """The number of vectors in an update. Each has one entry per model weight."""
         return 2 if self.algorithm == "scaffold" else 1
 
     def report_length(self, sent: int) -> int:
-        """Return the length of an update if the server's vector has length `sent`."""
+        """Return the length of an update if the server sends a vector of length `sent`."""
         return sent // self.sent_vectors * self.reported_vectors
 
     def sent_length(self, reported: int) -> int:

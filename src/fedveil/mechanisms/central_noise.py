@@ -105,12 +105,12 @@ class CentralNoise:
         self.reach = math.ceil(_REACH_SIGMAS * math.sqrt(self._noise.variance))
 
     def clipped(self, vector: Array) -> Int64s:
-        """Return the vector in whole steps, clipped to norm `clip` and rounded towards zero."""
+        """Return the vector in units of `step`, clipped to norm `clip` and rounded towards zero."""
         vector = finite_vector("update", vector)
         return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
-        """Return True if `multiples`, a vector in whole steps, has a norm of at most `clip`."""
+        """Return True if `multiples`, a vector in units of `step`, has a norm of at most `clip`."""
         square = 0
         for start in range(0, len(multiples), _PART):
             part = multiples[start : start + _PART].astype(np.int64)
@@ -120,16 +120,16 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return the clipped vector plus the noise of a whole sum, in steps.
+        """Return the clipped vector plus all the noise of a sum, in steps.
 
-        An attacker who knows all other vectors of a sum can compute this from the noisy sum.
+        An attacker who knows all other vectors of a sum can compute this value from the noisy sum.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
         return total
 
     def add_to(self, total: Int64s, entropy: Entropy) -> None:
-        """Add noise in place to `total`, a sum of clipped vectors in whole steps."""
+        """Add noise in place to `total`, a sum of clipped vectors in units of `step`."""
         self._noise.add_to(total, entropy)
 
 

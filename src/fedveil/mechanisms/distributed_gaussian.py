@@ -1,4 +1,4 @@
-"""Gaussian noise in shares: each vector gets a small share, and their sum has all the noise."""
+"""Gaussian noise in shares: each client adds a small part of the noise that their sum needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in whole steps. Each client adds one share to its vector.
+    """Shares of Gaussian noise, in units of a step. Each client adds one share to its vector.
 
     The shares in a sum add up to noise of standard deviation `ratio` · √square, where `square` is
     the squared sensitivity. By default it is 4 `limit`, where `limit` bounds the squared norm of a
@@ -89,9 +89,9 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if `total` is larger than an honest sum can be.
+        """Return True if `total` is too large for the sum of honest clients' vectors.
 
-        An honest sum is larger with probability at most 2^-40.
+        Such a sum is that large with probability at most 2^-40.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
@@ -113,8 +113,8 @@ class DistributedGaussian(NoiseShares):
     `mean(total, shares, signs)` turns a sum of `shares` such vectors into their mean.
 
     Privacy: if one whole vector is replaced, the sum of m shares satisfies `Gaussian(ratio(m))`,
-    whatever the other vectors are. The same holds for the sum modulo 2^bits. Shares do not count in
-    m if their makers know or subtract their noise.
+    whatever the other vectors are. The same holds for the sum modulo 2^bits. m counts only honest
+    clients: an attacker who makes a share knows its noise and can subtract it.
 
     Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
     probability 2^-40. This does not cover vectors that were chosen with knowledge of the round's
@@ -228,7 +228,7 @@ class DistributedGaussian(NoiseShares):
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean vector, given `total`, the sum of `shares` shares. Overwrites `total`."""
+        """Return the mean of `shares` vectors, from the sum `total`. Overwrites `total`."""
         values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
@@ -275,7 +275,7 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector, rounded, plus a share of noise, in steps. `signs` is not used."""
+        """Return the vector in units of `step`, plus a share of noise. `signs` is not used."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers
@@ -287,9 +287,9 @@ class DistributedSum(NoiseShares):
 
 
 def ring_bits(reach: int) -> int:
-    """Return the bits of the smallest ring that holds sums from -reach to reach.
+    """Return the number of bits b of the smallest ring that can hold sums from -reach to reach.
 
-    The ring leaves a quarter of `reach` free at each end.
+    A ring holds 2^b numbers. A quarter of `reach` stays free at each end.
     """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 

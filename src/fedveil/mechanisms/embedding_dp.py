@@ -162,7 +162,7 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """The privacy loss of one release of EmbeddingDP, for several units of privacy."""
+    """The privacy loss of one release of EmbeddingDP, per bit, one-hot row or vector replaced."""
 
     eps: float | None
 
@@ -170,7 +170,7 @@ class EmbeddingLoss:
     def per_bit(self) -> PrivacyLoss:
         """Return the loss if one value is replaced: eps/2.
 
-        Its release is a `BitRelease`, so the losses of many bits compose tightly.
+        It has a `BitRelease`, with which a ledger composes the losses of many bits tightly.
         """
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
@@ -192,9 +192,9 @@ class EmbeddingLoss:
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return what a ledger charges for one release of an example with `values` values.
+        """Return the losses, with their counts, of one release of an example with `values` values.
 
-        Each bit is charged separately. At a positive delta, the bits then compose to far less than
+        A ledger charges each bit separately. At a positive delta, the bits compose to far less than
         values · eps/2.
         """
         return [(self.per_bit, integer("values", values, 1))]
@@ -211,7 +211,7 @@ class EmbeddingLoss:
 
 @dataclass(frozen=True)
 class BitRelease:
-    """One bit of EmbeddingDP, in the form that a ledger composes."""
+    """The release of one bit of EmbeddingDP. A ledger composes it by its loss distribution."""
 
     eps: float
 

@@ -40,7 +40,7 @@ _LANES = 32
 
 
 class GaussianMechanism:
-    """Clip a vector to the L2 norm `clip` and add Gaussian noise.
+    """Clips a vector to the L2 norm `clip` and adds Gaussian noise.
 
     Two clipped vectors are at most 2 · clip apart. Their maker may promise a smaller distance
     `apart`, rounding included, which nothing checks. `sigma` is the smallest standard deviation of
@@ -114,8 +114,8 @@ class GaussianMechanism:
     def privatize(self, update: Vector, entropy: Entropy) -> Vector:
         """Return the noisy update: float64 for float64 and integer updates, otherwise float32.
 
-        Rounding a discrete result to this type changes only values above 2^24 steps, and costs no
-        privacy. Raises `InvalidValue` on NaN and infinity.
+        Float32 represents discrete results exactly up to 2^24 steps. Larger ones are rounded, which
+        costs no privacy. Raises `InvalidValue` on NaN and infinity.
         """
         vector = _real_vector(update)
         result = np.empty_like(vector)
@@ -148,7 +148,7 @@ class GaussianMechanism:
         return -float(np.sum((output - self.clipped(update)) ** 2)) / (2 * variance)
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
-        """Return the noisy update of the discrete mechanism, in whole grid steps."""
+        """Return the noisy update of the discrete mechanism, in units of its grid step."""
         return self._multiples(_real_vector(update), entropy)
 
     def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
@@ -189,7 +189,7 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """Return the largest power of two that is fine enough as a grid step.
+    """Return a grid step, the largest power of two that is small enough for the noise and the clip.
 
     It is at most a fixed share of `sigma`, and at most a fixed share of `clip` / √dimension. If
     these limits are below `least`, the step is the largest power of two up to `least` instead.
@@ -200,13 +200,13 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return discrete noise, in whole steps, that is as private as Gaussian noise of `sigma`."""
+    """Return discrete noise in units of `step`, as private as Gaussian noise of `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
 
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
-    """Return `vector` in whole steps, clipped to the norm `clip` and rounded towards zero.
+    """Return `vector` in units of `step`, clipped to the norm `clip` and rounded towards zero.
 
     The result m satisfies step · |m| <= clip in exact arithmetic. If `vector` is not longer than
     `clip` and `step` is a power of two, each entry loses less than one step. `clip` is at most 2^30
@@ -225,7 +225,7 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """Return norm / |vector|, the factor that gives the vector this norm, up to rounding.
+    """Return norm / |vector|: the vector times this factor has the norm `norm`, up to rounding.
 
     The factor is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
     """

@@ -1,6 +1,6 @@
 """A rotation that spreads a vector evenly over its entries: random signs, then Walsh-Hadamard.
 
-    R x = H S x / √n,    H the n x n matrix of Walsh-Hadamard, n a power of two, S = diag(signs)
+    R x = H S x / √n,    H the n x n Walsh-Hadamard matrix, n a power of two, S = diag(signs)
 
 R is orthogonal, so it changes no norm, and R^T y = S H y / √n undoes it. With uniform signs, every
 entry of R x is a sum of x's entries with independent signs, divided by √n. So it is beyond t · |x|
@@ -46,7 +46,7 @@ def rotate(vector: Array, signs: Int8s) -> Floats:
     """Return the rotated vector H S x / √n in the float type of `vector`. `unrotate` undoes it.
 
     x is `vector`, padded with zeros to n entries, where n is the number of signs. S multiplies the
-    entries by the signs, and H is the n x n matrix of Walsh-Hadamard.
+    entries by the signs, and H is the n x n Walsh-Hadamard matrix.
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
@@ -94,7 +94,10 @@ def _walsh_hadamard(vector: Floats) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute three levels of the transform, in groups of eight. Returns the next level."""
+    """Compute the first three levels of the transform, in groups of 8 entries. Returns 8.
+
+    For fewer than 8 entries, computes nothing and returns 1. The result is the next level's `half`.
+    """
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):
@@ -139,7 +142,7 @@ def _one_level(part: Floats, half: int) -> None:
 
 @compiled()
 def _two_levels(part: Floats, half: int) -> None:
-    """Compute the levels `half` and 2 · `half` of the transform, a few columns at a time."""
+    """Compute the levels `half` and 2 · `half` of the transform, in small blocks of columns."""
     columns = min(half, _MOST_COLUMNS)
     for start in range(0, len(part), 4 * half):
         for left in range(start, start + half, columns):

@@ -127,10 +127,9 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler of one bit.
+    """Return a sampler that draws 0 if a label is to be replaced, otherwise 1.
 
-    It is 0, for a replaced label, with probability (k - 1) / (e^eps + k - 1). k is the number of
-    classes.
+    0 has the probability (k - 1) / (e^eps + k - 1), where k is the number of classes.
     """
 
     def floors(e: Fraction, bits: int) -> list[int]:

@@ -85,9 +85,9 @@ class Marvell:
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
-    if a class's gradients are N(m_c, v_c I), with v_c as in the batch. Then no attacker's AUC on
-    one such gradient is above `most_auc` of that sum. Real gradients of a class are not Gaussian,
-    so this is a model and no guarantee.
+    if a class's gradients are N(m_c, v_c I), with v_c as in the batch. Then no attacker who sees
+    one such gradient has an AUC above `most_auc` of that sum. Real gradients of a class are not
+    Gaussian, so this is a model and no guarantee.
 
     If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
     classes' shares are those in the batch, after adding one example of each class.
@@ -126,8 +126,8 @@ class NoiseLaw:
     """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
 
     |Δ| is the distance of the classes' mean gradients. `along` are the variances in the direction
-    of Δ, and `across` those in every other direction. `divergence` is the sum of both
-    Kullback-Leibler divergences between the classes after the noise.
+    of Δ, and `across` those in every other direction. `divergence` is KL(class 0 || class 1) +
+    KL(class 1 || class 0) of the noisy gradients.
     """
 
     along: tuple[float, float]
@@ -183,8 +183,8 @@ class NoiseLaw:
 def most_auc(divergence: float) -> float:
     """Return the largest AUC that an attacker can have on one gradient.
 
-    `divergence` is the sum of both divergences between the classes. Source: theorem 1 of O. Li et
-    al. (2022).
+    `divergence` is KL(class 0 || class 1) + KL(class 1 || class 0) of the gradients. Source:
+    theorem 1 of O. Li et al. (2022).
     """
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
@@ -202,6 +202,9 @@ def _rows(gradients: Array) -> Float64s:
 
 
 def normal(count: int, entropy: Entropy) -> Float64s:
-    """Return standard normal numbers in steps of 2^-16, drawn from a discrete Gaussian."""
+    """Return `count` standard normal numbers, rounded to multiples of 2^-16.
+
+    They are drawn from a discrete Gaussian.
+    """
     drawn: Float64s = DiscreteGaussian(1, _STEPS).draw(count, entropy) / float(1 << _STEPS)
     return drawn

@@ -21,8 +21,10 @@ _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 class QuantileClip:
     """Clips vectors to a norm C that follows a quantile of their norms.
 
-    Each vector reports one bit. Output: under the clip C, a vector x of `dimension` entries becomes
-    `joint(x, C)`, with one more entry, its clip bit:
+    Each vector also reports one bit, which says if its norm is at most C.
+
+    Output: under the clip C, a vector x of `dimension` entries becomes `joint(x, C)`, with one more
+    entry, its clip bit:
 
         y = (first · x / max(|x|, C), ±half),     +half if |x| <= C, -half if |x| > C.
 

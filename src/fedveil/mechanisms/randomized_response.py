@@ -59,15 +59,15 @@ class BinaryRandomizedResponse:
         return np.asarray(truth ^ lies.astype(truth.dtype))
 
     def log_probability(self, told: bool, truth: bool) -> float:
-        """Return ln of the probability that `told` is reported if the bit is `truth`."""
+        """Return ln Pr[the bit `told` is reported | the true bit is `truth`]."""
         lie = 0.0 if told == truth else self.eps
         return -lie - math.log1p(math.exp(-self.eps))
 
     def estimate_ones(self, count: float, n: int) -> float:
         """Return an unbiased estimate of how many of n bits are 1, given `count` reports of 1.
 
-        It solves E[count] = ones * P + (n - ones) * (1 - P) for ones, as in the source. P is the
-        probability of a truthful report.
+        The estimate is the solution `ones` of count = ones * P + (n - ones) * (1 - P), as in the
+        source. P is the probability of a truthful report.
         """
         # The formula is centred at n/2, where count and estimate are equal. So rounding never moves
         # an estimate to the other side of n/2.
@@ -77,5 +77,5 @@ class BinaryRandomizedResponse:
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return a list with floor(2^bits * Pr[a bit is flipped]) as its only entry. `e` is e^eps."""
+    """Return [floor(2^bits * Pr[a bit is flipped])], where `e` is e^eps."""
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

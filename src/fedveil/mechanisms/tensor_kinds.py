@@ -1,6 +1,6 @@
 """Reads NumPy arrays, torch tensors and MindSpore Tensors without importing either library.
 
-The owner of a tensor has already imported the library, so it is among the loaded modules.
+Whoever passes a tensor has imported its library, so the library is found in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def values_of(name: str, tensor: Any) -> Array:
     """Return the numbers in an array or tensor, in C order and without a copy if possible.
 
     Types that NumPy lacks, such as bfloat16, become float32, without rounding. Raises InvalidValue
-    for anything but real numbers of a known type. Its message calls the argument `name`.
+    for anything but real numbers of a known type. `name` is the tensor's name in the message.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):

@@ -75,7 +75,7 @@ class GaussianSum:
         self._noise = noise_in_steps(self.sigma, self.step)
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
-        """Return the noisy sum in whole steps. Raises `InvalidValue` on NaN and infinity."""
+        """Return the noisy sum in units of `step`. Raises `InvalidValue` on NaN and infinity."""
         whole = to_grid(finite_vector("update", update), self.step)
         self._noise.add_to(whole, entropy)
         return whole

@@ -59,9 +59,9 @@ class _Message(NamedTuple):
 
 
 class SiteTaskFilter(Filter):  # type: ignore[misc]
-    """Admits training tasks, and charges each before its executor runs.
+    """Admits training tasks. Charges each task to the site's account before its executor runs.
 
-    `site` is the site's folder, `data` one of `data` in its policy, and `protection` the keys of a
+    `site` is the site's folder, `data` a data set of its policy, and `protection` the keys of a
     protection that the policy allows, with its parameters. With `plain`, a report leaves as arrays
     (WEIGHT_DIFF), which the usual aggregators average. Without it, and under a protection whose
     reports are no arrays, a report leaves as a message, for `ProtectedAggregator` or
@@ -188,7 +188,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
 
     def _round(self, fl_ctx: FLContext) -> ReportSum:
-        """Return the round's sum, made with the round's first report."""
+        """Return the round's sum. The round's first report creates it."""
         if self._sum is None:
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
             sites = [client.name for client in fl_ctx.get_engine().get_clients()]

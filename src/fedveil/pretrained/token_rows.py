@@ -56,7 +56,7 @@ class TokenRows:
         return self._next(ids[: self.length + 1], len(asked))
 
     def whole(self, text: str) -> Int64s:
-        """Return one row with the beginning of a text."""
+        """Return one row with the tokens of a text, cut to the row's length or padded."""
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:

@@ -1,6 +1,6 @@
 """The joint cost of charges that were chosen one after the other, depending on earlier results.
 
-- If all charges are equal, they are composed, because only their number was chosen.
+- If all charges are equal, only their number was chosen. They are composed as usual.
 - Gaussian losses compose to one Gaussian loss. The squares of their inverse noise ratios add up.
   This holds even for losses chosen adaptively, within a fixed limit (Smith and Thakurta, 2022).
 - Different charges cost the smaller of two numbers: the sum of their epsilons (Rogers, Roth, Ullman
@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. Adding takes equally long for charges of every size."""
+    """A sum of charges, and its epsilon. The time to add a charge does not depend on its count."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
@@ -53,7 +53,7 @@ class AdaptiveSum:
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """Return each kind of charges, with the number of reports that had it."""
+        """Return each kind of charges, with the number of reports that were charged with it."""
         self.settle()
         return Counter(self._kinds)
 
@@ -71,7 +71,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta`, or at delta = 0 if no larger there."""
+        """Return the epsilon of all charges at `delta`, or at delta = 0 if it is as small there."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
@@ -89,7 +89,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Include all added charges in the running sums now. Otherwise the next `figure` does."""
+        """Update the running sums with all added charges now. The next `figure` then is fast."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

@@ -1,8 +1,8 @@
 """Gaussian noise, if one contribution to a sum is added or removed, as in most papers.
 
-This serves only for comparison with papers: fedveil's own losses are for replacing a contribution.
-With the clip c, replacing a contribution moves a sum by at most 2c. Adding or removing one moves it
-by at most c, so the same noise is twice as large relative to the sensitivity.
+This serves only for comparison with papers, because fedveil's own losses are for replacing. With
+the clip c, replacing a contribution moves a sum by at most 2c. Adding or removing one moves it by
+at most c, so the same noise is twice as large relative to the sensitivity.
 
 Let a contribution be in the sum with a secret probability q. Without the contribution, the sum's
 distribution is Q = N(0), and with it P = (1 - q) N(0) + q N(c). The loss of P against Q differs

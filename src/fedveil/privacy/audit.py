@@ -40,7 +40,7 @@ _THRESHOLDS = 512
 class Audit:
     """Result of an audit: epsilon is at least `bound`, with this confidence.
 
-    `reachable` is the largest bound that this number of trials could have shown.
+    `reachable` is the largest bound that is possible with this number of trials.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> from fedveil.privacy.audit import Audit
@@ -122,11 +122,11 @@ def run(
 def of_scores(
     ahead: Float64s, back: Float64s, *, claim: PrivacyLoss, confidence: float = 0.999
 ) -> Audit:
-    """Test a claim by scores of a mechanism's outputs for two inputs a (`ahead`) and b (`back`).
+    """Test a claim by scores of a mechanism's outputs for two inputs a and b.
 
-    The larger a score, the likelier its output must be under a. Both inputs need equally many
-    scores. The first half of each input's scores chooses a threshold. Scores above it are counted
-    in the second half.
+    `ahead` has the scores of outputs for a, and `back` those for b, equally many. Outputs that are
+    likelier for a must have larger scores. The first half of each input's scores chooses a
+    threshold. Scores above it are counted in the second half.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:
@@ -204,7 +204,7 @@ def _played(
     """Return a lower bound on epsilon at `delta`, from outputs for two inputs.
 
     `ahead` has the outputs for one input as rows, `back` those for the other. The rows from `learn`
-    to the middle choose one of `scorers` and a threshold. The later rows are counted.
+    to the middle choose one of `scorers` and a threshold. The rows after the middle are counted.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2

@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Return one row for each output: how many numbers it has, the numbers, and NaN as padding."""
+    """Return one row for each output: the count of its numbers, the numbers, and NaN as padding."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -56,7 +56,10 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return several scores, trained on outputs for one input (`ahead`) and another (`back`)."""
+    """Return several scorers, trained to tell outputs for one input from those for another.
+
+    `ahead` has the outputs for the first input as rows, `back` those for the second.
+    """
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -126,9 +129,9 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a function that scores rows, trained on two sides. None if rows hardly repeat.
+    """Return a function that scores rows by how often they occur. None if rows hardly repeat.
 
-    A row's score is the log ratio of how often it is in `ahead` and in `back`.
+    A row's score is the log ratio of its frequencies in `ahead` and in `back`.
     """
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}

@@ -1,13 +1,13 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
-In many mechanisms an independent random draw decides whether the truth is reported: whether a bit
-is flipped, or whether a favoured selection is made. An auditor who knows a client's update knows
-the truth, and counts how often it is reported. Let a choice with the epsilon eps report the truth
-with probability `chance(eps)`. If k of n choices do, every epsilon at which k or more is too
-unlikely is refuted (Clopper and Pearson).
+In many mechanisms an independent random draw decides if the truth is reported. An example is the
+draw that decides if a bit is flipped. An auditor who knows a client's update knows the truth, and
+counts how often it is reported. Let a choice with the epsilon eps report the truth with probability
+`chance(eps)`. If k of n choices do, every epsilon at which k or more is too unlikely is refuted
+(Clopper and Pearson).
 
-Two choices with independent draws both report the truth with probability chance(eps)². If one draw
-is used for both, this happens far more often, as with a larger epsilon.
+Two choices with independent draws both report the truth with probability chance(eps)². If a
+mechanism wrongly uses one draw for both, they agree far more often, so pairs refute its claim.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of random choice in a report.
+    """A kind of random choice in a report, which either reports the truth or does not.
 
-    There are `count` of them, at the same places in all reports. Each choice either reports the
-    truth or does not. `claim` is the claimed epsilon of one choice, at delta = 0. `chance(eps)` is
-    the probability that a choice with the epsilon `eps` reports the truth. It never falls as eps
-    grows.
+    A report has `count` such choices, at the same places as every other report. `claim` is the
+    claimed epsilon of one choice, at delta = 0. `chance(eps)` is the probability that a choice with
+    the epsilon `eps` reports the truth. It never falls as eps grows.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Counted:
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
-        """Return the largest true epsilon that would probably not refute the false claim `claim`.
+        """Return the largest true epsilon at which the counts would probably not refute `claim`.
 
         At a larger true epsilon, enough choices are expected to report the truth. The result is
         infinite if not even all choices would refute the claim. `chance` and `error` are as in
@@ -80,7 +79,10 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on the truth's probability. It fails with probability `error`."""
+        """Return a lower bound on the probability of the truth, given `hits` truthful choices.
+
+        The bound is wrong with probability at most `error`.
+        """
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -89,7 +91,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return the probability, as a function of eps, that two independent choices are truthful."""
+    """Return a function from eps to the probability that two independent choices tell the truth."""
     return lambda eps: chance(eps) ** 2
 
 

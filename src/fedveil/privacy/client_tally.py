@@ -58,7 +58,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load the arrays that `to_state` returned. Raises `MessageInvalid` for impossible arrays.
+        """Load an untrusted result of `to_state`. Raises `MessageInvalid` for impossible arrays.
 
         `times[k]` is the number of rounds in which kind k was charged.
         """
@@ -69,7 +69,10 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if `times[k]` rounds of kind k cannot lead to these columns."""
+        """Raise `MessageInvalid` if no client can have these charges.
+
+        Kind k was charged in `times[k]` rounds.
+        """
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""
@@ -115,9 +118,9 @@ class Counts(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest composed epsilon of any client, or an upper bound on it.
 
-        A client whose counts are all at most another client's is skipped. If too many clients
-        remain, the result is the epsilon of a fictitious client with the largest count of each
-        kind.
+        A client is skipped if another client has at least as many reports of every kind. If too
+        many clients remain, the result is the epsilon of a fictitious client with the largest count
+        of each kind.
         """
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
@@ -149,7 +152,7 @@ class Sums(Tally):
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
         """Return the largest sum of epsilons of any client.
 
-        Infinite if a sum of deltas is above `delta`.
+        Returns infinity if the deltas of a client add up to more than `delta`.
         """
         if (self._columns[1] > delta).any():
             return math.inf
@@ -173,7 +176,10 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return the distinct columns of `counts` that no other column dominates, as rows."""
+    """Return the distinct columns of `counts` that are not dominated by another one, as rows.
+
+    A column is dominated if another one is at least as large in every entry.
+    """
     if not counts.size:
         return np.empty((0, len(counts)), np.uint32)
     rows = _different_columns(counts)

@@ -60,9 +60,9 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 
 
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
-    """Return the epsilon that a ledger states for all releases in `charges` together, at `delta`.
+    """Return the epsilon at `delta` that a ledger states for all releases in `charges` together.
 
-    It is that of `compose`, except that a single pure release has exactly its stated epsilon.
+    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
@@ -124,7 +124,10 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases as one, whose two means are √`square` standard deviations apart."""
+    """All Gaussian releases together, as one: two normal distributions at the distance √`square`.
+
+    The unit of the distance is the standard deviation.
+    """
 
     square: float
     count: int = 1
@@ -192,7 +195,7 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Group the finite losses by type, in a fixed order. Also return ln Pr[no loss is infinite]."""
+    """Return the finite losses, grouped by type in fixed order, and ln Pr[no loss is infinite]."""
     survivals, squares = [], []
     pure: Counter[float] = Counter()
     repeated: Counter[LossDistribution] = Counter()
@@ -237,10 +240,10 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon with at most this delta, and which share of `delta` was reserved.
+    """Return the least epsilon at `delta`, and the share of `delta` that was reserved.
 
     `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
-    bound on the epsilon. The reserve is for probability that is missing from `total`.
+    bound on the epsilon. The reserve covers the probability that is missing from `total`.
     """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
@@ -249,7 +252,7 @@ def _untilt(
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """Return log delta: log_mass - tilt * epsilon + log of the tilted weights above epsilon."""
+        """Return ln delta: log_mass - tilt * epsilon + ln of the tilted weights above `epsilon`."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
@@ -263,7 +266,7 @@ def _untilt(
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
     """Return the tilted distribution of the sum of all losses, and the tilt that was used.
 
-    The tilt is halved until the distribution can be computed.
+    If the distribution cannot be computed with `tilt`, the tilt is halved, as often as needed.
     """
     while True:
         try:
@@ -277,8 +280,7 @@ def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
 def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> float:
     """Return the least epsilon in [0, bound] with `log_delta(epsilon)` <= `wanted`.
 
-    `log_delta` is a falling function. If no epsilon satisfies the condition, return `bound`, which
-    the caller knows to be valid.
+    `log_delta` is a falling function. If no epsilon satisfies the condition, returns `bound`.
     """
     # The search is regula falsi, because the curve is nearly straight. The returned end satisfies
     # the condition.
@@ -302,7 +304,7 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts worth trying."""
+    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts to try."""
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #
     #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).

@@ -32,8 +32,8 @@ class Measured:
 
     If the metric is a lower bound on epsilon, it is compared with the claim `epsilon` at `delta`.
     If these are NaN, the finding's own claim is used. `unseen` is the largest true epsilon that
-    would probably not have refuted the claim. It is infinite if no epsilon could have, and NaN if
-    it was not computed.
+    this bound would probably not have detected. It is infinite if the bound could not have refuted
+    any false claim, and NaN if it was not computed.
 
         >>> from fedveil.privacy.finding import Measured
         >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)
@@ -72,9 +72,10 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the claimed epsilon of this lower bound: its own, or `finding` if that is NaN.
+        """Return the claimed epsilon that this lower bound is compared with.
 
-        `finding` is the claimed epsilon of the whole finding.
+        It is the metric's own `epsilon`. If that is NaN, it is `finding`, the claim of the whole
+        finding.
         """
         return finding if math.isnan(self.epsilon) else self.epsilon
 
@@ -94,9 +95,9 @@ class Measured:
 class Finding:
     """The result of one attack against one protection with these settings.
 
-    `epsilon` and `delta` are the ledger's claim about what the attacker sees, which `saw`
-    describes. `epsilon` is infinite if nothing is guaranteed. `pictures` are files in the run's
-    folder.
+    `epsilon` and `delta` are the ledger's claim about the data that the attacker sees. `saw`
+    describes these data in words. `epsilon` is infinite if nothing is guaranteed. `pictures` are
+    files in the run's folder.
 
         >>> from fedveil.privacy.finding import Finding, Measured
         >>> bound = Measured("epsilon at least", 1.7, cases=300)
@@ -136,7 +137,7 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return, for each lower bound, a phrase on the true epsilons that it would miss.
+        """Return, for each lower bound, a phrase that says which true epsilons it would not detect.
 
         Bounds with an unknown `unseen` or an infinite claim are left out.
         """
@@ -144,10 +145,10 @@ class Finding:
 
     @property
     def limits(self) -> str:
-        """Return a phrase about the true epsilons that even the most sensitive bound would miss.
+        """Return a phrase that says how small a violation the lower bounds could have missed.
 
-        The phrase also says how many bounds could not have refuted their claims. Returns "" if
-        `unseen` is known for no bound.
+        It names the most sensitive bound, and counts the bounds that could not have refuted their
+        claims. Returns "" if `unseen` is known for no bound.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
@@ -176,10 +177,9 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return the distance between a claim and the closest lower bound, in words.
+        """Return, in words, the smallest difference between a claim and its lower bound.
 
-        The closest bound is the one with the smallest claim minus bound. Returns "" if that is
-        infinite.
+        Returns "" if the difference is infinite.
         """
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)

@@ -45,7 +45,8 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
     """Return True if Gaussian noise of this ratio is clearly (epsilon, delta)-private.
 
-    For a ratio that is only just enough, the result may be False.
+    The ratio is the noise's standard deviation over the sensitivity. If it is only just large
+    enough, the result may be False.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)
@@ -85,9 +86,9 @@ def _difference(x: float, y: float, eps: float) -> float:
 
 
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Return True if delta(x) of `analytic_sigma` is at most `delta`.
+    """Return True if delta(x), as defined in `analytic_sigma`, is at most `delta`.
 
-    The comparison is accurate even where the two terms of delta(x) nearly cancel.
+    The comparison is accurate even if the two terms of delta(x) nearly cancel.
     """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta

@@ -1,8 +1,8 @@
-"""How far one contribution can move a sum of clipped contributions that is rounded to a grid.
+"""The sensitivity of a sum of clipped contributions that is rounded to a grid.
 
 A client's sum over its batch is not clipped. Only each example's contribution is. The sum is
-rounded after adding. So two sums that differ in one contribution can be a little further apart than
-the contribution is long. The bounds here hold for every input, in exact arithmetic.
+rounded after adding. So if one contribution is removed, the rounded sum can move by a little more
+than the contribution's length. The bounds here hold for every input, in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LAR
 
 
 def moved(clip: float, step: float, dimension: int) -> float:
-    """Return the largest distance by which one contribution of norm `clip` moves a rounded sum.
+    """Return the largest distance by which adding a contribution moves a rounded sum.
 
-    The distance is clip + sqrt(dimension) * step. If a contribution is replaced, the two sums are
-    at most twice that apart, and each is at most that far from the sum without it.
-    `privacy.sampled_gaussian` requires this.
+    The contribution's norm is at most `clip`. The distance is clip + sqrt(dimension) * step. If a
+    contribution is replaced, the sum moves by at most twice this distance.
     """
     # Rounding moves the sums with and without the contribution by at most half a step per entry.
     # Limiting entries moves no two sums apart.

@@ -41,7 +41,7 @@ _MOST_TOLD = 1 / 1000
 
 
 def attacker_wrong(epsilon: float, delta: float = 0.0) -> float:
-    """Return the error probability of the best attacker, who guesses which of two inputs was used.
+    """Return the probability that the best attacker errs about which of two inputs was used.
 
     It is (1 - delta) / (1 + e^epsilon). Both inputs are equally likely.
 

@@ -62,10 +62,10 @@ def median(
 def area(
     name: str, members: Float64s, others: Float64s, *, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return the area under the ROC curve as a metric: Pr[a member's score exceeds an other's].
+    """Return the area under the ROC curve as a metric: Pr[a member's score is above another's].
 
-    Ties count half. The interval is DeLong's (1988), on the scale of log-odds, so that it stays
-    within [0, 1].
+    `members` and `others` are the scores. Ties count half. The interval is DeLong's (1988), on the
+    scale of log-odds, so that it stays within [0, 1].
     """
     # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
     # or if there are fewer than 10 members or others. The interval is then the exact one for as
@@ -90,7 +90,7 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that random scores would rank all members as high as these scores do.
+    """Return the probability that random scores would rank all members at least as high.
 
     If k of n others score at least as high as the lowest of m members, this is C(m + k, m) / C(m +
     n, m).

@@ -59,7 +59,7 @@ Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """An epsilon with its delta, for printing. `what` says whom or what it is for."""
+    """An epsilon with its delta, for printing. `what` says whose data or which unit it covers."""
 
     epsilon: float
     delta: float
@@ -108,9 +108,9 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round` that spends all of `spendings`.
 
-        Rounds must come in order: all earlier rounds are closed, which saves memory, and nothing
-        more can be recorded for them. With `ahead`, earlier rounds stay open. Use it for an
-        interrupted round that will be repeated and recorded again.
+        Rounds must come in order. All earlier rounds are closed to save memory: nothing more can be
+        recorded for them. With `ahead`, they stay open. Use `ahead` for an interrupted round that
+        will be repeated and recorded again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -133,11 +133,11 @@ class Ledger:
 
     @property
     def kinds(self) -> int:
-        """Return the number of distinct combinations of charges in a client's round."""
+        """Return the number of different combinations of charges that clients had in a round."""
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return the charges of a report that spends `spendings`, in this ledger's form."""
+        """Return the charges of a report that spends `spendings`, as this ledger stores them."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -170,7 +170,11 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return pairs of charges and their number of rounds, for a client in every round."""
+        """Return the kinds of charges of a client that took part in every round.
+
+        Each kind comes with its number of rounds. If the clients of a round had different charges,
+        the costliest ones count.
+        """
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
             paid[max(kinds, key=lambda k: _costliest(self._kinds[k], "round", delta))] += times
@@ -179,7 +183,7 @@ class Ledger:
     def figures(self, delta: float) -> dict[str, Figure]:
         """Return per_bit, per_parameter, per_round, run_every_round and run_most_drawn, by name.
 
-        Each is stated at `delta`, or at delta = 0 if it is no larger there.
+        Each is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
         """
 
         def at(d: float) -> dict[str, float]:
@@ -202,7 +206,7 @@ class Ledger:
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
     ) -> dict[str, Figure]:
-        """Return the `figures` that `record_many` would lead to, without recording anything."""
+        """Return the `figures` as they would be after `record_many`, without recording anything."""
         trial = self.copy()
         trial.record_many(spendings, round=round, clients=clients)
         return trial.figures(delta)
@@ -228,7 +232,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round whose charged clients are in `groups`, by their kind."""
+        """Charge `members` in a round. `groups` has the round's charged clients by kind."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -252,7 +256,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each set of kinds that some round charged, with the number of those rounds."""
+        """Return the different sets of kinds that rounds charged, with the number of rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -319,7 +323,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return (loss, count) pairs, with equal losses merged. `bare` removes the losses' releases."""
+    """Return (loss, count) pairs, with equal losses merged. With `bare`, losses have no release."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -358,7 +362,10 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the charges that concern one bit, parameter or client, for each possible case."""
+    """Return the charges on one bit, one parameter or one client, as `per` says.
+
+    The result has one list for each possible case, of which the costliest counts.
+    """
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or

@@ -27,7 +27,7 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode kinds as arrays. Each distinct loss is stored once, after its `part`."""
+    """Encode kinds as arrays. Each different loss is stored once, after the loss of its `part`."""
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -72,7 +72,11 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """Encode rounds: closed ones as counts of each set of kinds, open ones with their clients."""
+    """Encode a ledger's rounds.
+
+    `closed` counts the closed rounds with each set of kinds. `opened` maps each open round to its
+    kinds, and each kind to its clients.
+    """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
     return {
@@ -87,7 +91,10 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode what `rounds_to_state` encoded. Raises an error for an impossible kind or round."""
+    """Decode what `rounds_to_state` encoded. Returns its two parameters.
+
+    Raises an error for an impossible kind or round.
+    """
 
     def checked(kind: int) -> int:
         return integer("kind", kind, 0, kinds - 1)
@@ -111,7 +118,7 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Decode the sizes in the field `name` to the start and end of each group.
+    """Return the start and the end of each group, from the groups' sizes in the field `name`.
 
     Raises `MessageInvalid` unless the sizes sum to `whole`.
     """

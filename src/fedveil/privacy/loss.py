@@ -70,7 +70,8 @@ class PrivacyLoss:
 
     `release` describes the mechanism more precisely, so that many releases compose to a smaller
     total. Raises `InvalidValue` if the statement claims more than its release guarantees. `part` is
-    a better statement for a smaller part of the input, such as one bit of a parameter's code.
+    a loss with a smaller epsilon for a smaller part of the input, such as one bit of a parameter's
+    code.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> bit = PrivacyLoss(0.5, per="bit")
@@ -147,7 +148,7 @@ class PrivacyLoss:
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return this loss in a form that can be stored: its release becomes a loss distribution.
+        """Return this loss in a form that can be stored, with a loss distribution as its release.
 
         Gaussian releases do not change.
         """
@@ -164,7 +165,7 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return a loss that has a release but states no epsilon (it is infinite).
+        """Return a loss that has a release but states no epsilon: its epsilon is infinite.
 
         Composition uses the release's distribution instead.
         """

@@ -1,4 +1,4 @@
-"""The distribution of a release's privacy loss. It decides what many releases cost together.
+"""The distribution of a release's privacy loss, from which the cost of many releases follows.
 
 For two inputs with the output distributions P and Q, the loss of an output o is log P(o)/Q(o). The
 loss's distribution under P determines the whole privacy curve of the pair,
@@ -123,9 +123,9 @@ class LossDistribution:
         """Return a distribution that dominates all ordered pairs of rows of the table `laws`.
 
         Row i is the output distribution of input i, with entries correct to a relative 1e-12. An
-        output that only one of two inputs can produce has infinite loss. But if the mechanism is
-        known to be `epsilon`-differentially private, the other probability must have underflowed,
-        and the loss is `epsilon`.
+        output that only one of two inputs can produce has infinite loss. If the mechanism is known
+        to be `epsilon`-differentially private, there is no such output. A probability of 0 is then
+        an underflow, and the loss is `epsilon`.
         """
         # All pairs are compared, and the pointwise largest of their privacy curves is taken, so no
         # pair is assumed to be the worst. A mixture of inputs (random rounding before the
@@ -171,7 +171,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 def _extent(table: Float64s) -> tuple[float, float]:
     """Return the largest finite loss between two rows, and an estimate of the largest RMS loss.
 
-    The estimate compares the first row with each of the others.
+    RMS is the root mean square. The estimate compares the first row with each of the others.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

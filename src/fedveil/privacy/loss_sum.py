@@ -1,4 +1,4 @@
-"""Distributions of sums of independent privacy losses, computed by FFT without losing the tail.
+"""Distributions of sums of independent privacy losses, by FFT and with an accurate tail.
 
 The relevant part of a sum is a tail of mass delta, perhaps 1e-9. But an FFT is wrong by about 1e-16
 of the whole mass for each term. So each loss's distribution is tilted first: its masses are
@@ -54,9 +54,10 @@ class Tilted:
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 
     def log_moment(self, order: float) -> float:
-        """Return log of the sum of weight * e^(order * loss), or a little more.
+        """Return ln of the sum of weight * e^(order * loss), or a slightly larger number.
 
-        Each block of 16 neighbouring weights counts as one, at the end with the larger exponential.
+        Each block of 16 neighbouring weights counts as one weight, at the end of the block with the
+        larger exponential.
         """
         logarithms, lowest, highest = self._runs
         exponents = logarithms + order * (highest if order > 0 else lowest)
@@ -65,7 +66,7 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return three arrays with one entry per block of neighbouring weights.
+        """Return three arrays with one entry per block of 16 neighbouring weights.
 
         The entries are the log of the block's total weight, its lowest loss and its highest loss.
         """
@@ -158,8 +159,9 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
 
-    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. The blocks' widths and steps grow
-    with the square root of the number of copies, so every block has about as many points.
+    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. The width and the step of a block
+    grow with the square root of the number of copies, so all blocks have about the same number of
+    points.
     """
     parts, level = [], 0
     while count:
@@ -171,7 +173,10 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval for the sum of `parts`, with at most TAIL of the mass beyond each end."""
+    """Return an interval that contains the sum of `parts`, except for little of its mass.
+
+    At most TAIL of the mass lies below the interval, and at most TAIL above it.
+    """
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))
@@ -188,7 +193,7 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest value of `bound(order)` over `orders`, each of which is a valid bound."""
+    """Return the lowest value of `bound(order)` over `orders`. The bound holds for every order."""
     # The search starts at the order that is best for a Gaussian, and continues in either direction
     # until the value rises. A moment's logarithm is convex, so no lower value follows.
     first = _FACTORS.index(1.0)

@@ -2,8 +2,9 @@
 
 An auditor who knows a release without its noise knows the noise of every entry. If the noise is
 Gaussian with the same sigma in all n entries, the sum of its squares is sigma² times a chi-square
-variable of n. Any other deviation that is independent of the noise can only make this sum larger.
-So sigma is at most √(squares / q), where q is the quantile of that chi-square at the allowed error.
+variable with n degrees of freedom. Other deviations that are independent of the noise only make
+this sum larger. So sigma is at most √(squares / q), where q is the quantile of the chi-square
+distribution at the allowed error.
 
 Let replacing a client move a release by `moved`. The release reveals at least as much as one draw
 from N(0, 1) for one data set and N(moved / sigma, 1) for the other. For r releases with equal
@@ -39,7 +40,7 @@ class MeasuredNoise:
     fewest: float = math.inf
 
     def add(self, squares: float) -> None:
-        """Add a release. `squares` is the sum of its squared distances from the noiseless value."""
+        """Add a release. `squares` is the sum of the squared differences to its noiseless value."""
         self.releases += 1
         self.squares += squares
         self.fewest = min(self.fewest, squares)
@@ -58,14 +59,14 @@ class MeasuredNoise:
     def lower_bound(self, moved: float, rounds: int, *, delta: float, error: float) -> float:
         """Return a lower bound on the epsilon at `delta` of a client in `rounds` rounds.
 
-        `moved` is how far replacing the client moves a release. The bound is above the true epsilon
-        with probability at most `error`. Half of that is for the noise of all releases together,
-        half for the release with the least noise.
+        Replacing the client moves a release by the distance `moved`. The bound is above the true
+        epsilon with probability at most `error`. Half of that is for the noise of all releases
+        together, half for the release with the least noise.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on how far replacing a client moves the releases of `rounds` rounds.
+        """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
         The unit is the standard deviation of the noise. The result is 0 if nothing was released.
         The arguments are as in `lower_bound`.
@@ -79,10 +80,10 @@ class MeasuredNoise:
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
     def distance_of_least(self, moved: float, *, error: float) -> float:
-        """Return a lower bound on how far a client moves the release with the least noise.
+        """Return a lower bound on the distance by which a client moves the least noisy release.
 
-        The unit is the standard deviation of the noise. The releases need not be independent, as
-        they must be for `distance`.
+        The unit is the standard deviation of the noise. Unlike in `distance`, the releases may
+        depend on each other.
         """
         if not self.releases:
             return 0.0
@@ -90,9 +91,9 @@ class MeasuredNoise:
         return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
 
     def sigma(self, error: float) -> float:
-        """Return the largest standard deviation of the noise that the measurements do not refute.
+        """Return an upper bound on the standard deviation of the noise.
 
-        The true one is larger with probability at most `error`.
+        The true standard deviation is larger with probability at most `error`.
         """
         return _most(self.squares, self.releases * self.entries, error)
 
@@ -100,13 +101,14 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on how far replacing a client moves `rounds` releases.
+    """Return a lower bound on the distance that replacing a client moves `rounds` releases.
 
     The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
-    of a client is measured too: `moves` says for each client how far releases lie in the direction
-    of its update, on average over the rounds and in the units of `noise`. The bound is too large
-    with probability at most `error`. Half of that is for the mean of the moves (Student's t), half
-    for the noise. Also returns by how much the uncertainty of the mean has lowered the bound.
+    of a client is measured too. `moves` has an entry for each client: how far the releases lie in
+    the direction of its update, on average over the rounds and in the units of `noise`. The bound
+    is too large with probability at most `error`. Half of that is for the mean of the moves
+    (Student's t), half for the noise. The second result is the amount by which the uncertainty of
+    the mean has lowered the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -119,7 +121,10 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return the largest sigma that `squares` does not refute, wrong with probability `error`."""
+    """Return an upper bound on sigma, from the sum of the squares of `entries` noisy entries.
+
+    The true sigma is larger with probability at most `error`.
+    """
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

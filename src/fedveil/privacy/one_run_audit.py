@@ -1,11 +1,11 @@
 """A lower bound on the epsilon of a run, from that run alone.
 
-Each of m canaries has a secret fair coin. A canary whose coin shows 1 (it is "in") puts one input
-into the run, and a canary whose coin shows 0 puts another. Here the inputs are a client's whole
-data, so the coin decides between two neighbouring data sets (replace-one). An observer of the run's
-releases computes a score for every canary, and guesses some of the coins by the scores. If the run
-is (epsilon, delta)-differentially private, many guesses cannot all be right, whatever the run is
-and however the canaries' outcomes depend on each other (Steinke, Nasr and Jagielski, 2023):
+Each of m canaries has a secret fair coin. The coin decides which of two inputs the canary puts into
+the run: the first if the coin shows 1 (the canary is "in"), the second if it shows 0. Here an input
+is a client's whole data, so the two data sets are neighbours (replace-one). An observer of the
+run's releases computes a score for every canary, and guesses some of the coins by the scores. If
+the run is (epsilon, delta)-differentially private, the number of right guesses is limited. The
+canaries' outcomes need not be independent (Steinke, Nasr and Jagielski, 2023):
 
     Pr[right >= v] <= b(v) + 2 m delta max over i of (b(v - i) - b(v)) / i,
 
@@ -43,8 +43,9 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    Each score is that of a canary, a test input that a fair coin put into the run or left out. A
-    score must be likelier positive if the canary is in, and symmetric about 0.
+    Each score belongs to a canary, which a fair coin put into the run or left out. A score must be
+    likelier positive if the canary is in. Its distribution over both cases must be symmetric about
+    0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -97,8 +98,8 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a larger lower bound than `lower_bound`, for a run with Gaussian noise only.
 
-    The arguments are those of `lower_bound`. A run with other noise may be refuted although it is
-    private.
+    The arguments are those of `lower_bound`. For a run with other noise, the result may be above
+    the true epsilon.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
@@ -135,9 +136,9 @@ class OneRunAudit:
 
     `bound` is a lower bound on epsilon. `alone` is a second one, valid only if the canaries'
     outcomes are independent. Both hold at once at `confidence`. `reachable` is what `bound` would
-    be if every guess were right. `unseen` and `unseen_alone` are the largest true epsilons that
-    `bound` and `alone` would probably have missed. They are infinite if the claim could not have
-    been refuted.
+    be if every guess were right. `unseen` and `unseen_alone` are the largest true epsilons at which
+    `bound` and `alone` would probably not refute the claim. They are infinite if the claim could
+    not have been refuted.
     """
 
     claim: Figure
@@ -213,7 +214,7 @@ def audit_run(
 class Alone(NamedTuple):
     """Result of guessing all canaries' coins: a lower bound on epsilon, and `right` guesses.
 
-    `unseen` is the largest true epsilon that the bound would probably have missed.
+    `unseen` is the largest true epsilon at which the bound would probably not refute the claim.
     """
 
     bound: float
@@ -249,7 +250,7 @@ def alone(
 def _unseen(
     refutes: Callable[[int], bool], guesses: int, share: Callable[[float], float], claim: Figure
 ) -> float:
-    """Return the largest true epsilon that would probably not refute the claim. May be infinite.
+    """Return the largest true epsilon at which `claim` would probably not be refuted, or infinity.
 
     `refutes(right)` is True if that number of right guesses refutes the claim. `share(epsilon)` is
     the expected share of right guesses.
@@ -267,7 +268,7 @@ def _unseen(
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
     """Return how many canaries' coins to guess for the largest lower bound on epsilon.
 
-    The number depends only on the claim, and is best if the claim is exact.
+    The number depends only on the claim. It is best if the run's true epsilon equals the claim.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.
@@ -290,9 +291,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses if only the surest `share` of coins is guessed.
+    """Return the expected share of right guesses if only a part of the coins is guessed.
 
-    A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
+    The guesses are about the share `share` of the canaries, those with scores farthest from 0. A
+    canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -325,7 +327,7 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance of two means at which Gaussian noise is exactly (epsilon, delta)-private.
+    """Return the distance of two means at which Gaussian noise costs exactly (epsilon, delta).
 
     Its unit is the standard deviation.
     """
@@ -337,7 +339,7 @@ def distance_of_epsilon(figure: Figure) -> float:
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
-    """Return the epsilon at `delta` of telling N(0, 1) from N(mu, 1), rounded down."""
+    """Return the epsilon at `delta` between N(0, 1) and N(mu, 1), rounded down."""
     return _largest(lambda eps: _mu(eps, delta) <= mu)
 
 

@@ -1,4 +1,4 @@
-"""The privacy curves of all pairs of rows of a table. Each row is an output distribution."""
+"""The privacy curves of all pairs of rows of a table, whose rows are output distributions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BATCH = 1 << 20
 def ordered_pairs(table: Float64s) -> Pairs:
     """Return all ordered pairs of different rows, as pairs of row indices.
 
-    If the table does not change when rows and columns are reversed, mirrored pairs have equal
-    privacy curves. Then only one of each two is returned.
+    If reversing the order of rows and of columns leaves the table unchanged, mirrored pairs have
+    equal privacy curves. Then only one of each two pairs is returned.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)
@@ -83,7 +83,7 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Raise `curve` until it is nowhere below the privacy curve of any of `pairs`."""
+    """Raise `curve` in place, such that it is nowhere below the privacy curves of `pairs`."""
     # An output whose loss lies between two grid points is split into two outputs on them that
     # preserve its mass under both rows. Merging the two gives the original distribution, so the
     # split pair loses no less.

@@ -95,7 +95,7 @@ class SampledGaussian:
         return _distribution(self.ratio, self.rate)
 
     def delta(self, epsilon: float) -> float:
-        """Return an upper bound on the delta of one release at `epsilon`, close to its value."""
+        """Return an upper bound on delta at `epsilon` for one release, close to the true delta."""
         return float(_curve(0.5 / self.ratio, self.rate, np.array([epsilon]))[0])
 
 
@@ -174,7 +174,7 @@ def _distribution(ratio: float, rate: float) -> LossDistribution:
 
 
 def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
-    """Return the loss ln P(x) / Q(x) of each output x, for the worst distributions P and Q.
+    """Return the loss ln P(x) / Q(x) of each output x, for the worst pair of distributions.
 
     `shift` is the norm of a contribution in units of sigma. x is measured in the same units along
     the line between the two contributions.

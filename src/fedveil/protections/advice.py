@@ -21,7 +21,7 @@ Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
 class Stronger(NamedTuple):
-    """Advice after a run without any guarantee: another protection, a sentence, and a reason."""
+    """Advice after a run without any guarantee: another protection's name, a sentence, a reason."""
 
     protection: str
     advice: str

@@ -47,7 +47,8 @@ def answer_trained(
 
     A protection without a guarantee raises any error that prevents a report, unless `always` is
     True. A protection with a guarantee raises only errors that the message alone causes: these also
-    occur for an update of zero. Every other error is returned, for the client's own log.
+    occur for an update of zero. Every other error is returned in the `Reply`, for the client's own
+    log.
     """
     try:
         update, examples = train()
@@ -64,7 +65,7 @@ def answer_trained(
 
 
 def reason(unusable: BaseException) -> str:
-    """Return one sentence on why an update is unusable."""
+    """Return one sentence that says why an update is unusable."""
     if isinstance(unusable, FedveilError):
         return str(unusable)
     return f"{type(unusable).__name__}: {unusable}"

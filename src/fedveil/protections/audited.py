@@ -1,4 +1,4 @@
-"""The part of a protection that an audit inside a run needs: what a round releases."""
+"""The methods of a protection that an audit inside a run calls: what does a round release?"""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return the settings that an audit would need, or None if `settings` allow one."""
+        """Return the settings that an audit needs, or None if `settings` allow an audit."""
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the random choices in a report, in the order of `Reading.truths`."""
+        """Return the kinds of random choices in a report, in the order of `Reading.truths`."""
         return ()
 
     def domain(self, round: int) -> Domain:

@@ -53,7 +53,7 @@ TIMING = "the time that a client takes to answer (answer_after_s is not set)"
 
 @dataclass(frozen=True)
 class Spending:
-    """A privacy loss, and how many times one report incurs it."""
+    """A privacy loss, and the number of releases with this loss in one report."""
 
     loss: PrivacyLoss
     count: int = 1
@@ -111,7 +111,7 @@ def origin_of(sent: Update, dimension: int) -> bytes:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The knowledge of the server half about a round.
+    """The data about a round that the server half needs.
 
     `model` are the global weights, read-only. `whole` is the vector that the server sends for
     training, or None if that is `model`. `origin` is a digest of that vector, or empty if that is
@@ -152,7 +152,7 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The knowledge of the client half about a round.
+    """The data about a round that the client half needs.
 
     `model` are the global weights, and `examples` is the number of the client's own examples.
     `origin` is the digest as in `RoundContext`, computed from what this client received.
@@ -251,8 +251,8 @@ class Protection(Description):
     def adaptive(self) -> bool:
         """True if the cost of a round depends on the outcome of earlier rounds.
 
-        The ledger then only adds losses. For adaptively chosen costs, composing them would be
-        invalid.
+        The ledger then adds the losses, because tighter composition is invalid for adaptively
+        chosen costs.
         """
         return self.adapts(self.settings)
 
@@ -331,7 +331,7 @@ class Protection(Description):
         return self.server_round(context).longest
 
     def carried(self, update: Update, told: Message) -> Update:
-        """Return the part of `update` that a report carries: clipped, but without noise.
+        """Return `update` as the report contains it, but without noise: clipped.
 
         `told` is the server's message that asks for the report. By default nothing is clipped.
         """
@@ -359,8 +359,8 @@ class Protection(Description):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return the best estimate that an attacker can make from one report of a known client.
 
-        By default it is the server half's result for a round with only this report, with equal
-        weights and no likelihood. That is right for a protection with a single phase.
+        By default it is the aggregate of a round with only this report, without a likelihood. That
+        is right for a protection with a single phase and equal weights.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

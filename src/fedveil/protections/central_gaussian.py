@@ -1,7 +1,7 @@
 """central_gaussian: clients clip their updates, and a trusted server adds noise to the sum.
 
-It serves as a comparison: it shows what the noise costs if the server is trusted. The server adds
-noise once for a whole cohort, while `dp_encrypt` adds noise to every report.
+It serves as a comparison: it shows the accuracy that is possible if the server is trusted. The
+server adds noise once for a whole cohort, while `dp_encrypt` adds noise to every report.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class CentralGaussian(Clipped):
         return summed * aggregate.update.astype(np.float64)
 
     def read(self, report: Message) -> Int32s:
-        """Check every field of a report, and return its clipped update, in whole steps."""
+        """Check every field of a report, and return its clipped update in units of the step."""
         multiples = self.form.read(report)
         if not self.noise.within(multiples):
             raise MessageInvalid("field multiples is longer than the clip")
@@ -238,7 +238,10 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Add the noise to the sum, and divide by the number of reports, or the expected one."""
+        """Return the noisy sum, divided by the number of reports.
+
+        With secret cohorts it is divided by the expected number instead.
+        """
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         mean = into_floats(self._sum)

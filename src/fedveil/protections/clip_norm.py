@@ -115,7 +115,7 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given the mechanism's result `mean` and the clip in `state`."""
+        """Return the mean update, from the mechanism's result `mean` and the clip in `state`."""
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
@@ -124,7 +124,7 @@ class Clipping:
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate for the mechanism's result `mean`. Its state is the next clip."""
+        """Return the aggregate, from the mechanism's result `mean`. Its state is the next clip."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

@@ -37,12 +37,12 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the keys and new values that give the parameter this value in `settings`."""
+        """Yield job keys with their new values, which set the parameter to `value`."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 
     def put(self, settings: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """Return a copy of `settings` with this `value`, and with the alternatives set to null."""
+        """Return `settings` with the parameter set to `value` and its alternatives set to null."""
         changed = dict(settings)
         for place, new in self.changes(settings, value):
             *blocks, last = place.split(".")

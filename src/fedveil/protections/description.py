@@ -1,6 +1,6 @@
 """A protection's properties that depend only on its class: names, rules, advice and others.
 
-Commands, job rules, MindSpore's names, Flower apps and pages use it without making a protection.
+They can be used without creating a protection for a job.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class Description(Audited):
     ) -> str | None:
         """Return why the settings `asked` protect less than the settings `demanded`, or None.
 
-        The losses of a report are compared elsewhere. `asked` is a server's offer, for `clients`
-        clients. `demanded` is a client's own demand, which may be for another number of clients,
-        `expected`.
+        The losses of a report are compared elsewhere. `asked` are the settings of a server, for
+        rounds of `clients` clients. `demanded` are a client's own, which may be for rounds of
+        another size, `expected`.
         """
         return None
 

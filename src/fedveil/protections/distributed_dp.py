@@ -318,10 +318,9 @@ class DistributedDP(Clipped, SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the noised mean update.
+        """Return the noisy sum divided by the expected number of updates in it.
 
-        Clients that sit out a round add zero. So the sum is divided by the expected number of
-        updates.
+        With secret turns, some survivors have added no update.
         """
         if self.noise.wrapped(total):
             raise ImpossibleSum(
@@ -358,9 +357,9 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noised sum before decoding, in units of updates.
+        """Return the noisy sum before it is decoded or, if the clip moves, after it is decoded.
 
-        If the clip moves, decode it.
+        Both are in units of updates.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

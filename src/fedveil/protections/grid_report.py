@@ -1,4 +1,4 @@
-"""Encodes a vector of whole grid steps in a report."""
+"""Encodes a vector of integers, in units of a grid step, in a report."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from fedveil.errors import AnsweredBefore
 
 
 class Answered:
-    """The last round for which a client has sent its update, so that it sends only one.
+    """The last round for which a client has sent its update. The client sends one update per round.
 
     This class stores the round's number in memory. Where a server could restart a round, a subclass
     stores it in a file.

@@ -1,4 +1,4 @@
-"""Rules that all protections with Gaussian noise in a sum have."""
+"""Rules that protections with Gaussian noise in a sum have in common."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, with any central noise. Entries are within the clip."""
+        """Return the weighted mean, with central noise if it is set. Entries are at most `clip`."""
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
             raise ImpossibleSum(f"the weights of {survivors} clients cannot have the sum {weight}")

@@ -45,7 +45,10 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return the sum for this way of combining. `plain` is an empty ordinary sum."""
+        """Return an empty sum that combines reports in this way.
+
+        `plain` is an empty ordinary sum, which some ways use.
+        """
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":

@@ -111,7 +111,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why bits would reveal more than the sums that a client demands, or None."""
+        """Return why `asked` reveals more than `demanded`, or None. Bits reveal more than sums."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -140,7 +140,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a report's epsilon, never rounded down, for the encoding's parameter `eps`."""
+        """Return a report's epsilon, never rounded down. `eps` is the parameter of the encoding."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
@@ -177,7 +177,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """Return a client's epsilon in all rounds, up to one that starts with `state`."""
+        """Return a client's epsilon in all rounds, including one that starts with `state`."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))
@@ -197,10 +197,10 @@ class Unary(Protection):
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return an estimate of every entry from one report, and the report's likelihood.
+        """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, the estimate is exact. Sums with more than 127 cells have no
-        likelihood.
+        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise.
+        Sums with more than 127 cells have no likelihood.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -241,7 +241,7 @@ class _ServerRound(OneReportRound):
 
     @abstractmethod
     def _sums(self) -> Running:
-        """Return each parameter's sum, over the reports so far, of the states whose bits are 1."""
+        """Return, for each parameter, the sum over all reports of the states whose bits are 1."""
 
     @property
     def longest(self) -> int:

@@ -93,7 +93,7 @@ class SecureSum(Protection):
         """
 
     def words(self, state: State) -> Message:
-        """Return the fields that are sent with a request for vectors. Their names never change."""
+        """Return the fields that the server adds to a request for vectors."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
@@ -202,12 +202,15 @@ class SecureSum(Protection):
         )
 
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
-        """Return a digest of all that vectors are made from, with the server's fields `words`."""
+        """Return a digest of all public values from which clients make their vectors.
+
+        `words` are the server's fields.
+        """
         origin = self._model_digest(context)
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        """Return a digest of all that updates are made from. The last result is cached."""
+        """Return a digest of the model and training vector that clients received. Cached."""
         if context.origin:
             return context.origin
         kept = self._digested
@@ -344,7 +347,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """A simulation's server half without masks. The sum is equal, for a fraction of the work."""
+    """A simulation's server half without masks. It gets the same sum with much less work."""
 
     sums = ("_total",)
 

@@ -65,9 +65,10 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return how many clients share secrets at most: ceil(share_secrets_ratio * clients).
+        """Return the largest number of clients that share secrets.
 
-        The ratio is taken as the decimal in the job file, so 0.07 of 100 clients is 7.
+        It is ceil(share_secrets_ratio * clients). The ratio is taken as the decimal in the job
+        file, so 0.07 of 100 clients is 7.
         """
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
@@ -196,10 +197,11 @@ def shared_weaker(
 ) -> str | None:
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    In a round of `clients` clients, `asked` needs at least as many neighbours as `demanded`. Its
-    threshold, and the ratio of threshold to neighbourhood, must be at least those of `demanded` in
-    a round of `expected` clients. If `expected` is None, the threshold must be more than half of
-    the neighbourhood instead.
+    `asked` applies to a round of `clients` clients, and `demanded` to a round of `expected`
+    clients. `asked` must have at least the threshold of `demanded`, and at least its ratio of
+    threshold to neighbours. If `expected` is None, the threshold must be more than half of the
+    neighbours instead. In a round of `clients` clients, `asked` must also have at least as many
+    neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

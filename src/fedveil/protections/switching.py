@@ -13,8 +13,8 @@ from fedveil.settings.settings import Settings
 def switched(job: Mapping[str, Any], position: str) -> list[str]:
     """Return the settings that put `job` under another protection, `position`, which adds noise.
 
-    They include equal weights and the ordinary sum, because noise needs both. Settings that both
-    protections inherit from the same class keep their values.
+    The result also sets equal weights and the ordinary sum, because noise needs both. Settings that
+    both protections inherit from the same class keep their values.
     """
     changes = {"protection": position} if job["protection"]["name"] != position else {}
     if job["server"]["weighting"] == "by_size":
@@ -26,7 +26,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings that the protection `other` also has, as keys of its own block."""
+    """Return the settings that the protection `other` has too, as keys of its block."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

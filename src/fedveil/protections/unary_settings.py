@@ -64,7 +64,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return the setting that an audit of reports needs, and why. None if the settings allow it."""
+    """Return the setting that an audit of reports needs, with the reason. None if it is set."""
     if settings.fidelity == "per_client":
         return None
     return (

@@ -34,7 +34,7 @@ class DataAccount:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge a round's losses, and write the account. Errors call the round `what`.
+        """Charge a round's losses, and save the account. `what` is the round's name in errors.
 
         Raises `LimitReached`, and charges nothing, if the account would exceed `limit` at `delta`.
         """

@@ -60,12 +60,12 @@ class EventLog:
 
 
 def anchor(party: str, head: tuple[int, str]) -> str:
-    """Return the sentence that states a party's chain: number of lines and last digest."""
+    """Return the sentence that records another party's chain: number of lines and last digest."""
     return f"the log of {party} has {head[0]} lines and ends in {head[1]}"
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield what a log states about other parties' logs: party, number of lines, last digest."""
+    """Yield the records of other parties' chains in a log: party, number of lines, last digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
@@ -74,8 +74,7 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
     """Return sentences about lines of a log that were changed, removed or added.
 
-    `said` are the chain's states that other parties have written: numbers of lines and last
-    digests.
+    `said` are the records that other parties have of this log's chain: line numbers and digests.
     """
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]

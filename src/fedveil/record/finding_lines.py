@@ -29,7 +29,7 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding's fields as plain data, and its `refutes`, `excesses` and `unseen`."""
+    """Return a finding as plain data: its fields, and `refutes`, `excesses` and `unseen`."""
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}

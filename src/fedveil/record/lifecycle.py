@@ -15,9 +15,9 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return "began" for a log, or "went on after" with the number of completed units.
+    """Return "began", or "went on after" with the number of completed rounds or steps, for a log.
 
-    `unit` is "round" or "step".
+    `unit` is "round" or "step", and `done` the number of completed ones.
     """
     return f"went on after {unit} {done}" if done else "began"
 
@@ -40,10 +40,9 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """A context that adds `note()` to errors of type `ends`. The note says how to resume the run.
+    """A context that adds `note()`, which says how to resume the run, to errors of type `ends`.
 
-    Errors of the user's model get no note, because they would occur again. Nor does any error if
-    the note is empty.
+    Errors of the user's model get no note, because they would occur again.
     """
     try:
         yield

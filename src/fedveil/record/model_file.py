@@ -19,9 +19,10 @@ from fedveil.record.run_folder import MODEL, RunFolder, explained
 
 
 def write_model(folder: RunFolder, model: nn.Module) -> None:
-    """Write every tensor of the model's state dict, except the base weights, without copies.
+    """Write every tensor of the model's state dict, except the base weights.
 
-    A shared tensor is written once. Its other names are listed in the file's metadata.
+    If several names share a tensor, it is written once, and the other names are listed in the
+    file's metadata.
     """
     tied, base, target = tied_names(model), base_names(model), folder.path / MODEL
     tensors = {

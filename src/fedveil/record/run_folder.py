@@ -74,7 +74,7 @@ class RunFolder:
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return a subfolder under the lock of this folder. Only this folder needs to be closed."""
+        """Return a subfolder, which this folder's lock protects too. Close only this folder."""
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
@@ -148,7 +148,10 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return file `name` of folder `path`. `RunFolderError` says that `path` is not `what`."""
+    """Return the path of file `name` in folder `path`. Raises if it is missing.
+
+    The `RunFolderError` says that `path` is not `what`.
+    """
     if (path / name).is_file():
         return path / name
     if not path.exists():

@@ -21,8 +21,8 @@ class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
     A round may be started several times, with different costs. Each start is recorded before a
-    report is requested. The checkpoint's ledger has everything before. The file must exist if the
-    run `has_begun` rounds.
+    report is requested. Rounds up to the checkpoint are in its ledger. The file must exist if
+    `has_begun` is True.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
@@ -48,7 +48,7 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """Clear the record: the checkpoint after `round` has everything."""
+        """Clear the record, because the checkpoint after `round` has all costs."""
         self._done, self.begun = round, []
 
 

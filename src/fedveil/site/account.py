@@ -139,9 +139,11 @@ class Window:
         )  # fmt: skip
 
     def privacy(self, delta: float, unit: Unit) -> Privacy:
-        """Return the cost. A loss of one client's data bounds that of each of its examples.
+        """Return the total privacy cost, for `unit`: "client" or "example".
 
-        The opposite is not true, so a charge for an example leaves no epsilon for a client.
+        A charge for a client's whole data also bounds the cost to each of its examples. The
+        opposite is not true: if any charge was for an example, the epsilon for a client is
+        infinite.
         """
         figure = self.total.figure(delta)
         if unit == "client" and self.of_examples:

@@ -89,7 +89,7 @@ class AccountFile:
             os.truncate(self.path, self._size)  # a part of a line, which nobody counted
 
     def append(self, body: bytes) -> None:
-        """Write a line and count it. Call it while `locked`, after `bodies`."""
+        """Write a line and increase the counter. Call `bodies` first, and hold `locked`."""
         if not self.path.exists():
             write_new(self.path, b"")
             sync_to_disk(self.path.parent)

@@ -29,7 +29,10 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the test of the policy in a site's folder. Raises `JobError`."""
+        """Return the admission rules of a policy, with the template job from the site's folder.
+
+        Raises `JobError`.
+        """
         file = policy.jobs.template
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 

@@ -90,7 +90,7 @@ class Door:
         return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
-        """Return the order in an app's archive, which is read once. Raises `SiteRefused`."""
+        """Return the order in an app's archive, or raise `SiteRefused`. Results are cached."""
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:

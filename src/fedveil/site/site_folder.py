@@ -7,7 +7,7 @@
     state/         keys and counts of rounds
     logs/SERVER/   what left for a server, and what was refused
 
-The owner's readers of data, `package.module:function`, may be modules in the folder.
+The owner's functions that read data, `package.module:function`, may stand in modules in the folder.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of a round drawn as a whole, or None if reports are made one by one."""
+        """Return the mean of all reports if it is drawn at once, or None if reports are made."""
         return None
 
 

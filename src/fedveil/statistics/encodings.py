@@ -41,8 +41,8 @@ class Rows:
     """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
 
     `moved` marks rows with a value that was moved into its range. `lost` marks rows that do not
-    count, because a value is missing or has no cell. `spare` are cells for rows that do not count,
-    if they are to have one.
+    count, because a value is missing or has no cell. `spare` gives rows that do not count a cell to
+    report, or is None if they report none.
     """
 
     width: int

@@ -127,7 +127,7 @@ class Found:
 
 
 class PrefixTree:
-    """The frequent prefixes of each group after each round, and the words that have ended."""
+    """The frequent prefixes of each group after each round, and the words that are complete."""
 
     def __init__(self, question: QuestionSettings, *, local: bool) -> None:
         self.question, self._local = question, local

@@ -69,7 +69,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """A round under rr and oue: the clients' share that it asks, and a part, a tree or a search."""
+    """A round under rr and oue. It asks a part of the clients about one question.
+
+    The part of the clients is proportional to `share`. The round asks for a `part` of the question,
+    for the next letters of a prefix `tree`, or for the next step of a quantile `search`.
+    """
 
     question: str
     share: float

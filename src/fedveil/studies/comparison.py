@@ -160,8 +160,7 @@ class Comparison:
         return found
 
     def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
-        """Yield the runs, setting by setting. `tell` is called before each search for a
-        parameter."""
+        """Yield the runs of each setting in turn. `tell` is called before each parameter search."""
         for setting in self.settings:
             if setting.epsilon is not None and setting.name not in self.solutions:
                 tell(f"looking for the parameters of {setting}")
@@ -176,7 +175,7 @@ class Comparison:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """Remarks about unavoidable differences between the runs, besides the protection."""
+        """Sentences about unavoidable differences between the runs, besides the protection."""
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:
             return []
@@ -235,7 +234,7 @@ class Comparison:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return a sentence about `problem` that names the protections, unless all have it."""
+        """Return a sentence about `problem`. Names the protections that have it, unless all do."""
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

@@ -41,7 +41,7 @@ def decides_cost(key: str) -> bool:
 
 
 def unequal(found: Sequence[Line]) -> str | None:
-    """Return a warning if the settings have different finite epsilons, else None."""
+    """Return a warning if the settings have different finite epsilons, otherwise None."""
     spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
     finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
     solved = {line.setting.epsilon for line in found} - {None}
@@ -54,7 +54,7 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a card that recommends a protection, or None if no epsilons were made equal.
+    """Return a card that recommends a protection. None if the runs had no common target epsilon.
 
     At each epsilon it recommends the best protection that needs no trusted server. The card says so
     if there is none, or if a protection with a trusted server gives a better model.

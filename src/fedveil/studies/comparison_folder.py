@@ -89,7 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save solved parameters. Raises if a folder has another job."""
+        """Return all cells, and save the parameters found. Raises if a folder has another job."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -137,7 +137,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context in which an early end names the command to resume the comparison."""
+        """Return a context that adds the command to resume the comparison to errors that end it."""
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:

@@ -54,7 +54,7 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A sort key: the best trial first, those without a trusted server before others."""
+        """A sort key. Trials that trust no server come first, then those with the better metric."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, math.inf if math.isnan(self.value) else sign * self.value

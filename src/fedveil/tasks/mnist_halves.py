@@ -82,7 +82,7 @@ class MnistHalves(ByLabel):
 
 
 class Joint(nn.Module):
-    """Dense layers over the concatenated outputs of several parts."""
+    """Dense layers whose input is the concatenated outputs of several parts."""
 
     def __init__(self, width: int, hidden: int, outputs: int) -> None:
         super().__init__()

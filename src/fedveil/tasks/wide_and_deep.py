@@ -92,7 +92,7 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """The leader's top: linear in some owners' wide scores, plus a network of all other inputs."""
+    """The leader's top part: a linear layer of some wide outputs, plus a network of all others."""
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs], from each owner's wide output and then its deep output."""
+        """Return [rows, outputs]. `given` has each owner's wide output, then its deep output."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -176,5 +176,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return where each column's rows begin in one table of the rows of all columns."""
+    """Return the first row of each column, in one table that has all columns' rows in turn."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

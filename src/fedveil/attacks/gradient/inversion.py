@@ -28,9 +28,10 @@ _PROBES = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits for an effort, and the `searches` to run.
+    """Limits of an attack at one effort, and the `searches` to run in order.
 
-    `cases` limits the examples in total, `at_once` those sought together, `steps` the local steps.
+    `cases` is the largest number of examples in total, `at_once` of examples sought together, and
+    `steps` of a client's local steps.
     """
 
     cases: int
@@ -40,7 +41,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits for this effort, and searches: by squared distance, then by angle."""
+    """Return the limits and searches for this effort."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -54,10 +55,10 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """The attacker's view of one round: its estimate from a report or from a cohort's aggregate.
+    """The attacker's estimate of an update in one round, from a report or a cohort's aggregate.
 
-    `clients` are the clients whose examples the attacker seeks. `cohort` is the number of clients
-    in the aggregate, or 1 for a report.
+    `clients` are the clients whose examples the attacker seeks, with the knowledge `known`.
+    `cohort` is the number of clients in the aggregate, or 1 for a report.
     """
 
     clients: Sequence[int]
@@ -67,7 +68,7 @@ class View:
 
 
 class Sight:
-    """A job before its first round, with all that the attacker knows about it."""
+    """A job before its first round, and everything that the attacker knows about it."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -110,7 +111,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield the attacker's view of round after round, each with a different cohort."""
+        """Yield the attacker's views, one round after another. Each round has other clients."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)

@@ -28,8 +28,8 @@ def label_counts(
     its row says little, so typical softmax replaces P_c.
 
     The equations are those of one step; over many steps the softmax changes. `weights` are the
-    client's starting weights. `scale` is how far all its steps together move a bias for a mean
-    error of 1: the number of steps times the learning rate.
+    client's starting weights. `scale` is the number of steps times the learning rate. All steps
+    together move a bias by `scale` times the class's mean error.
     """
     from scipy.optimize import nnls  # a third of a second to import
 
@@ -56,7 +56,7 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Round counts to integers that add up to `count`: the largest fractions are rounded up."""
+    """Round `found` to integers that add up to `count`. The largest fractions are rounded up."""
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

@@ -94,9 +94,9 @@ def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None 
     expected softmax minus its error. Labels are assigned one by one, each to the class that lacks
     most of its share.
 
-    `scale` is how far one step moves a bias for a mean error of one (the client's learning rate).
-    It is None if unknown, as after many steps. The errors of the present classes are then assumed
-    to add up to the missing softmax.
+    `scale` is the client's learning rate if it took one step: the step moves a bias by `scale`
+    times the class's error. It is None if this is unknown, as after many steps. The errors of the
+    present classes are then assumed to add up to the missing softmax.
     """
     error = error_of(reading, layer, count)
     there = error < 0

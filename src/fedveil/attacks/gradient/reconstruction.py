@@ -38,7 +38,7 @@ class Knowledge:
 
     @property
     def total(self) -> int:
-        """Return the number of examples sought, over all clients."""
+        """Return the number of examples of all attacked clients together."""
         return self.count * self.clients
 
 
@@ -65,7 +65,7 @@ class Search:
 class Reconstruction:
     """Reconstructed examples and labels, and the distance of their update from the observed one.
 
-    `by` names the search that found them. It is `guess` if the report was empty.
+    `by` is the name of the search that found them, or "guess" if the report was empty.
     """
 
     examples: Float64s
@@ -81,7 +81,7 @@ def reconstruct(
     draw: torch.Generator,
     labels: Int64s | Literal["joint"] | None = None,
 ) -> Reconstruction:
-    """Reconstruct the examples behind an observed update. Tries searches until one explains it.
+    """Reconstruct the examples behind an observed update, by the first search that explains it.
 
     `labels` are the examples' labels. With None they are recovered first. With `joint` they are
     searched for together with the examples, as Zhu et al. do; this also happens if the model does

@@ -1,4 +1,4 @@
-"""Quality of reconstructions. Each original is compared with the reconstruction matched to it."""
+"""Quality of reconstructed examples, each compared with the original that it is matched to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedveil.privacy.intervals import median, share
 
 
 def paired(originals: Float64s, found: Float64s) -> Float64s:
-    """Return the found examples in the originals' order, with the least total squared error."""
+    """Return `found` in the order of `originals`, matched by the least total squared error."""
     flat, other = originals.reshape(len(originals), -1), found.reshape(len(found), -1)
     costs = ((flat[:, None] - other[None]) ** 2).mean(-1)
     columns: Int64s = linear_sum_assignment(costs)[1]

@@ -1,4 +1,4 @@
-"""Evidence in a round's messages that a client with known examples took part."""
+"""Evidence, in a round's messages, that a client with known examples took part in the round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class View:
-    """A report, or the mean of a cohort's reports, as the server reads it.
+    """The server's reading of one client's report, or of the mean of a cohort's reports.
 
     It may contain the updates of `clients`, each multiplied by `share`.
     """
@@ -26,9 +26,9 @@ class View:
 
 
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
-    """Return what the server sees of a round: each report, or their mean if reports reveal nothing.
+    """Return one view for each report, or one of their mean if single reports reveal nothing.
 
-    `turn_rate` is the probability with which each client of the cohort secretly adds its update.
+    `cohort` are the round's clients. Each adds its update with probability `turn_rate`, secretly.
     """
     if seen.masked:
         return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
@@ -37,14 +37,14 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 
 
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
-    """Return for each candidate the log-likelihood ratio of "its update is in the view".
+    """Return, for each candidate, the log-likelihood ratio of "its update is in the view".
 
-    `candidates[i]` is the update that candidate i would have sent. Each candidate is tested
-    separately. The mean of the other candidates estimates the view without it. The view's component
-    along the candidate's difference from that mean is assumed normal. Its mean is 0 without the
-    candidate, and the `share` of that difference with it. Its spread, which comes from the noise
-    and the other clients, is estimated over all candidates. If the reading has no scale, the result
-    is the number of spreads above 0.
+    `candidates[i]` is the update that candidate i would have sent. `turn_rate` is as in `views`.
+    The test subtracts the mean of the other candidates from the view and from the candidate's
+    update. The component of the view along this difference is assumed normal. Its mean is 0 without
+    the candidate, and `view.share` times the difference's length with it. Its standard deviation is
+    estimated over all candidates. If the reading shows only a direction, the result is the
+    component in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -80,9 +80,9 @@ class Evidence:
 
     @property
     def scores(self) -> Float64s:
-        """Return for each candidate the log-likelihood ratio of "it is one of the clients".
+        """Return each candidate's log-likelihood ratio of "the candidate is one of the clients".
 
-        A candidate is equally likely to be any client, so the likelihood ratio is the mean over
+        A candidate is equally likely to be any client, so its likelihood ratio is the mean over
         clients.
         """
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))

@@ -2,10 +2,11 @@
 
 The attacker knows the whole job. It has examples, and wants to know which were trained on. Its
 reference models come from the same job, run on random halves of these examples under the same
-protection. Every threshold is chosen on references, where the attacker knows the members.
+protection. Every threshold is chosen on the reference models, whose training examples the attacker
+knows.
 
-For a job, the attack first trains on a random half of the training examples. This half are the
-members, and the other half are non-members. A finished run is attacked without retraining: its
+For a job, the attack first trains on a random half of the training examples. The examples in this
+half are the members, the others the non-members. A finished run is attacked without retraining: its
 training examples are the members, its test examples are non-members. The references are trained on
 random halves of both together.
 """
@@ -128,7 +129,8 @@ class Case:
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Return the metrics of the attacks on the reports of at most `most` clients in one round.
 
-        If reports reveal nothing, their sum is attacked instead, and the second result is True.
+        If reports reveal nothing, their sum is attacked instead. The second result is True in this
+        case.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

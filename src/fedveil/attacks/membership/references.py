@@ -50,11 +50,11 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Summarise a quantity under the models that were not trained on an example.
+        """Return a quantity's mean for each example, and one standard deviation for all examples.
 
-        Returns its mean for each example, and one standard deviation for all examples, around these
-        means. `of` computes the quantity from a model's answers. The deviation is 1 if there are
-        too few models to estimate it.
+        Both are over the models that were not trained on the example. `of` computes the quantity
+        from a model's answers. The standard deviation is 1 if there are too few models to estimate
+        it.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -62,10 +62,11 @@ class References:
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
         """Return the mean and standard deviation of a quantity for each example.
 
-        They are taken over the models trained on the example if `member`, otherwise over the
-        others. With few references, all examples share one deviation (see `outside`). With 16 or
-        more, an example's variance is a mean of its own and the shared one, weighted by their
-        degrees of freedom (Smyth 2004, "moderated" variances).
+        If `member`, they are taken over the models that were trained on the example, otherwise over
+        the other models. `of` computes the quantity from a model's answers. With few references,
+        all examples share one deviation (see `outside`). With 16 or more, an example's variance is
+        a mean of its own and the shared one, weighted by their degrees of freedom (Smyth 2004,
+        "moderated" variances).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -82,9 +83,11 @@ class References:
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return a quantity's mean for each example, one deviation for all, and squared deviations.
+        """Return a quantity's means, one standard deviation, and squared deviations.
 
-        Model r counts for example i if `given[r, i]`.
+        There is one mean for each example, over the models r with `given[r, i]`. The standard
+        deviation is around these means, for all examples together. The squared deviations are sums
+        over the same models for each example.
         """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)

@@ -36,7 +36,7 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return how fast each example's loss falls in the direction of the estimated update.
+        """Return each example's score: the rate at which its loss falls along the estimated update.
 
         This is the inner product of the example's negative gradient with the estimate, weighted as
         in the reading and scaled to norm 1. It needs only the update's direction. An empty report
@@ -51,7 +51,7 @@ class ReportScores:
         return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return how much each example's loss falls if the estimated update is applied.
+        """Return each example's score: the fall of its loss if the estimated update is applied.
 
         The reading must include the update's size, not just its direction. An empty report scores
         0.
@@ -90,11 +90,11 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """The attacker's readings of one round's reports, and the examples to test, as table rows.
+    """The attacker's readings of one round's reports, and the examples to test, as row indices.
 
-    Client i trained on the rows `held[i]`. No client trained on the rows `strangers[i]`, which the
-    attacker tests too. If reports reveal nothing, there is a single reading of their mean
-    (`summed`), and all clients count as one.
+    Client i trained on the rows `held[i]`. `strangers[i]` are rows that no client trained on, and
+    that the attacker tests against client i's report. If reports reveal nothing, there is a single
+    reading of their mean (`summed`), and all clients count as one.
     """
 
     readings: Sequence[Reading]
@@ -105,8 +105,8 @@ class Round:
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and those of `strangers`.
 
-        From each score the example's mean score under the other clients' reports is subtracted.
-        Those clients did not train on it, so that mean measures the example's difficulty.
+        An example's mean score under the other clients' reports is subtracted from its score. Those
+        clients did not train on it, so this mean measures how difficult the example is.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -1,8 +1,8 @@
 """Inversion with public examples: a trained network maps outputs of a part back to its inputs.
 
 The attacker has examples of the same kind, and the output of the attacked part ("the bottom") for
-each. It may have queried the bottom (a follower answers for its own data, a service for anybody's),
-or have a similar one. It needs neither weights nor architecture.
+each. It may have queried the attacked part, or own a similar one. It needs neither weights nor
+architecture.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expected report for `outputs`: the outputs, or the probability of each 1 bit."""
+    """Return the expectation of a report of `outputs`.
+
+    Without protection it is `outputs`. Under EmbeddingDP it is the probability that each bit is 1.
+    """
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
         return flat

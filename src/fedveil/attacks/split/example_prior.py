@@ -27,7 +27,7 @@ class Prior(Protocol):
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return likely numbers for `examples` examples, where a search starts."""
+        """Return numbers of `examples` likely examples, with which a search begins."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 

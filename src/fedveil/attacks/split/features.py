@@ -1,8 +1,9 @@
 """Reconstruction of the features behind a part's output, for a job or a run.
 
-Four attackers get equal reports. They know the part's architecture (`unsplit`), its weights (`known
-bottom`), its weights and public examples (`both`), or public examples and the part's output for
-each (`public examples`). The held-out examples serve as public ones.
+Four attackers get the same reports. Besides, each knows one of the following: the part's
+architecture (`unsplit`), its weights (`known bottom`), its weights and public examples (`both`), or
+public examples and the part's output for each (`public examples`). The held-out examples serve as
+public ones.
 
 For a table with words beside numbers, the attack reconstructs the inputs of the dense layers:
 numbers and word vectors. An attacker that has the table of vectors replaces each reconstructed
@@ -150,7 +151,7 @@ class Aim:
         return scaled
 
     def figures(self, what: str, found: torch.Tensor) -> Iterator[Measured]:
-        """Yield the quality of the reconstruction `found`. Names of metrics begin with `what`."""
+        """Yield the metrics of the reconstruction `found`. Their names begin with `what`."""
         if not self.images:
             yield from self._figures_of_table(what, found)
             return
@@ -205,7 +206,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """Return how many inputs are plain numbers, not word vectors. None means all of them."""
+        """Return the number of inputs that are plain numbers, or None if all of them are."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -226,10 +227,10 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """Return the correlation of each feature's found and true values, as a median over features.
+    """Return the median over features of the correlation between found and true values.
 
-    The chance level is 0. A constant found value counts as 0. Features that are equal in all
-    examples are left out.
+    The chance level is 0. A feature whose found values are constant counts as 0. Features that are
+    equal in all examples are left out.
     """
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
@@ -272,5 +273,9 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress. Each of the `total` inversions counts as 100 steps."""
+    """Report progress of several inversions: `before` of `total` are complete.
+
+    The current one, named `what`, has done `done` of `of` steps. Each inversion counts as 100
+    steps.
+    """
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -42,8 +42,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
     The first step is simulated with several batches, in which the attacker knows one label of every
     class, for at most 10 classes. Over many steps there are two attackers. One knows the labels of
-    10 early examples. The other knows none: it clusters the examples, and the clusters are matched
-    to classes so that most are right.
+    10 early examples. The other knows no label and clusters the examples. To score it, clusters are
+    matched to classes such that most examples are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -85,10 +85,10 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A follower's view of a run's steps: direction and summed norm of each example's gradients.
+    """A follower's view of a run's first steps: the gradients of each example.
 
-    `true` are the true labels. `added` holds two summaries of the gradients, each [examples,
-    values], from the function `_added`.
+    `windows` hold the directions and `norms` the summed lengths. `true` are the true labels.
+    `added` holds the two summaries that `_added` returns, each [examples, values].
     """
 
     windows: list[Window]
@@ -99,7 +99,7 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Follower:
-    """The attacking follower of a job, and its assumed knowledge about the classes."""
+    """The follower that attacks, and its assumed knowledge about the classes."""
 
     target: SplitTarget
     party: str
@@ -161,8 +161,8 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
-        Under LabelDP, examples are clustered first and the known labels then name the clusters,
-        since training may have used other labels than these.
+        Under LabelDP, training may have used other labels than these. So the examples are clustered
+        first, and the known labels only name the clusters.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -179,7 +179,10 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses at indices `of`, compared with guessing one class."""
+        """Return the share of right guesses among the examples at indices `of`.
+
+        The chance level is that of always guessing one class.
+        """
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
@@ -208,13 +211,12 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
 def _added(
     examples: Int64s, came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]]
 ) -> dict[str, Float64s]:
-    """Return two summaries of each example's gradients over the steps, with all parts side by side.
+    """Return two summaries of each example's gradients over the steps, with parts concatenated.
 
     `sum` is the sum of the gradients: noise that is drawn anew in each step averages out. `change`
     is the mean over the later half of the steps minus the mean over the earlier half: noise that
     stays the same in all steps cancels. `came[s]` holds the examples of step s. `looks[s]` holds
-    their gradients, an array per part. Each is divided by its root mean square length in the step,
-    so that all epochs have equal weight.
+    their gradients, an array per part, which is first divided by its root mean square length.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

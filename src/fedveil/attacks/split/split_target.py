@@ -116,7 +116,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return how a part's output is sent to another party, or to the first of several."""
+        """Return the first crossing that sends a part's output to another party."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -138,10 +138,9 @@ class SplitTarget:
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
         """Run one step on the training examples at `positions`, and return its messages.
 
-        The parties work on copies of their parts, so the target's weights stay unchanged. A
-        different `step` draws different noise, as another epoch would. The run's first step sends
-        exactly these messages for its examples and the initial weights. Under `reuse` an example's
-        first report is repeated.
+        The parties work on copies of their parts, so the target's weights stay unchanged. Another
+        `step` draws other noise. The run's first step sends exactly these messages for its examples
+        and the initial weights. Under `reuse` an example's first report is repeated.
         """
         return self._step(self._parties(), positions, step)
 

@@ -74,11 +74,11 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """Estimate a table of vectors from messages whose text is known.
+    """Estimate a table of words' vectors from messages whose text is known.
 
-    Returns the mean message of each word, and how often the word occurs. A mean of bits includes
-    one extra report of 1/2, so that it is a probability strictly between 0 and 1. A word that never
-    occurs gets the mean of all.
+    Returns the mean message of each word, and the number of times that the word occurs. If the
+    messages are bits, one extra report of 1/2 is included, so that a mean is a probability strictly
+    between 0 and 1. A word that never occurs gets the mean of all messages.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -127,14 +127,17 @@ class Habits:
 
 
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
-    """Return the likeliest word at each position, [texts, length]. `habits` add text statistics."""
+    """Return the likeliest word at each position, [texts, length].
+
+    `habits` adds the statistics of similar text to the likelihood.
+    """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
     return found
 
 
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
-    """Return the next token at each position, from the gradient of the head's input there.
+    """Return the next token at each position, from the gradient with respect to the head's input.
 
     `hidden`, [positions, values], is that input. The head's scores are its inner products with the
     rows of `word`, and the loss is the mean cross-entropy over `tokens` tokens. So tokens ·

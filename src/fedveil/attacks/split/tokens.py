@@ -42,8 +42,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
     The follower has the leader's tokenizer. The name of each metric says what else it has: the
     leader's tables ("known table"), tables from the shared seed ("own copy", for a finished run),
-    or the text of as many windows as it attacks ("known text"). "With habits" adds held-out text of
-    the same kind.
+    or the text of other windows, as many as are attacked ("known text"). "With habits" adds
+    held-out text of the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -75,7 +75,10 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return each attacker's tokens for the vectors in `read`. The text of `pairs` is known."""
+    """Return the tokens that each attacker recovers from the vectors in `read`, by attacker.
+
+    The attackers also have the messages `pairs`, and one of them knows their text.
+    """
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -96,7 +99,7 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that each attacker recovers from the gradients, if there are any."""
+    """Return the next tokens that each attacker recovers from gradients, if there are any."""
     if read.returned is None:
         return {}
     found = {
@@ -204,7 +207,7 @@ class _Cut:
         return found
 
     def by_text(self, pairs: _Heard, sent: Float64s) -> Int64s:
-        """Return the words sent, by a table estimated from `pairs`, whose text is known."""
+        """Return the recovered words, with a table estimated from `pairs`, whose text is known."""
         flat = pairs.first.reshape(-1, pairs.first.shape[-1])
         table, _ = learnt(flat, pairs.truth.reshape(-1), self.shape[0])
         given = sent.reshape(-1, sent.shape[-1])
@@ -215,7 +218,10 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """Received messages for some windows of text: first report, sum of reports, gradients."""
+    """The messages received for some windows of text: reports and gradients.
+
+    `first` is the first report of each token and `together` the sum of its reports.
+    """
 
     first: Float64s
     together: Float64s

@@ -31,7 +31,7 @@ _SLOPE = 0.3
 
 @dataclass(frozen=True)
 class Recovered:
-    """Result: the inputs [examples, *shape], the part found with them, and the misfit of both."""
+    """The recovered inputs [examples, *shape], the model part found with them, and their misfit."""
 
     inputs: torch.Tensor
     bottom: nn.Module
@@ -49,11 +49,11 @@ def invert(
     rounds: int = 150,
     tell: Step = lambda done, total: None,
 ) -> Recovered:
-    """Find inputs and a model part that fit the evidence, by improving both in turn.
+    """Find inputs and a model part that fit the evidence, by optimising one and then the other.
 
-    Inputs lie between `low` and `high`. `make` returns a part of the right architecture with
-    different weights for every number. `starts` of them are tried for a third of the rounds, and
-    the best one gets all of `rounds`. Of two solutions that fit equally (such as an image and its
+    Inputs lie between `low` and `high`. `make(number)` returns a part of the right architecture
+    with other initial weights for every number. `starts` parts are tried for a third of `rounds`,
+    and the best one for all of them. Of two solutions that fit equally (such as an image and its
     negative), the darker and smoother is chosen, as in the source. `tell` is called in every round.
     """
     short = max(1, rounds // 3)
@@ -126,7 +126,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of guessing without knowledge: the mean, or probability 1/2 per bit."""
+    """Return the misfit of guessing without knowledge: the mean of numbers, or 1/2 for each bit."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -32,11 +32,11 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """The sums that a report reveals of each cell (neuron) of an imprint: of delta * x and delta.
+    """An imprint's gradients: for each cell, the sums of delta * x and of delta over its examples.
 
-    The sums are over the cell's examples x, with delta the loss's derivative at the cell's neuron.
-    `known` marks the entries that were reported. `noise` is the standard deviation of an entry,
-    estimated from the cells that contain no example.
+    A cell is a neuron with the examples x that activate it. delta is the loss's derivative at that
+    neuron. `known` marks the entries that were reported. `noise` is the standard deviation of an
+    entry, estimated from the cells that contain no example.
     """
 
     weights: Float64s
@@ -72,8 +72,8 @@ class Imprint:
     ) -> Imprint:
         """Create an imprint with `cells` cells for each of several statistics.
 
-        Cells are equally likely for `public` examples. The first statistic is the mean of all
-        features. Each further one is a random combination, drawn from `rng`.
+        Every cell contains equally many of the `public` examples. The first statistic is the mean
+        of all features. Each further one is a random combination, drawn from `rng`.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -115,7 +115,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the layer's weights and biases, for activations of size `whisper`."""
+        """Return the layer's weights and biases. Its activations are at most about `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -147,7 +147,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Extract each cell's sums from the attacker's estimate of an update of `model`."""
+        """Return each cell's sums, from the attacker's estimate of an update of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 

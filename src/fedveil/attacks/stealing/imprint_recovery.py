@@ -1,10 +1,10 @@
 """Recovery of examples from one update of an imprint: a client's report, or a cohort's sum.
 
-Secure aggregation only hides which client an example came from: for this layer a cohort is one
-batch. Fowl et al. use four cells per example. Here a layer may measure several statistics. An
-example that is alone in one cell is subtracted from its cells of the other statistics, which leaves
-those with one example fewer. As in an invertible Bloom filter, three statistics need about 1.5
-cells for each example.
+Secure aggregation only hides which client an example came from, because the layer treats a cohort
+as one batch. Fowl et al. use four cells per example. Here a layer may measure several statistics.
+An example that is alone in one cell is subtracted from its cells of the other statistics, which
+leaves those with one example fewer. As in an invertible Bloom filter, three statistics need about
+1.5 cells for each example.
 
 Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
 different model to each client. It fails under fedveil's masks (docs/secure-aggregation.md).
@@ -57,7 +57,7 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Estimate delta for each cell, summed over its examples. Returns it with its standard error.
+    """Return the sum of delta over each cell's examples, and the standard error of this estimate.
 
     delta is the loss's derivative at the cell's neuron, so its sum is the bias's gradient. Under
     noise, the gradients of the weights give a second and better estimate: their product with the
@@ -127,7 +127,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells that certainly contain the example. It was found in the cell `cell`."""
+    """Return the indices of the cells that certainly contain the example, found in cell `cell`."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

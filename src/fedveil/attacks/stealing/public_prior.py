@@ -37,7 +37,7 @@ class PublicLaw:
         """Denoise examples with the least mean squared error (Wiener's filter).
 
         Row i has noise of standard deviation `noise[i]` in every feature. Features that are not
-        `known` get the mean's value.
+        `known` get the mean of the public examples.
         """
         offset = noisy - self.mean
         if known is not None:

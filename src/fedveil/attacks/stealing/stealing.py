@@ -119,7 +119,7 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """Attack one round of the target's clients. Returns the result, and the target as attacked.
+    """Attack one round of the target's clients. Returns the result, and the target with its model.
 
     The attacker first sends a model with enough cells for one client's report. If the reports
     reveal nothing, it plays the round again with a model that has enough for the sum of the cohort.
@@ -148,7 +148,10 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play a round with an imprint. Returns target, imprint, readings and aggregate."""
+    """Play a round in which clients train a model with an imprint.
+
+    Returns the target with this model, the imprint, the readings of the reports, and the aggregate.
+    """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
             f"training.optimizer = {target.job.training.optimizer}: a report holds examples where "

@@ -1,4 +1,4 @@
-"""The interface of a cluster: machines that are called, and that may be lost at any time."""
+"""The interface of a cluster: starts machines and calls them. A machine may be lost at any time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MachineLost(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A place at which a machine can be started: its unique `key`, a `name` for people, cores."""
+    """A place where a machine can start: its unique `key`, a `name` for people, and its cores."""
 
     key: str
     name: str
@@ -22,11 +22,11 @@ class Place:
 
 
 class Call(ABC):
-    """A call of a machine. It may still be under way."""
+    """A method call on a machine, which may still be running."""
 
     @abstractmethod
     def result(self) -> Any:
-        """Return the result of a call that has ended. Raises its error, or `MachineLost`."""
+        """Return the result of a finished call. Raises the call's error, or `MachineLost`."""
 
 
 class Remote(ABC):
@@ -34,7 +34,7 @@ class Remote(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Call:
-        """Start a call of a method of `Machine`. An argument may come from `Cluster.share`."""
+        """Start a call of a method of `Machine`. Arguments may be handles from `Cluster.share`."""
 
     @abstractmethod
     def pulse(self) -> Call:
@@ -42,7 +42,7 @@ class Remote(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End the machine, whatever it does. Its calls fail."""
+        """End the machine, even during a call. Its calls fail."""
 
 
 class Cluster(ABC):
@@ -64,12 +64,12 @@ class Cluster(ABC):
 
     @abstractmethod
     def share(self, value: Any) -> Any:
-        """Return a handle of `value` for several calls, so that it travels to a machine once."""
+        """Return a handle of `value`. A value with a handle is sent to each machine only once."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
-        """Return the calls that have ended: at least one, unless `timeout_s` passes first."""
+        """Return the calls that have finished: at least one, or none after `timeout_s` seconds."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what this object has opened."""
+        """Release the resources of this object."""

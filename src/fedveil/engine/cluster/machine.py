@@ -35,10 +35,11 @@ PROOF = "clients/machines"
 
 @dataclass(frozen=True)
 class MachineSetup:
-    """Everything that a machine needs to begin.
+    """Everything that a machine needs at its start.
 
     `own` are the objects of the calling script (`own_code.packed`). `batch` is for `machine_check`.
-    If clients keep state, `proof` is the content of the file PROOF in the run's folder `run`.
+    If clients keep state, the machine must share the run's folder `run`. `proof` is the content of
+    the file PROOF in it, which shows that it does.
     """
 
     job: Job
@@ -56,7 +57,7 @@ class MachineSetup:
 
 @dataclass(frozen=True)
 class PackedSetup:
-    """A setup in bytes, readable once the user's own code, which its job may need, is unpacked."""
+    """A setup as bytes. Reading its job may need the user's own code, which is unpacked first."""
 
     sources: bytes
     own: bytes
@@ -80,10 +81,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Work:
-    """A phase for some of a machine's clients. `model` and `context` are those of the round.
+    """One phase of a round for some of a machine's clients.
 
-    With `fold` the machine adds up the reports. `before` are these clients' earlier phases of the
-    round, if another machine that played them was lost.
+    `model` and `context` are those of the round. With `fold` the machine adds up the reports.
+    `before` are earlier phases of this round that the machine repeats first, because a lost machine
+    had played them for these clients.
     """
 
     context: RoundContext
@@ -96,10 +98,10 @@ class Work:
 class Played:
     """The answers to `Work`.
 
-    The columns stand for `Folded` answers: number of bytes, and seconds of training, protection and
-    aggregation. `others` are all other answers. `half` is the sum of the folded reports. `took_s`
-    is the machine's time. `fixed` is True if other clients' examples would need a restart of its
-    worker processes.
+    The columns have an entry for each client whose report was summed: the number of bytes, and the
+    seconds of training, protection and aggregation. `others` are all other answers. `half` is the
+    sum of the reports. `took_s` is the machine's time. `fixed` is True if the machine must restart
+    its worker processes before it can take other clients.
     """
 
     clients: Sequence[ClientId] = ()
@@ -116,7 +118,7 @@ class Played:
 
 
 class Machine:
-    """The clients of one machine. An error of fedveil's is returned instead of raised.
+    """The clients of one machine. Methods return a `FedveilError` instead of raising it.
 
     `name` is the machine's name in messages, and `cores` the number of cores that it may use.
     """
@@ -156,7 +158,7 @@ class Machine:
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Return the clients' answers. `model` is all that the server sends (`RoundContext`)."""
+        """Return the clients' answers. `model` is the vector that the server sends in a round."""
         began = time.perf_counter()
         try:
             weights = model[: self._setup.dimension]
@@ -233,7 +235,7 @@ def _messages(request: Request) -> Mapping[ClientId, Message]:
 
 
 def _lasting(answer: Answer) -> Answer:
-    """Return the answer with a copy of its report, which stays valid."""
+    """Return the answer with a copy of its report, which the next answer does not overwrite."""
     return replace(answer, data=bytes(answer.data)) if isinstance(answer, Report) else answer
 
 

@@ -1,4 +1,4 @@
-"""Compares the machines of a cluster with this one: versions, and the bytes of a training."""
+"""Checks that a cluster's machines and this one train alike: same versions, same bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Facts:
     trained: str
 
     def check(self, other: Facts, name: str) -> None:
-        """Raise `MachineDiffers` unless the machine `name`, of facts `other`, gives equal bytes."""
+        """Raise `MachineDiffers` unless these facts equal `other`, those of the machine `name`."""
         for package, version in self.versions.items():
             theirs = other.versions.get(package, "none")
             if theirs != version:
@@ -65,7 +65,7 @@ class Facts:
 
 
 def facts(job: Job, shape: ModelShape, batch: ClientsData, dimension: int) -> Facts:
-    """Return this machine's facts. `batch` holds a few examples for a training."""
+    """Return this machine's facts. `batch` holds a few examples, on which it trains once."""
     return Facts(_versions(), _sources(), _trained(job, shape, batch, dimension))
 
 
@@ -82,7 +82,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a digest of all files of fedveil, so that two builds of one version differ."""
+    """Return a digest of all files of fedveil. It tells apart two builds of the same version."""
     folder, digest = Path(fedveil.__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode())

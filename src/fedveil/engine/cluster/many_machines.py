@@ -39,7 +39,7 @@ class ManyMachines(Executor):
     """An executor whose clients are on the machines of a cluster.
 
     `data` has all clients' examples. Each machine gets those of its own clients only. `least` is
-    the trainer's (`Trainer.least`). `event` logs a line.
+    the smallest number of clients that are trained together (`Trainer.least`). `event` logs a line.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class ManyMachines(Executor):
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield the clients' answers as they arrive. A client stays on its machine.
 
-        If a machine is lost, another one repeats the earlier phases of its clients. They drop out
-        if their randomness is the operating system's, which nobody can repeat.
+        If a machine is lost, another one repeats the earlier phases of its clients. If clients use
+        the operating system's randomness, the phases cannot be repeated, so the clients drop out.
         """
         yield from self._answers(phase, messages, None)
         self._requests.append((phase, messages))
@@ -93,7 +93,7 @@ class ManyMachines(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without reports, which each machine adds up for `server`."""
+        """Yield each client's answer without its report. Machines sum the reports for `server`."""
         return self._answers(phase, messages, server)
 
     def shown(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class ManyMachines(Executor):
     def _lost(
         self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
     ) -> Sequence[ClientId]:
-        """Give up a machine. Returns those of its `clients` that can be asked again elsewhere."""
+        """Remove a lost machine. Returns the clients that can be asked again on another machine."""
         self._members.lose(machine)
         self._homeless = True
         number = self._context.round
@@ -214,7 +214,7 @@ class ManyMachines(Executor):
         return {m: [c for group in work for c in group] for m, work in shares.items() if work}
 
     def _deal(self) -> None:
-        """Give every client a machine, its present one as far as that is fair."""
+        """Assign every client to a machine, if possible to the one that has its examples."""
         while True:
             if not self._members.ready:
                 self._members.gather()
@@ -235,7 +235,7 @@ class ManyMachines(Executor):
             return
 
     def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:
-        """Send clients' examples to the machines that train them. Yields begun transfers."""
+        """Send clients' examples to the machines that train them. Yields the started calls."""
         leaving: dict[Member, list[ClientId]] = {}
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]

@@ -49,8 +49,9 @@ class Member:
 class Membership:
     """Starts a machine at each place of the cluster, and checks it.
 
-    `facts` are those of this machine, with which every other one must agree. `starting` is called
-    with each step, and `event` logs a line. Gives up if there is no machine for WAIT_S seconds.
+    `facts` are those of this machine. Every other machine must have equal ones. `starting` is
+    called with each step, and `event` logs a line. Gives up if there is no machine for WAIT_S
+    seconds.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class Membership:
         self._started = False
 
     def gather(self) -> None:
-        """Wait until machines are ready: all that can start soon, and at least one.
+        """Wait until at least one machine is ready, and others that are about to start are too.
 
-        Raises `MachineDiffers` if one of them would train to other bytes than this machine.
+        Raises `MachineDiffers` if a machine would compute other updates than this one.
         """
         began = first = time.monotonic()
         while True:
@@ -125,7 +126,7 @@ class Membership:
             member.remote.end()
 
     def lose(self, member: Member) -> None:
-        """Give up a lost machine. A new one may be started at the same place later."""
+        """Remove a lost machine. A new one may be started at the same place later."""
         if member.alive:
             member.alive = False
             member.remote.end()

@@ -1,4 +1,4 @@
-"""Divides a round's clients among machines, by the time that each is expected to take."""
+"""Divides a round's clients among machines, by the expected training time of each client."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def placed(
     home: Callable[[Group], M | None],
     slack: float = SLACK,
 ) -> dict[M, list[Group]]:
-    """Return the groups that each machine trains, in the order of `work`.
+    """Return a mapping from each machine to the groups that it trains, in the order of `work`.
 
-    The longest group is placed first. It stays at its `home`, where its examples are, unless that
-    machine would take longer than the ideal time by more than the share `slack`. Otherwise it goes
-    to the machine that is free first. `seconds` is a client's expected time on one core, and
-    `cores` are the machines' cores.
+    Groups are placed one by one, the longest first. `home(group)` is the machine that has the
+    group's examples. The group goes there if that machine then takes at most 1 + `slack` times the
+    ideal time. Otherwise it goes to the machine that is free first. `seconds` is a client's
+    expected time on one core, and `cores` are the machines' cores.
     """
     names = list(cores)
     length = {group: sum(map(seconds, group)) for group in work}

@@ -32,7 +32,7 @@ _PULSE = "pulse"
 
 
 class RayCluster(Cluster):
-    """The Ray cluster at `address`, which Ray finds by itself if it is in `FOUND`.
+    """The Ray cluster at `address`. If `address` is in `FOUND`, Ray looks for the cluster itself.
 
     `workers` is the number of cores of a machine, or None for all cores of its node. With `gpus`,
     each machine has one GPU.

@@ -1,4 +1,4 @@
-"""The examples of the clients that one machine trains. Clients come and go between rounds."""
+"""The examples of the clients that one machine trains. The clients may change between rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """Some clients' examples, client after client, as they travel to a machine.
+    """Some clients' examples, ordered by client, in the form in which they are sent to a machine.
 
     Client clients[i] owns the rows offsets[i]:offsets[i + 1] of x, y and `usable`.
     """
@@ -80,13 +80,13 @@ class Shards:
             self._of[client] = piece, slice(start, stop)
 
     def drop(self, clients: Iterable[ClientId]) -> None:
-        """Forget these clients. A piece is freed with the last of its clients."""
+        """Remove these clients' examples. A piece's memory is freed with its last client."""
         for client in clients:
             self._of.pop(client, None)
 
     @property
     def x(self) -> Array:
-        """The inputs of some of the clients, for their type and shape."""
+        """The inputs of some of the clients. Callers use only their type and shape."""
         return next(iter(self._of.values()))[0].x
 
     def clients(self) -> list[ClientId]:

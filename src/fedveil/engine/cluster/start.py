@@ -34,10 +34,10 @@ def start_on_a_cluster(
     starting: Callable[[str], None],
     event: Callable[[str], None],
 ) -> Executor:
-    """Return the machines of the cluster `simulation.on`, each with the examples of its clients.
+    """Return an executor on the cluster `simulation.on`. Each machine has its clients' examples.
 
-    `batch` holds a few examples, which every machine trains to the same bytes before the first
-    round. `folder` is the run's.
+    `batch` holds a few examples. Before the first round, every machine trains on them and must
+    return the same bytes. `folder` is the run's.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least
     if least > 1 and len(make_protection(job, dimension).flow) > 1:
@@ -86,7 +86,10 @@ def _packed(job: Job) -> bytes:
 
 
 def _leave_proof(folder: Path) -> str:
-    """Write a random text into the run's folder, by which a machine recognises the folder."""
+    """Write a random text into the run's folder, and return it.
+
+    A machine that finds this text in its folder has the same folder.
+    """
     proof = os.urandom(16).hex()
     write_whole(folder / PROOF, proof.encode(), 0o600)
     return proof

@@ -143,9 +143,9 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record what the client's report contains: its last update, as clipped by the protection.
+        """Record `carried`, the client's last update as the protection clipped it, without noise.
 
-        `carried` is that clipped update, without noise. Training with client state needs it.
+        Training with client state needs it, because the report contains the clipped update.
         """
 
 
@@ -233,7 +233,7 @@ class ClientSide:
         return self._training.least
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `self.model`. Discards the last round's halves."""
+        """Start a round with the weights in `self.model`. Discards the previous client halves."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -252,7 +252,7 @@ class ClientSide:
                 yield self._reply(message, client)
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return the report of a client after its training, whose result is `trained`.
+        """Return the answer of a client whose training had the result `trained`.
 
         The protection's client half turns the update into the report. If the update is unusable,
         the report is that of an update of zero (`answer_trained`).
@@ -331,7 +331,7 @@ def _measured(effort: Effort) -> Iterator[None]:
 
 
 class _Ears(threading.local):
-    """The `Effort` that records this thread's warnings, or None."""
+    """A thread's variable: the `Effort` that records the thread's warnings, or None."""
 
     effort: Effort | None = None
 

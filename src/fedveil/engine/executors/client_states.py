@@ -29,7 +29,7 @@ _NAME = re.compile("[0-9]+-[0-9]+")
 
 
 def open_states(run: Path, done: int) -> ClientStates:
-    """Return the client states in the run folder `run`. The run resumes after round `done`."""
+    """Return the client states in the run folder `run`, as they were after round `done`."""
     if done and not (run / CLIENTS).is_dir():
         raise RunFolderError(
             f"{run / CLIENTS} is missing. Restore it from a copy: the clients' states are there"
@@ -69,16 +69,19 @@ class ClientStates:
         return sorted({client for client, _ in self._files()})
 
     def settle(self, round: int, summed: Collection[ClientId]) -> None:
-        """Delete the states that `round` wrote for clients whose reports are not in its sum."""
+        """Delete the states that clients outside `summed` wrote in `round`.
+
+        `summed` are the clients whose reports are in the round's sum.
+        """
         written = self._files(f"*-{round}")
         self._drop((client, at) for client, at in written if at == round and client not in summed)
 
     def forget_after(self, done: int) -> None:
-        """Delete the states of rounds after `done`, which will be repeated."""
+        """Delete the states of all rounds after `done`. These rounds will be repeated."""
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Delete the states that no round after `done` reads."""
+        """Delete the states that are no longer read by any round after `done`."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 

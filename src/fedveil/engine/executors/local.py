@@ -32,9 +32,9 @@ def start_locally(
 ) -> Executor:
     """Return threads if clients train in native code, otherwise worker processes.
 
-    Without workers, clients train in this process. `pack` is called for the user's own functions
-    and classes that workers need (`own_code.packed`). `cores` is the number of cores to use
-    (default: all). `starting` is called with each step's name, and `event` logs a line.
+    Without workers, clients train in this process. `pack` returns the user's own functions and
+    classes that workers need (`own_code.packed`). `cores` is the number of cores to use (default:
+    all). `starting` is called with each step's name, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)
     sides = make_client_sides(job, shape, data, model, starting, cores)

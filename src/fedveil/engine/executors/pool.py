@@ -208,7 +208,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without reports. `server` gets the sums of each worker's reports."""
+        """Yield answers without reports. Adds the sum of each worker's reports to `server`."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))
@@ -242,7 +242,10 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send every worker the message and return True, if all clients get the same object."""
+        """Send one message to every worker, if all clients get the same message object.
+
+        Returns True if it did, False if messages differ.
+        """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

@@ -42,7 +42,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """Adds up the reports of one worker's clients, in a server half made anew for each round."""
+    """Adds up the reports of one worker's clients, in a server half that is new in each round."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection

@@ -27,17 +27,17 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
 class Way(Protocol):
-    """A rule for the state that a client keeps: how training uses the state and changes it.
+    """A rule for the state that a client keeps between rounds.
 
-    `sent` is the vector that the server sent in this round, and `kept` the client's state. `kept`
-    is None before the client's first report.
+    It says how training uses the state and how a report changes it. `sent` is the vector that the
+    server sent in this round. `kept` is the client's state, or None before its first report.
     """
 
     @property
     def size(self) -> int: ...
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
-        """Return the weights to start training from, and a correction of the gradients or None."""
+        """Return the weights at which training starts, and a gradient correction or None."""
 
     def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
@@ -89,9 +89,9 @@ class Scaffold:
 
     Server and client exchange one vector with the model and the mean variate. A report contains the
     change of the client's variate, multiplied by `unit`, the job's learning rate. The change is
-    clipped with the rest of the report. The client's variate changes by what the report contains,
-    so the server's variate stays the mean of the clients'. `trainable` is False for buffers, which
-    have no gradients. Their variates stay zero.
+    clipped with the rest of the report. The client changes its variate by the clipped change in the
+    report, so the server's variate stays the mean of the clients'. `trainable` is False for
+    buffers, which have no gradients. Their variates stay zero.
     """
 
     trainable: Bools

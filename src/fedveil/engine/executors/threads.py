@@ -31,7 +31,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side, and the clients that it has already served in this round (`mine`)."""
+    """A thread's client side, and `mine`, the clients that it has served in this round."""
 
     side: ClientSide
     folding: Folding
@@ -61,7 +61,7 @@ class Threads(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without reports. `server` gets the sums of each thread's reports."""
+        """Yield answers without reports. Adds the sum of each thread's reports to `server`."""
         yield from self._answers(messages, lambda thread, answer: thread.folding.fold(answer))
         for thread in self._threads:
             server.merge(thread.folding.take())

@@ -46,7 +46,10 @@ def main(descriptor: int) -> None:
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
-    """Move messages to `inbox`, so that no sender waits. Ends the process when the pipe closes."""
+    """Move messages from the pipe to `inbox`, so that the sender never waits.
+
+    Ends the process when the pipe closes.
+    """
     while True:
         try:
             inbox.put(connection.recv())
@@ -89,7 +92,7 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Copy reports into the shared memory `slot`. Answers are returned with `InSlot`s instead."""
+    """Copy reports into the shared memory `slot`. Returns answers with `InSlot`s in their place."""
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):

@@ -1,9 +1,9 @@
 """Exact draws from finite distributions, by alias tables with 64-bit integer weights.
 
 A table cannot hold arbitrary probabilities exactly. So each symbol's weight in the table is
-slightly too small. What is missing, about 2^-38 of the probability, is the weight of one more
-symbol, the remainder. If the remainder is drawn, a second draw in exact integers chooses the
-symbol. So draws are exact although the tables are computed in floating point.
+slightly too small. One more symbol, the remainder, has the missing weight, which is about 2^-38 of
+the total. If the remainder is drawn, a second draw in exact integers chooses the symbol. So draws
+are exact although the tables are computed in floating point.
 
 Walker's alias method puts the weights into 2^b columns of equal weight. Two symbols share each
 column, divided by a threshold. One draw reads 32 bits. b of them choose the column, and the others
@@ -62,7 +62,7 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Return integer weights that sum to 2^64: the symbols', the remainder's, then zeros."""
+        """Return integer weights that sum to 2^64: of the symbols, of the remainder, then zeros."""
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
         remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
@@ -106,7 +106,7 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw for which `word`, its first 32 bits, does not decide."""
+        """Return the symbol of a draw whose first 32 bits, `word`, tie with a threshold."""
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
         digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)
@@ -144,9 +144,9 @@ class AliasTables:
 
 
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
-    """Share out the symbols' weights among columns. Returns each column's threshold and partner.
+    """Divide the symbols' weights among columns. Returns each column's threshold and second symbol.
 
-    A draw below the threshold gives the column's own symbol, any other draw gives the partner.
+    A draw below the threshold gives the column's own symbol. Any other draw gives the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
@@ -202,7 +202,7 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Draw a symbol from each row in `rows` with a random 32-bit word, and write it to `out`.
+    """For each row in `rows`, draw a symbol with a random 32-bit word. Writes the symbols to `out`.
 
     A few draws need more than 32 bits. Their indices are written to `undecided`, and their number
     is returned. The top `bits` bits of a word choose the column. The other bits are compared with
@@ -228,7 +228,7 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return True for each word that ties with its column's threshold, so that it needs more bits.
+    """Return a mask of the words that tie with their column's threshold. They need more bits.
 
     The top `bits` bits of a word choose the column in `entries`, the table of one row. The other
     bits are compared with the upper bits of the column's threshold.
@@ -247,7 +247,7 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Fill `out` with symbols drawn from one row. Returns True if a draw needs more bits."""
+    """Fill `out` with symbols drawn from one row by `words`. Returns True if a word ties."""
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

@@ -63,7 +63,7 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return the binomial distribution as floats, computed with 40 digits against underflow."""
+    """Return Pr[x] for x = 0..trials as floats, computed with 40 digits against underflow."""
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
         zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)

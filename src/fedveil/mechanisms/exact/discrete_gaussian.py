@@ -1,4 +1,4 @@
-"""Fast draws from the discrete Gaussian distribution, by tables and without any error."""
+"""Fast draws from the discrete Gaussian distribution by tables. The draws are exact."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class DiscreteGaussian:
         return values
 
     def add_to(self, values: Signed, entropy: Entropy) -> None:
-        """Add an independent draw to each entry of `values`. Integers of 32 bits wrap around."""
+        """Add an independent draw to each entry of `values`. 32-bit sums wrap around."""
         redo = self._add_places(values, entropy) if self.place_bits else self._add(values, entropy)
         if len(redo):
             more = np.zeros(len(redo), values.dtype)  # the same type, so that numba compiles once
@@ -88,7 +88,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, if `place_bits` is 0. Returns the indices of rejected draws."""
+        """Add draws to `values`, for `place_bits` = 0. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -108,7 +108,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, if `place_bits` > 0. Returns the indices of rejected draws."""
+        """Add draws to `values`, for `place_bits` > 0. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         again = [np.empty(0, np.int64)]
@@ -137,7 +137,7 @@ class DiscreteGaussian:
         return np.flatnonzero(verdicts == _AGAIN)
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell for a uniform real whose first 63 bits, `prefix`, do not decide."""
+        """Return the cell of a draw whose first 63 random bits, `prefix`, leave it undecided."""
         bits = _PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -149,8 +149,8 @@ class DiscreteGaussian:
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
         """Return True with probability e^-loss, loss = place · (2 · magnitude - place) / 2s².
 
-        place is the number in the low bits of `magnitude`. The uniform real that decides begins
-        with the low bits of `place_word`, and continues with bits from `entropy`.
+        place is the number in the low bits of `magnitude`. The decision compares e^-loss with a
+        uniform real: the low bits of `place_word`, followed by bits from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -171,7 +171,7 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return the thresholds ⌊2^63 · Pr[Y <= y]⌋ of all cells y, with an end mark, and an index.
+    """Return the thresholds ⌊2^63 · Pr[Y <= y]⌋ of all cells y with an end mark, and an index.
 
     Y is the cell of a `DiscreteGaussian`. The index speeds up the search: it maps the first 14 bits
     of a word to the first cell that is possible.
@@ -219,7 +219,10 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Return bounds low <= 2^bits · exp(-numerator / denominator) <= high, by the series of e^x."""
+    """Return integers low and high, low <= 2^bits · exp(-numerator / denominator) <= high.
+
+    They are computed from the series of e^x.
+    """
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above
@@ -281,9 +284,9 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add each word's signed cell to its value, except for undecided words and minus zeros.
+    """Add each word's signed cell to its value, except for undecided words and negative zeros.
 
-    The indices of these are written to `listed`, and their number is returned.
+    Writes the indices of these exceptions to `listed`, and returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -335,10 +338,10 @@ def _places(
     out: Int64s,
     verdicts: Uint8s,
 ) -> None:
-    """Turn the cells in `out` into signed draws. Write each draw's verdict: kept, again or unsure.
+    """Turn the cells in `out` into signed draws. Writes each one's verdict: keep, reject or unsure.
 
-    A draw is rejected ("again") if its uniform real is below 1 - e^-loss (see `_decide_kept`). That
-    number lies between loss - loss²/2 and loss. The few draws between these two are unsure.
+    A draw is rejected if its uniform real is below 1 - e^-loss (see `_decide_kept`). That number
+    lies between loss - loss²/2 and loss. The few draws between these two are unsure.
     """
     bits = _PLACE_WORD_BITS - place_bits
     unit, width = 2.0**-bits, 2.0**-place_bits

@@ -54,7 +54,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return a draw that its first word, `prefix`, does not decide. Reads more random bits."""
+        """Return a draw that its first random word, `prefix`, leaves undecided. Reads more bits."""
         bits = _WORD
         while True:
             bits += _WORD
@@ -81,10 +81,11 @@ def at_least_zero(a: int, b: int, x: float) -> bool:
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """Return `monotone(e^x)` exactly. Each integer in its result is a monotone function of e^x.
+    """Return `monotone(e^x)` exactly, for a function whose results are integers.
 
-    The function is evaluated at both ends of an interval around e^x. The interval is narrowed,
-    starting with `digits` digits, until both results are equal.
+    Each integer is a monotone function of e^x. The function is evaluated at both ends of an
+    interval around e^x. The interval shrinks, from `digits` digits on, until both results are
+    equal.
     """
     # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
     # + d e^x) times 2^bits is an integer only if it does not depend on x.

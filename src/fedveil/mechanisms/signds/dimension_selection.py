@@ -23,10 +23,7 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The sizes of a selection and their distribution, for updates of one number of dimensions.
-
-    All of it follows from public settings.
-    """
+    """The public parameters of a selection, for updates with a given number of dimensions."""
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -58,10 +55,9 @@ class Selection:
 
 
 class Told(NamedTuple):
-    """The log probability of a selection, given an update, and the update's magnitude.
+    """The log probability of a selection given an update, and the magnitude of that update.
 
-    The magnitude is the mean absolute value of the entries in the top-k set for the selection's
-    sign.
+    The magnitude is the mean absolute value of the top-k set for the selection's sign.
     """
 
     log_probability: float
@@ -118,7 +114,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the sizes and the distribution for updates of `dim` dimensions. Cached."""
+        """Return sizes, threshold and distribution for updates of `dim` dimensions. Cached."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
@@ -142,10 +138,7 @@ class SignDS:
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """Return ln Pr[indices, sign | update], and a mean magnitude.
-
-        It is the mean over the `topk` entries that are largest in the direction `sign`.
-        """
+        """Return ln Pr[indices, sign | update], and the update's magnitude as in `Told`."""
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)
@@ -153,10 +146,9 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return ln Pr[indices, sign] of any selection that reaches the threshold.
+        """Return ln Pr[indices, sign] of the likeliest selections: those that reach the threshold.
 
-        All of these are equally likely, and likelier than any other selection. `dim` is the number
-        of dimensions.
+        All of them are equally likely. `dim` is the number of dimensions.
         """
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)

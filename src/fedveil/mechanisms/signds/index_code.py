@@ -59,7 +59,7 @@ def longest_code(dim: int, count: int) -> int:
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
     """Decode an untrusted `code` to `count` numbers in 0..dim-1.
 
-    Time and memory depend only on `dim` and `count`, not on the code's content.
+    Time and memory depend only on `dim` and `count`.
     """
     dim = integer("dim", dim, 1)
     count = integer("count", count, 0, dim)
@@ -120,7 +120,9 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode a row of `marks` marks, of which those at `places` are set. Returns the bytes written.
+    """Encode `marks` marks, of which those at `places` are set, to `out`.
+
+    Returns the number of bytes written.
 
     The coder's interval has a width of at least 2^24 before each mark, so rounding costs almost
     nothing. A mark that is certain takes no bits.

@@ -62,7 +62,7 @@ class InlierLaw:
     def sampler(self) -> ExactDraw:
         """Return a sampler of v minus the smallest possible v.
 
-        v is the number of selected dimensions in the top-k set.
+        v is the number of selected dimensions that are in the top-k set.
         """
         return ExactDraw(self._eps, self._floors_at)
 
@@ -73,7 +73,7 @@ class InlierLaw:
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
         """Return floor(2^bits * Pr[V <= v]) for all possible v but the largest.
 
-        `e` stands for e^eps. V is the random number of selected dimensions in the top-k set.
+        `e` is used in place of e^eps. V is the number of selected dimensions in the top-k set.
         """
         floors, below, above = [], 0, 0
         total = self._below * e.denominator + self._above * e.numerator
@@ -86,7 +86,7 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Return the probabilities of v = 0..h selected dimensions in the top-k set."""
+        """Return Pr[v] for v = 0..h, the number of selected dimensions in the top-k set."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -100,21 +100,21 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that a selection reaches the same threshold at another eps."""
+        """Return the probability that a selection reaches the threshold at another eps, `eps`."""
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps
         return 1 / (1 + math.exp(min(behind, _MOST_EXPONENT)))
 
     def expected_ratio(self) -> float:
-        """Return the expected share of selected dimensions in the top-k set, rounded once."""
+        """Return the expected share of selected dimensions that are in the top-k set, E[v] / h."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         below, above = self._moments(Fraction(0))
         total = self._below * e.denominator + self._above * e.numerator
         return float((below * e.denominator + above * e.numerator) / (total * self._h))
 
     def mean_reaches(self, x: Fraction) -> bool:
-        """Return True if on average at least x of the selected dimensions are in the top-k set."""
+        """Return True if the mean number of selected dimensions in the top-k set is at least x."""
         below, above = self._moments(x)
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
@@ -197,10 +197,10 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return the largest E[v] over all thresholds, and a bound on its error.
+        """Return the largest E[v] over all thresholds, and a bound on the rounding error of E[v].
 
-        v is the number of the h selected dimensions in the top-k set. The bound is 0 if v is
-        certain.
+        v is the number of the h selected dimensions that are in the top-k set. The bound is 0 if v
+        has only one possible value.
         """
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].

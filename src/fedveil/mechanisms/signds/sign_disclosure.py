@@ -12,10 +12,11 @@ from fedveil.mechanisms.signds.dimension_selection import SelectionPlan
 class SignTold(NamedTuple):
     """The information in one SignDS report about the sign of one weight's change.
 
-    `selected` is the probability that the change has the report's sign, if the report selects the
-    weight, and `passed` if it does not. Both are for an attacker who knows nothing about the other
-    weights. `log_ratio` is this attacker's largest log likelihood ratio between the two signs.
-    `worst` is the largest one for an attacker who knows all other changes.
+    `selected` is the probability that the change has the report's sign if the report selects the
+    weight. `passed` is this probability if the report does not select the weight. `log_ratio` is
+    the largest log likelihood ratio between the two signs. These three are for an attacker who
+    knows nothing about the other weights. `worst` is the largest ratio for one who knows all other
+    changes.
     """
 
     selected: float
@@ -28,9 +29,9 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     """Return what a report of `SignDS` with this plan reveals about the sign of a weight's change.
 
     Before the report, both signs are equally likely. Assumptions: the changes of all `dim` weights
-    are exchangeable and not 0, both signs are equally likely for every size, and all changes in the
-    top-k set have the report's sign. The last one holds if at least topk changes have that sign.
-    About half of all changes do.
+    are exchangeable and not 0, a change of any size is equally likely to have either sign, and all
+    changes in the top-k set have the report's sign. The last one holds if at least topk changes
+    have that sign. About half of all changes do.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

@@ -2,9 +2,9 @@
 
 A radix select finds the smallest of these entries. It maps each float to an integer, its key, such
 that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time. That
-takes two passes for float32 and four for float64. All passes but the first read only the few
-entries that agree with the result so far. A last pass counts the set's entries in each short row of
-the vector. Then the r-th entry of the set is found by reading one row.
+takes two passes for float32 and four for float64. After the first pass, only the few entries are
+read whose keys begin with the bits found so far. A last pass counts the set's entries in each short
+row of the vector. Then the r-th entry of the set is found by reading one row.
 
 The time does not depend on the order of the values. Without numba, NumPy's partition finds the same
 entry.
@@ -131,7 +131,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many digits (16 bits) at each end of the range stand for NaN or infinity."""
+    """Return how many 16-bit digits at each end of the range stand for NaN or infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
@@ -146,10 +146,10 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return the key of a float: an integer.
+    """Return the key of a float: an integer. Keys are ordered as the floats are.
 
-    Keys are ordered as floats are, or in reverse if flipped. `bits` are the float's bits as an
-    integer. `magnitude` masks all bits but the sign.
+    `bits` are the float's bits as an integer, and `magnitude` masks all of them but the sign.
+    `flip` reverses the order.
     """
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.
@@ -185,7 +185,7 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key of entries with this digit (see `_boundary`)."""
+    """Return the smallest and the largest key among entries with this digit (see `_boundary`)."""
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -199,7 +199,7 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the entries with this digit (see `_boundary`) to `out`. Only few entries have it."""
+    """Copy the few entries whose key has this digit (see `_boundary`) to `out`."""
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]
@@ -234,9 +234,8 @@ def _count_rows(
 ) -> None:
     """Count each row's entries whose `sign * value` is above `least`, and those equal to `least`.
 
-    Also adds up the magnitudes of the entries above `least`, with a partial sum in `lanes` for each
-    position in a row. So the compiled and the NumPy version add in the same order. A sum above the
-    largest float is infinite.
+    Also adds up the magnitudes of the entries above `least`. `lanes` has a partial sum for each
+    position in a row, so that the compiled and the NumPy version add in the same order.
     """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]

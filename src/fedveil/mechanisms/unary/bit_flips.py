@@ -6,9 +6,10 @@ jumps from each flipped bit to the next:
 
     Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
-A flip adds the bit's state to S. A flip of the own bit subtracts the own state in rr, and has no
-effect in oue. The method needs one small table for any number of states, and one draw for each
-flipped bit. So it is fast if bits are rarely flipped.
+S starts as the sum of the unperturbed code, the parameter's own state. A flipped bit of another
+state adds that state to S. A flip of the own bit subtracts the own state in rr. In oue it is
+ignored, and a coin decides if the own state counts. The method needs one small table for any number
+of states, and one draw for each flipped bit. So it is fast if bits are rarely flipped.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _Sums = npt.NDArray[np.signedinteger[Any]]
 
 
 class LyingBits:
-    """Draws S, the sum of the states whose bits are 1 in a perturbed one-hot code.
+    """Draws sums of perturbed one-hot codes: the sum S of the states whose bits are 1.
 
     Each bit of the code stands for a state, a whole number from -cells to cells. A 1 stays 1 with
     probability p, which is 1 - q (rr) or 1/2 (oue). A 0 becomes 1 with probability q.
@@ -52,7 +53,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite each entry of `sums` with a drawn sum, given the parameter's true state."""
+        """Overwrite each entry of `sums` with a drawn sum S, given each parameter's true state."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -68,10 +69,10 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return the distribution of the number of bits before the next flipped bit, as one row.
+    """Return the distribution of the number of bits before the next flipped bit.
 
-    The last entry is the probability of `_LONGEST_GAP` or more. Its relative error is at most
-    2^-43.
+    The result is a matrix of one row. Its last entry is the probability of `_LONGEST_GAP` or more.
+    The relative error is at most 2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -113,8 +114,8 @@ def _add_lies_numpy(
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
     """Add the states of all flipped bits to their parameters' sums. Returns the next position.
 
-    `gaps` are the numbers of unflipped bits before each flip. `place` is the position of the first
-    bit. A flip of the bit of a parameter's own state adds `own` times that state.
+    `gaps` are the numbers of unflipped bits before each flip, and `place` is the position of the
+    first bit. A flip of the bit of a parameter's own state adds `own` times that state.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -148,7 +149,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter and the state of the bit at each of `places`.
+    """For the bit at each of `places`, write its parameter to `parameters`, its state to `lying`.
 
     The floating-point division is exact for positions up to 2^50.
     """

@@ -53,7 +53,7 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """For each parameter, add the sum of the states whose bits are 1 to its entry of `sums`."""
+    """Add to each entry of `sums` the states whose bits are 1 in that parameter's code."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
@@ -75,7 +75,7 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Overwrite the bit of each parameter's own state in the packed codes with its bit in `own`."""
+    """Overwrite the bit of each parameter's own state in its packed code with its bit in `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
         bit = (own[i >> 3] >> (i & 7)) & 1

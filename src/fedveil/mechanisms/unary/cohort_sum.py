@@ -3,7 +3,7 @@
 A client's report is S, the sum of the states whose bits are 1 in its code. Let m(v) of n clients be
 in state v. The number of codes in which bit v is 1 is Binomial(m(v), p) + Binomial(n - m(v), q),
 independently for each v. The sum of the clients' S is the sum over v of v times that number. So a
-few hundred exact binomial draws per parameter replace any number of reports.
+few hundred exact binomial draws per parameter replace the reports of any number of clients.
 """
 
 from __future__ import annotations

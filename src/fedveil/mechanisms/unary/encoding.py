@@ -130,10 +130,7 @@ class UnaryEncoding:
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Return the privacy loss of a single bit of a code.
-
-        For OUE it is ln((1/2) / q), the loss of a 1.
-        """
+        """Return the privacy loss of a single bit of a code. For OUE it is ln((1/2) / q)."""
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
@@ -143,8 +140,9 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        S, the sum of the states whose bits are 1, has the same epsilon. Many parameters and rounds
-        compose by the distribution of the loss, which gives a smaller total than adding epsilons.
+        S, the sum of the states whose bits are 1, has the same epsilon. A ledger composes many of
+        these losses by their distributions, which gives a smaller total than the sum of the
+        epsilons.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
@@ -166,7 +164,7 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """Return the states of `start + update`, and the number of values that were clipped.
+        """Return the states of `start + update`, and the number of sums that were clipped.
 
         Raises `InvalidValue` if the update is not finite or a sum is NaN.
         """
@@ -212,7 +210,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return the sampler for rarely flipped bits, or None if bits are flipped often."""
+        """Return a sampler that jumps between flipped bits, or None if many bits are flipped."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -232,7 +230,11 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Draw codes and write their states' sums to `sums`. Used if tables would be too large."""
+        """Write the sum of each parameter's report to `sums`, by drawing every bit of its code.
+
+        The sum is over the states whose bits are 1. This is slow, and used only if a table of the
+        sum's distribution would be too large.
+        """
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
@@ -338,7 +340,7 @@ class UnaryEncoding:
 
     @property
     def sum_bits(self) -> int:
-        """Return the number of bits of a packed sum of a code's states, such as 12 for 50 cells."""
+        """Return the number of bits of one code's packed sum, such as 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:

@@ -1,4 +1,4 @@
-"""The random choices in a report of `UnaryEncoding`, for an auditor who knows the true values."""
+"""The random choices in a report of `UnaryEncoding`, which an auditor checks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedveil.privacy.choice_audit import Choice, told_true
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     """Return the random choices in a report of `dimension` parameters, for an audit.
 
-    In a report of bits, each bit reports the truth with probability e^eps / (1 + e^eps). Only the
-    bit of the own state in oue is a fair coin. In a report of sums, a choice reports the truth if
-    the sum equals the state, and only the largest and the smallest state are used. Sums with more
-    than 127 cells have no choices.
+    In a report of bits, each bit is a choice, and is right with probability e^eps / (1 + e^eps).
+    Only the bit of the own state in oue is a fair coin. In a report of sums, each sum is a choice,
+    and is right if it equals the state. Only the largest and the smallest state are tested. Sums
+    with more than 127 cells have no choices.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -40,9 +40,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return, for each kind in `choices`, whether each choice in `report` tells the truth.
+    """Return, for each kind of choice in `choices`, which choices in `report` tell the truth.
 
-    `values` are the true values. 1 stands for the truth, 0 for anything else, and -1 for unknown.
+    `values` are the true values. An entry is 1 for the truth, 0 for a lie, and -1 if unknown.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -74,6 +74,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return the probability that a code's sum is `cells` if its state is `cells`, for this eps."""
+    """Return Pr[S = cells] for a code whose state is `cells`, where S is the sum of the code."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

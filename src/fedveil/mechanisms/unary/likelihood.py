@@ -21,10 +21,11 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 
 
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
-    """Return ln Pr[report | values] as a function of values, or None for sums above 127 cells.
+    """Return a function that maps values to ln Pr[report | values].
 
-    If values are rounded at random, the result is averaged over the possible states. The error is
-    at most 2^-40 per parameter. Probabilities below the smallest float count as 0.
+    Returns None for reports of sums with more than 127 cells, which have no table. If values are
+    rounded at random, the result is averaged over the possible states. The error is at most 2^-40
+    per parameter. Probabilities below the smallest float count as 0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -32,7 +33,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return ln of the probability that values are rounded to `states`, as a function of values."""
+    """Return a function that maps values to ln Pr[the values are rounded to `states`]."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -43,7 +44,7 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 
 
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
-    """Return ln Pr[packed codes | values] as a function of values."""
+    """Return a function that maps values to ln Pr[packed codes | values]."""
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0
     bits = code_bits.unpack_codes(packed, encoding.cells, count)
@@ -62,10 +63,10 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return the log-likelihood of a report as a function of values, averaged over random rounding.
+    """Return a function that maps values to ln Pr[report | values], averaged over random rounding.
 
     `chance` returns the probability of each parameter's report for given states. A value may be
-    rounded to two states.
+    rounded to either of two states.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

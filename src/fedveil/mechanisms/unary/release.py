@@ -1,4 +1,4 @@
-"""The release of one parameter's report, in the form that a ledger composes."""
+"""The release of one parameter's report, with the loss distribution that a ledger composes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """The release of one parameter's code, in the form that a ledger composes.
+    """The release of one parameter's report, with the loss distribution that a ledger composes.
 
     A report has either the code's bits, or S, the sum of the states whose bits are 1. `epsilon` is
     the privacy loss of the code. For S, the loss distribution is the worst over all pairs of
@@ -42,7 +42,10 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the distributions of the two bits in which two codes differ, one row per code."""
+    """Return the distributions of two bits of a code, as two rows: one for each of two states.
+
+    The two bits are those in which the one-hot codes of the two states differ.
+    """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

@@ -45,7 +45,7 @@ def stochastic_states(
 ) -> States:
     """Return cells * value / value_range, clipped and randomly rounded to a neighbouring state.
 
-    The mean is exactly the clipped number.
+    The expected state is exactly the clipped number.
     """
     # The draw decides whether the magnitude is rounded up. Its fraction is exact in floating point.
     array = _floating(values)
@@ -70,7 +70,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return both states to which `stochastic_states` may round, and the second's probability."""
+    """Return the two states to which `stochastic_states` may round, and Pr[the second]."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
@@ -87,7 +87,7 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 
 def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
-    """Return cells * value / value_range, clipped. float32 values are rounded only once."""
+    """Return cells * value / value_range, clipped, as float64."""
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
 
@@ -102,7 +102,7 @@ def _add_update_numpy(values: Float32s, update: Float32s, clip: np.float32) -> i
 
 @compiled(_add_update_numpy)
 def add_update(values: Float32s, update: Float32s, clip: np.float32) -> int:
-    """Add `update` to `values` in place. Returns how many results exceed `clip`.
+    """Add `update` to `values` in place. Returns the number of results outside [-clip, clip].
 
     Returns -1 if the update is not finite.
     """
@@ -156,10 +156,9 @@ def _nearest_moved(
     value_range: float,
     states: States,
 ) -> int:
-    """Write the states nearest to `start + update` to `states`.
+    """Write the states nearest to `start + update` to `states`. Returns the number of clipped sums.
 
-    Returns how many sums exceed `clip`. Returns a negative number if the update is not finite (-1)
-    or a sum is NaN (-2).
+    Returns a negative number if the update is not finite (-1) or a sum is NaN (-2).
     """
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
@@ -206,11 +205,12 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round each value away from zero with probability equal to its fraction, otherwise to zero.
+    """Round scaled values to `states` at random, such that their mean is kept.
 
-    The fraction's first 64 binary digits are compared with a random word. If they are equal, the
-    value is undecided: it is rounded towards zero, and its index is written to `undecided`. Returns
-    the number of undecided values, or -1 for a NaN.
+    A value is rounded away from zero with probability equal to its fraction, otherwise towards
+    zero. The fraction's first 64 binary digits are compared with a random word. If they are equal,
+    the value is undecided: it is rounded towards zero, and its index is written to `undecided`.
+    Returns the number of undecided values, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

@@ -33,8 +33,7 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
     """Return tables that draw the sum S for any state by one look-up.
 
     S is the sum of the states whose bits are 1 in a perturbed code. The own bit is 1 with
-    probability p, and any other with probability q. Tables are cached. Only adaptive runs, whose p
-    and q change, need several.
+    probability p, and any other with probability q. Tables are cached for each p, q and `cells`.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -73,7 +72,7 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write the distributions of S for the states low..high-1 to `laws`.
+    """Write the distribution of S for each own state in low..high-1 to its row of `laws`.
 
     `law` is the distribution of the sum over the bits of all states outside this range.
     """
@@ -91,7 +90,10 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution `law` of a sum after v is added with this probability."""
+    """Return the distribution of a sum, given its distribution `law` before one bit is added.
+
+    The bit adds v to the sum with this probability, otherwise 0.
+    """
     # `1 - one` would round a small zero away.
     zero, one = float(1 - probability), float(probability)
     out = zero * law

@@ -1,4 +1,4 @@
-"""Reads a block of a CSV file with pyarrow, if Python's csv module would give the same cells."""
+"""Reads a block of a CSV file with pyarrow, if it is sure to find the cells that csv would."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_LINE = 1 << 17
 
 
 class ArrowBlock(Piece):
-    """Rows of a CSV file, parsed once: columns in the plan as numbers, others as texts."""
+    """Rows of a CSV file, parsed once. The number columns of the plan are numbers, others texts."""
 
     unit = "line"
 
@@ -185,5 +185,5 @@ def _values(array: Any, kind: npt.DTypeLike) -> Any:
 
 
 def _whole(column: Any) -> Any:
-    """Return a column as a single array with a single dictionary."""
+    """Return a chunked column as one array, with one dictionary."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -176,7 +176,7 @@ class Classes(Settings):
 
 
 class Encoding(Stored):
-    """The encodings of a party's columns in order and, for the leader, of the labels."""
+    """The encodings of a party's columns, in order. The leader's also encodes the labels."""
 
     what = "an encoding of a table"
 

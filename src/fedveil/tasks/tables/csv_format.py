@@ -84,7 +84,7 @@ class CsvFormat:
             rest = text[end:]
 
     def _line_at(self, offset: int) -> int:
-        """Return the number of the line with the byte at `offset`. Reads the file again."""
+        """Return the number of the line that contains the byte at `offset`, by reading the file."""
         line, mark = 1, b"\n\0" if self.encoding.startswith("utf-16") else b"\n"
         with opened(self.path, MOST_STREAMED_BYTES) as raw:
             while offset > 0 and (read := raw.read(min(_AT_ONCE, offset))):
@@ -153,7 +153,10 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the codec of UTF-16 text without a byte order mark (zero bytes show it), or None."""
+    """Return the codec of UTF-16 text without a byte order mark, or None if it is none.
+
+    The positions of zero bytes show which of the two codecs it is.
+    """
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
         none = head[zeros : 2 * pairs : 2].count(0)

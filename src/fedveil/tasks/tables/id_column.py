@@ -46,7 +46,7 @@ class IdColumn:
         self._ids.append(np.array(ids, np.str_))
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
-        """Report invalid ids. Returns the indices of their rows, without those already `known`."""
+        """Report invalid ids as problems. Returns their row indices, without those in `known`."""
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
             kind = "" if row in known else _kind(cell)

@@ -29,7 +29,7 @@ def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
 
 
 def _are_plain(joined: str, rules: IdSettings) -> bool:
-    """Return True if no rule can change ids of these letters, as in most files."""
+    """Return True if no rule can change ids of the characters in `joined`, as in most files."""
     if rules.case == "fold" or rules.leading_zeros == "drop":
         return False
     return joined.isascii() and not (rules.whole_numbers and "." in joined)

@@ -62,7 +62,7 @@ class Cells:
 
 
 class NumberColumn:
-    """Reads one column into `spool`, piece by piece. `forms` are the ones still possible."""
+    """Reads one column into `spool`, piece by piece. `forms` are those that can read every cell."""
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
@@ -163,7 +163,7 @@ class NumberColumn:
 
     @property
     def evidence(self) -> str | None:
-        """Return the only possible decimal separator or date order of this column, or None."""
+        """Return the only decimal separator or date order that fits this column, or None."""
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]
             if self._seen and len(possible) == 1 and not self.undecided:
@@ -171,9 +171,9 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose the form with the help of `decided`, the forms of other columns. Returns the form.
+        """Choose and return the form of the column. `decided` are the forms of other columns.
 
-        If two forms remain possible, it adds a refusal that names the key to write.
+        If two forms remain possible, adds a problem that names the key to write.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]

@@ -65,7 +65,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the owners whose table is on this machine, and a leader without features."""
+        """Return the owners with a table on this machine, and the leader if it has no features."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -281,7 +281,7 @@ class _Held:
         )  # fmt: skip
 
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
-        """Read the training and held-out rows. Problems of the training table go to `refusals`."""
+        """Read the training and held-out rows. Problems of the training rows go to `refusals`."""
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
             # The held-out file contains what the training file contains.
@@ -309,7 +309,7 @@ class _Held:
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
     def _learnt(self, train: Table, refusals: Refusals) -> Encoding:
-        """Compute the encoding. Raises DataInvalid with the problems of all columns."""
+        """Compute the encoding from the training rows. Raises DataInvalid with all problems."""
         places, bins = self._table.categories, self._settings.bins
         columns: dict[str, Numbers | Words] = {}
         for name in self._chosen.names if len(train) else ():

@@ -148,7 +148,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a file. For the columns `texts`, memory holds each distinct value only once."""
+    """Open a file. Columns of `texts` are read as dictionaries, to save memory."""
     try:
         from pyarrow import parquet
     except ImportError:

@@ -50,7 +50,10 @@ class Refusals:
 
     @contextmanager
     def collecting(self, column: str) -> Iterator[None]:
-        """Context manager: collects a DataInvalid about `column`, unless its rows have problems."""
+        """Context manager: records a DataInvalid about `column` instead of raising it.
+
+        The error is dropped if problems of single rows in this column are already recorded.
+        """
         try:
             yield
         except DataInvalid as error:

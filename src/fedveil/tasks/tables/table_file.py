@@ -165,7 +165,7 @@ def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
     """Choose which columns to read as plain numbers in the next piece.
 
     If commas separate cells, a number without quotes has a decimal point. Otherwise only columns
-    are chosen for which the rows so far leave a single possible form.
+    are chosen that have a single possible form after the rows so far.
     """
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"
@@ -211,7 +211,7 @@ class _WordColumn:
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str], bool]:
-    """Open the file. Returns its pieces, a sentence on its format, and if commas separate cells."""
+    """Open the file. Returns its pieces, sentences on its format, and True for comma separators."""
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)

@@ -15,8 +15,8 @@ from fedveil.base.array_types import Float64s, Int32s
 class Plan:
     """Which columns of a file to read, and which of them as numbers. Updated during reading.
 
-    `numbers` are columns that have had only plain numbers so far, with the decimal separator
-    `decimal`. All others are read as texts.
+    `numbers` are the columns with only plain numbers so far, whose decimal separator is `decimal`.
+    All other columns are read as texts.
     """
 
     names: Sequence[str]
