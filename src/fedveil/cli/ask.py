@@ -45,8 +45,8 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask clients on other machines: fedveil writes a Flower app to this "
-            "folder and starts it with `flwr run`. Default: simulated "
+            help="Ask clients on other machines: the folder for a Flower app, which "
+            "fedveil writes and starts with `flwr run`. Default: ask simulated "
             "clients."
         ),
     ] = None,

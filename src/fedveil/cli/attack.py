@@ -47,9 +47,9 @@ Protections = Annotated[
     list[str] | None,
     typer.Option(
         "--protection",
-        help="A protection to attack instead of the job's own: not_encrypt (none), signds,"
-        " dp_encrypt, pw_encrypt, distributed_dp, central_gaussian, rr, oue; may be "
-        "repeated.",
+        help="The protection to use instead of the job's own, by a name that `fedveil "
+        "compare --help` explains. An attack on the final model of a run does not "
+        "take it. May be repeated.",
     ),
 ]
 Try = Annotated[
@@ -143,12 +143,13 @@ VERTICAL = (
     Attack(
         "labels",
         "split.labels",
-        "Split learning: infer the labels from the gradients that their owner returns.",
+        "Split learning: infer the labels from the gradients that the party with the "
+        "labels returns.",
     ),
     Attack(
         "tokens",
         "split.tokens",
-        "Split language model: read the text from the activations that its owner sends.",
+        "Split language model: recover a party's text from the activations that this party sends.",
     ),
 )
 

@@ -21,8 +21,9 @@ def budget(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Compute the protection's noise, or another setting that decides its "
-            "cost, so that a whole run costs at most this epsilon at the job's delta."
+            help="Compute the noise (or another setting that determines epsilon) with "
+            "which a whole run costs at most this epsilon, at the job's delta. "
+            "Default: none, or 2 with --try."
         ),
     ] = None,
     parameters: Annotated[
@@ -38,8 +39,8 @@ def budget(
         typer.Option(
             "--try",
             help="Try each protection that has an epsilon: train at most ten rounds, with "
-            "the noise for a whole run at --target-epsilon (default: 2), and name the"
-            " one with the best model.",
+            "the noise of a whole run at --target-epsilon, and name the one with the "
+            "best model.",
         ),
     ] = False,
     json: AsJson = False,

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated names out of: not_encrypt (none), signds, dp_encrypt, "
-        "pw_encrypt, distributed_dp, central_gaussian, rr, oue. Default: not_encrypt,"
-        " the job's own, and each one for which an epsilon can be computed."
+        help="Comma-separated names out of: not_encrypt (no protection), signds (a few "
+        "large entries), rr and oue (randomized bits), dp_encrypt (each client's own "
+        "noise), pw_encrypt (a secure sum without noise), distributed_dp (a secure "
+        "sum with noise), central_gaussian (a trusted server's noise). Default: "
+        "not_encrypt, the job's own, and each one for which an epsilon can be "
+        "computed."
     ),
 ]
 _Epsilons = Annotated[
@@ -58,16 +61,17 @@ _Target = Annotated[
 _Attack = Annotated[
     str | None,
     typer.Option(
-        help="Also measure an attack on the runs with the first seed. The only value is "
-        "'membership': find out which examples a model was trained on."
+        help="Also attack the runs with the first seed, and report how well the attack "
+        "succeeds. The only value is 'membership': find out which examples a model "
+        "was trained on."
     ),
 ]
 _Seeds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The number of runs of each setting, each with another seed. The first is the"
-        " job's own. Default: 3.",
+        help="The number of runs of each setting, each with a different seed. The first is"
+        " the job's own. Default: 3.",
     ),
 ]
 _Try = Annotated[
@@ -107,7 +111,7 @@ def compare(
     resume: _Resume = None,
     json: AsJson = False,
 ) -> None:
-    """Run a job under several protections, with equal data and initial model, and compare."""
+    """Run a job under several protections, with the same data and initial model, and compare."""
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):
         raise JobError(

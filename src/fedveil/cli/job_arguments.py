@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JobPath = Annotated[
     Path | None,
     typer.Argument(
-        help="A job file of fedveil or of MindSpore Federated. Default: a built-in job on "
+        help="A fedveil or MindSpore Federated job file. Default: a built-in job on "
         "scikit-learn's digits."
     ),
 ]
@@ -27,8 +27,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="KEY=VALUE: change one key of the file, such as seed=5 or training.lr=0.1; "
-        "may be repeated.",
+        help="KEY=VALUE: use this value for one key, such as seed=5, in place of the "
+        "file's; may be repeated.",
     ),
 ]
 

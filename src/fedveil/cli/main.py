@@ -102,9 +102,9 @@ def run(
     on: Annotated[
         str | None,
         typer.Option(
-            help="Where to train the clients: here (this machine, the default), ray (a Ray"
-            " cluster that is already running here), or a cluster's address, such as "
-            "ray://HOST:10001."
+            help="Where the simulated clients train: here (this machine, the default), ray"
+            " (a Ray cluster that is already running here), or a cluster's address, "
+            "such as ray://HOST:10001."
         ),
     ] = None,
     json: AsJson = False,
@@ -175,13 +175,13 @@ def audit(
         int,
         typer.Option(
             min=1000,
-            help="Without RUN: how often to run each protection on each of two inputs. More trials "
-            "find smaller faults.",
+            help="Without RUN: how many times to run each protection on each of two "
+            "inputs. More trials find smaller faults.",
         ),
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Test the claimed epsilons of all protections. With RUN: show what a run's own tests found.
+    """Test the claimed epsilons of all protections, or show what a RUN's canaries or attacks found.
 
     Exits with code 1 if a claim is refuted.
     """
@@ -236,10 +236,10 @@ def init(
     template: Annotated[
         str,
         typer.Option(
-            help="The kind of job: image, text, table (classify the rows of a table), "
-            "regression (of such rows), own-step (your own training step), vertical "
-            "(split learning) or flower (your own Flower app with fedveil's "
-            "protections)."
+            help="The kind of job: image, text, table (predict a class for each row), "
+            "regression (predict a number for each row), own-step (your own training "
+            "step), vertical (split learning) or flower (your own Flower app with "
+            "fedveil's protections)."
         ),
     ] = "table",
 ) -> object:
@@ -268,7 +268,7 @@ def deploy(
         ),
     ] = False,
 ) -> object:
-    """Write a job or question file as a Flower app, whose clients run on other machines."""
+    """Turn a job or question file into a Flower app, whose clients run on other machines."""
     _need_flower("fedveil deploy")
     if job is not None and is_question(job):
         return ask_cli.deploy(directory, job, overrides)
@@ -312,7 +312,7 @@ def identity(
 
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
-    """Check a job file and print it with all its keys."""
+    """Check a job file and print it with all keys, also those at their default."""
     settings = load(job, overrides, default=DEFAULT_JOB)
     _print_job(settings, json=json)
     if ":" in settings.model:  # only a user's own model may need the slower loop of torch
@@ -344,7 +344,7 @@ def keys(part: KeyPart = None) -> object:
 @job_app.command()
 def convert(
     theirs: Annotated[
-        Path, typer.Argument(help="The YAML file of a server of MindSpore Federated.")
+        Path, typer.Argument(help="The YAML configuration file of a MindSpore Federated server.")
     ],
     json: AsJson = False,
 ) -> None:

@@ -76,7 +76,8 @@ def watch(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run folder, or a copy that another program keeps up to date."
+            metavar="RUN",
+            help="A run folder, or a copy of one that a program such as rsync keeps up to date.",
         ),
     ],
     patience: Annotated[

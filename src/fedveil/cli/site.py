@@ -89,7 +89,8 @@ def _check_nvflare(site: Site, job: Path) -> object:
 @answering
 def show(
     site: Annotated[
-        Path | None, typer.Argument(metavar="SITE", help="The folder of a site.")
+        Path | None,
+        typer.Argument(metavar="SITE", help="The folder of a site. Without it, see --keys."),
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Explain every key of a policy.")] = False,
 ) -> object:
@@ -117,7 +118,7 @@ def sign(
     ],
     key: Annotated[Path, typer.Option(help="Your private key, from `fedveil identity`.")],
 ) -> object:
-    """Sign a job's Flower app, so that a site can check who approves the job or starts it."""
+    """Sign a job's Flower app, so that a site can check who approved or started the job."""
     from fedveil.site.order import sign as sign_app
 
     path = sign_app(directory, key)

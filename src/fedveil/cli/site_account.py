@@ -19,8 +19,8 @@ def account(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="With DATA: a folder for a page of the account, its record, and a script that "
-            "recomputes its figures."
+            help="With DATA: a folder for an HTML page and a JSON record of the epsilon "
+            "spent, and for a script that recomputes it."
         ),
     ] = None,
 ) -> object:

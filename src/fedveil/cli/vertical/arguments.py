@@ -63,9 +63,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Parties find their common rows by comparing ids in secret. The maximum "
-        "number of ids that another party may compare with this file, summed over all"
-        " connections. Default: alignment.most_ids of the job.",
+        help="How many ids another party may compare with this file, over all connections,"
+        " when the parties privately look for their common rows. Default: "
+        "alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[
@@ -77,8 +77,8 @@ Tls = Annotated[
     typer.Option(
         metavar="DIR",
         help="The folder with this party's certificate.pem, key.pem and authority.pem: "
-        "DIR/PARTY from `fedveil vertical certificates DIR`, or files from your own "
-        "certificate authority.",
+        "CERTS/PARTY after `fedveil vertical certificates CERTS`, or files from your "
+        "own certificate authority.",
     ),
 ]
 Insecure = Annotated[

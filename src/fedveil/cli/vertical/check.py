@@ -19,8 +19,8 @@ def check(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The events.log of another party, which has a checksum of this party's "
-            "log for each time they were connected; may be repeated."
+            help="Another party's events.log. It has checksums of this party's log, one "
+            "for each connection; may be repeated."
         ),
     ] = None,
 ) -> object:

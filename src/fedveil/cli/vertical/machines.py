@@ -68,9 +68,9 @@ def follower(
     serve: Annotated[
         Path | None,
         typer.Option(
-            help="Do not train: with the model of this run folder, answer a leader who "
-            "evaluates, generates, or predicts held-out rows. For new rows, use "
-            "`fedveil vertical predict --connect`."
+            help="Instead of training, serve the model in this run folder to a leader that"
+            " runs `evaluate`, `generate`, or `predict` without --data. For new rows,"
+            " use `fedveil vertical predict --connect`."
         ),
     ] = None,
     party: Annotated[

@@ -148,7 +148,7 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
 
 
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Check a job for split learning and print it with all its keys."""
+    """Check a job for split learning and print it with all keys, also those at their default."""
     settings = load(job, overrides)
     document(settings.to_yaml())
     return settings.model_dump(mode="json")

@@ -48,8 +48,8 @@ def serve_predictions(
         int,
         typer.Option(
             min=0,
-            help="How many ids without a row one HTTP client may ask about, until this "
-            "command ends. Further ones get status 429.",
+            help="How many unknown ids (no such row in the data) one HTTP client may ask "
+            "about while this command runs. Further requests get status 429.",
         ),
     ] = 100,
     tls: arguments.Tls = None,
