@@ -1,7 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. So noise that was used twice cancels only in differences of rotated sums.
+after the rotation. If a client reuses noise, it cancels only in differences of
+rotated sums, so the evidence is computed from these.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class GaussianMechanism:
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
         √dimension). A coarser step would lose too much by rounding towards zero. The step is never
         below sigma / 2^19: there, rounding is already far below the noise in the mean of any
-        cohort. With `apart` it is smaller still, so that the maker of the vectors can round them at
-        little cost.
+        cohort. With `apart`, the limit is clip / (256 √dimension): the maker of the vectors has
+        rounded them too.
         """
         return _grid(self.sigma, self.clip, dimension * self._finer**2)
 

@@ -148,9 +148,9 @@ class PrivacyLoss:
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return this loss in a form that can be stored, with a loss distribution as its release.
+        """Return this loss in a form that can be stored.
 
-        Gaussian releases do not change.
+        A release that is not Gaussian is replaced by its privacy loss distribution.
         """
         part = None if self.part is None else self.part.resolved()
         release = self.release

@@ -98,8 +98,8 @@ class SecureSumSettings(Settings):
     def graph_degree(self, clients: int) -> int | None:
         """Return each client's number of neighbours in the masking graph. None if it is complete.
 
-        `clients` is the number of clients that share secrets. Raises `InvalidValue` if it is too
-        large.
+        `clients` is the number of clients that share secrets. Raises `InvalidValue` if that number
+        is too large.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):

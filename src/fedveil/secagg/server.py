@@ -243,7 +243,7 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return a message for each client. `make` is called once for each neighbourhood."""
+        """Return a message for each client. Clients with the same neighbours share one."""
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:

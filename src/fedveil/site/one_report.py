@@ -261,9 +261,9 @@ class Report:
 
 
 def cost(protection: Protection, asked: Message) -> list[Spending]:
-    """Return the most that the report can cost that a server's message asks for.
+    """Return an upper bound on the cost of the report that a server's message asks for.
 
-    A round may have the fewest survivors. Noise that a server adds promises a site nothing.
+    It assumes the fewest survivors that a round allows, and no noise from the server.
     """
     spending = list(protection.spending({**protection.initial_state(), **asked}))
     if protection.rests_on_server(protection.settings):

@@ -84,7 +84,7 @@ RULES = Rules[Policy]()
 
 @RULES.rule("people", "starters", "jobs.signed_by")
 def _people_known(policy: Policy) -> str | None:
-    """`starters` and `jobs.signed_by` name people of `people`."""
+    """`starters` and `jobs.signed_by` may only name people who are listed under `people`."""
     for key, names in (("starters", policy.starters), ("jobs.signed_by", policy.jobs.signed_by)):
         for name in names:
             if name not in policy.people:

@@ -62,9 +62,9 @@ def make_protection(
 ) -> Protection:
     """Return the protection for joint vectors of `dimension` entries in `rounds` rounds.
 
-    not_encrypt takes twice as many entries (`Carriage.update`). All rounds together cost
-    file.epsilon at file.delta. Under rr and oue a client takes part in one round, so each costs
-    the whole epsilon.
+    Without protection, a number is sent as two entries (`Carriage.update`). All rounds together
+    cost file.epsilon at file.delta. Under rr and oue a client takes part in one round, so each
+    costs the whole epsilon.
     """
     context = JobContext(
         weighting="equal",
@@ -128,9 +128,10 @@ def _clip(unit: str) -> float:
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the bits per entry with which rounding adds little to the noise of `clients` shares.
+    """Return the bits per entry with which rounding adds little variance to the noise.
 
-    A step is 8 / (2^(bits - 1) √dimension), and rounding adds up to step² / 4 for each client.
+    A step is 8 / (2^(bits - 1) √dimension), and rounding adds a variance of at most step² / 4 for
+    each of the `clients`. `ratio` is the noise of the sum over the distance of two vectors.
     """
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):

@@ -1,7 +1,7 @@
 """The ClientApp of a question: answers one message of a round from this client's own rows.
 
-Problems and cuts of the client's data are only in its own log. Its account is charged before its
-rows are read.
+Errors in the client's data, and the number of rows and values cut off, are only in its own log.
+Its account is charged before its rows are read.
 """
 
 from __future__ import annotations

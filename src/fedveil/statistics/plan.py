@@ -179,7 +179,7 @@ class Ball:
 
     @property
     def scale(self) -> float:
-        """The length of a unit of the joint vector, in units of the part's own vector."""
+        """The factor that turns an entry of the joint vector into the part's own value."""
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:

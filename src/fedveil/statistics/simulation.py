@@ -134,7 +134,7 @@ class Simulated(Carrier):
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:
-        """Return another half of the client, in the state `kept`."""
+        """Return a new client half for the same client, restored from the state `kept`."""
         other = self._half(client)
         if kept:
             other.take_up(kept)

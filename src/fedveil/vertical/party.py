@@ -57,8 +57,9 @@ class Party:
     weights change at the end of the step: no gradient is ever stale.
 
     `loss` returns a batch's mean loss; only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, `seed` that of dropout. `report` replaces the encoding of a crossing's values as
-    bits, and `returned` processes the gradients that the leader sends back.
+    EmbeddingDP, `seed` that of dropout. If given, `report` is called instead of EmbeddingDP
+    to perturb a crossing's values, and `returned` processes the gradients that the leader sends
+    back.
     """
 
     def __init__(

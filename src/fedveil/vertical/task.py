@@ -237,7 +237,7 @@ class Measured:
                 self._kept.append((outputs.float(), labels))
 
     def quality(self) -> dict[str, Any]:
-        """Return the averages and figures, empty without batches."""
+        """Return the mean loss and the metrics of the batches so far, or {} if there were none."""
         found: dict[str, Any] = averages(self._sums) if self._sums else {}
         if self._kept and self._figures is not None:
             outputs, labels = (torch.cat(part).numpy() for part in zip(*self._kept, strict=True))

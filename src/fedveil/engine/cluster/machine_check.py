@@ -65,7 +65,7 @@ class Facts:
 
 
 def facts(job: Job, shape: ModelShape, batch: ClientsData, dimension: int) -> Facts:
-    """Return this machine's facts. `batch` holds a few examples, on which it trains once."""
+    """Return what must be equal on all machines, such as the result of training on `batch`."""
     return Facts(_versions(), _sources(), _trained(job, shape, batch, dimension))
 
 

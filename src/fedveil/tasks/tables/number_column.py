@@ -192,7 +192,7 @@ class NumberColumn:
 
 
 def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
-    """Choose the form of every column of a file. Returns the forms by column name."""
+    """Decide how to read the numbers of each column of a file. Returns a form by column name."""
     made = list(columns)
     decided = {form for column in made if (form := column.evidence) is not None}
     for group in (_DECIMALS, _ORDERS):

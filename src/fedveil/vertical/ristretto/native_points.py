@@ -177,7 +177,7 @@ def summed(weights: Points, points: Points) -> Points | None:
 
 
 def _padded(rows: Points) -> Array:
-    """Return the rows as words of 64 bits, with rows of zeros after them: the identity."""
+    """Return the rows as words of 64 bits, filled with the identity (zeros) to whole batches."""
     padded = np.zeros((-(-len(rows) // LANES) * LANES, rows.shape[1]), np.uint8)
     padded[: len(rows)] = rows
     return padded.view("<u8")

@@ -167,7 +167,7 @@ class HttpServer:
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Returns False, with which a refusal closes the connection."""
+    """Send a response. Always returns False, so that a caller can close the connection with it."""
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:

@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 class Together:
-    """All parties of a bundle in this process."""
+    """Computes scores with all parties of a saved model in this process."""
 
     def __init__(self, scorers: Sequence[Scorer], *, encoded: bool = False) -> None:
         names = {scorer.bundle.name for scorer in scorers}
