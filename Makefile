@@ -21,7 +21,7 @@ run: $(VENV)/installed
 	$(BIN)/fedveil run
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 3  # on two cores: many tests wait for processes
+	$(BIN)/python -m pytest -n 4 --dist worksteal  # on two cores: many tests wait for processes
 
 # The mathematics alone on another interpreter, without PyTorch, whose builds for it are large.
 core: $(VENV)/core-installed

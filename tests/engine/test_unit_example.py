@@ -192,6 +192,10 @@ def nothing_kept(client: ClientId) -> ClientStates:
     raise AssertionError("FedAvg keeps nothing of a client")
 
 
+def no_job_data() -> ClientsData:
+    raise AssertionError("the client has a function of its own")
+
+
 def test_a_label_beyond_the_server_s_classes_costs_that_example_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -206,7 +210,7 @@ def test_a_label_beyond_the_server_s_classes_costs_that_example_alone(
         "dimension": len(weights),
         "round": 1,
     }
-    training = Training(settings, common, nothing_kept)
+    training = Training(settings, common, nothing_kept, no_job_data)
     beyond, _ = training.update(0, "parts:labels_beyond")
     as_it_is, _ = training.update(0, "parts:one_clients_data")
     first = parts.one_clients_data()["x_train"][0]
