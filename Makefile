@@ -21,7 +21,10 @@ run: $(VENV)/installed
 	$(BIN)/fedveil run
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 4 --dist worksteal  # on two cores: many tests wait for processes
+	@# Three on two cores: many tests wait for processes. Plain asserts save each of the three the
+	@# rewriting of every file. What failed runs once more, to show the values.
+	$(BIN)/python -m pytest -n 3 --dist worksteal --assert=plain || \
+	  { $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; exit 1; }
 
 # The mathematics alone on another interpreter, without PyTorch, whose builds for it are large.
 core: $(VENV)/core-installed

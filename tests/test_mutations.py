@@ -16,6 +16,7 @@ from folders import ROOT
 from mutations.mutation import Mutation, read, spread
 
 MUTATIONS = read()
+ROOMS = sorted({mutation.room for mutation in MUTATIONS})
 
 
 @cache
@@ -40,15 +41,15 @@ def changes_code(mutation: Mutation, sound: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
-def test_a_mutation_has_its_place(mutation: Mutation) -> None:
-    sound = text_of(mutation.path())
-    assert changes_code(mutation, sound)
-    assert mutation.why
-    for test in mutation.tests:
-        file, _, name = test.partition("::")
-        name = name.partition("[")[0]  # without one, that the file is there
-        assert f"def {name}" in text_of(ROOT / file)
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_rooms_mutations_have_their_places(room: str) -> None:
+    for mutation in (each for each in MUTATIONS if each.room == room):
+        assert changes_code(mutation, text_of(mutation.path())), mutation.name
+        assert mutation.why, mutation.name
+        for test in mutation.tests:
+            file, _, name = test.partition("::")
+            name = name.partition("[")[0]  # without one, that the file is there
+            assert f"def {name}" in text_of(ROOT / file), mutation.name
 
 
 def test_every_room_has_ten() -> None:
