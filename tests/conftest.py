@@ -16,11 +16,13 @@ from hypothesis import settings
 # The tests' own processes share the cores: threads of torch's would be in each other's way.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from compile_once import compile_once
 from warm_workers import warm_workers as warm_workers
 
 # They share compiled modules too, even where the machine keeps Python from writing them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+compile_once()
 
 # A killed process loses nothing that it wrote; only a power failure does. Syncing costs minutes.
 os.fsync = lambda descriptor: None

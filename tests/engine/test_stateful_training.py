@@ -183,7 +183,7 @@ def test_an_own_task_is_corrected_like_a_bundled_one(way: dict[str, Any]) -> Non
     np.testing.assert_allclose(*ends, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", [WAYS["scaffold"], FEDCM])
+@pytest.mark.parametrize("way", [WAYS["scaffold"], pytest.param(FEDCM, marks=pytest.mark.slow)])
 def test_an_own_optimizer_is_refused_where_steps_are_counted(way: dict[str, Any]) -> None:
     own = job(task="test_stateful_training:OwnOptimizer", **way)
     with pytest.raises(ModelInvalid, match=r" must control .* has its own optimizer\. Use"):
@@ -309,7 +309,7 @@ def test_a_round_that_is_played_again_reads_what_was_kept_before_it(tmp_path: Pa
     assert states.load(7, 2, 4) is None
 
 
-@pytest.mark.parametrize("way", [WAYS["scaffold"], FEDCM])
+@pytest.mark.parametrize("way", [WAYS["scaffold"], pytest.param(FEDCM, marks=pytest.mark.slow)])
 def test_workers_change_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
     models = []
     for workers in (0, 1):

@@ -69,6 +69,7 @@ def test_tables_and_remainders_make_the_exact_law(kind: str, eps: float, cells: 
         assert_draws_the_exact_law(sum_tables(p, q, cells), state + cells, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "eps", "state"), [("rr", 0.5, 17), ("oue", 100.0, -50)])
 def test_tables_of_101_states_make_the_exact_law(kind: str, eps: float, state: int) -> None:
     p, q = probabilities(kind, eps)
