@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_LOCKS = Path(tempfile.gettempdir(), "fedveil-test-compiling")
+_LOCKS = Path(tempfile.gettempdir(), f"fedveil-test-compiling-{os.getuid()}")
 
 
 def compile_once() -> None:
