@@ -167,11 +167,8 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         """Add a site's report. Returns False, and adds nothing, if it is not valid."""
         site = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, ""))
         try:
-            data = from_shareable(shareable).data
-            if set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
-                raise MessageInvalid("it is no report of fedveil's filter")
-            self._round(fl_ctx).add(site, data[REPORT])
-        except (FedveilError, ValueError, AttributeError) as error:
+            self._round(fl_ctx).add(site, report_of(shareable))
+        except (FedveilError, ValueError) as error:
             self.log_error(fl_ctx, f"refused the result of {site}: {error}")
             return False
         return True
@@ -195,6 +192,18 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
             number = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
             self._sum = ReportSum(self._terms, model, number, sites)
         return self._sum
+
+
+def report_of(result: Shareable) -> bytes:
+    """Return the report in the result of a site's filter. Raises `MessageInvalid`."""
+    try:
+        data = from_shareable(result).data
+    except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
+        raise MessageInvalid(f"it holds no DXO: {type(error).__name__}") from None
+    if not isinstance(data, dict) or set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
+        raise MessageInvalid("it is no report of fedveil's filter")
+    report: bytes = data[REPORT]
+    return report
 
 
 def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:

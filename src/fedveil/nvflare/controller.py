@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, Task
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -21,9 +21,9 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedveil.base.message import Message, encode
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.arrays import Arrays
-from fedveil.nvflare.components import DIMENSION, MESSAGE, PHASE_TASK, REPORT
+from fedveil.nvflare.components import DIMENSION, MESSAGE, PHASE_TASK, report_of
 from fedveil.protections.base import RoundContext
 from fedveil.rounds import outcomes
 from fedveil.rounds.loop import Carrier, drive, shared
@@ -144,9 +144,6 @@ class _TaskCarrier(Carrier):
         if code != ReturnCode.OK:
             return outcomes.Withheld(client, outcomes.short(str(code)))
         try:
-            data = from_shareable(result).data
-        except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
-            return outcomes.Refused(client, 0, type(error).__name__)
-        if set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
-            return outcomes.Refused(client, 0, "it is no report of fedveil's filter")
-        return outcomes.Report(client, data[REPORT])
+            return outcomes.Report(client, report_of(result))
+        except MessageInvalid as error:
+            return outcomes.Refused(client, 0, str(error))
