@@ -9,7 +9,6 @@ from fedveil.protections.advice import Rule
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.secure_sum_settings import SecureSumSettings
-from fedveil.secagg.masking_graph import CORRUPT
 from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.rules import Check, Rules
 
@@ -48,11 +47,7 @@ def _no_node_unmasks(job: JobFields) -> str | None:
     sharing = settings.sharing_clients(clients)
     if sharing > MAX_CLIENTS:
         return None  # another rule says so
-    threshold = settings.threshold(clients)
-    if settings.graph_degree(sharing) is not None:
-        limit = int(CORRUPT * sharing)
-    else:
-        limit = 2 * threshold - sharing - 1 if settings.active_security else threshold - 1
+    limit = settings.most_colluding(clients)
     if most <= limit:
         return None
     return (

@@ -115,6 +115,13 @@ class SecureSumSettings(Settings):
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
 
+    def most_colluding(self, clients: int) -> int:
+        """Return how many of a round's `clients` cannot unmask others together with the server."""
+        sharing, threshold = self.sharing_clients(clients), self.threshold(clients)
+        if self.graph_degree(sharing) is not None:
+            return int(masking_graph.CORRUPT * sharing)
+        return 2 * threshold - sharing - 1 if self.active_security else threshold - 1
+
 
 def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | None:
     """Under secure aggregation, `reconstruct_secrets_threshold` must be below the number of clients
