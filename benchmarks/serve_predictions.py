@@ -82,7 +82,7 @@ class Together:
         self._folder = folder
 
     def train(self) -> None:
-        self._run("run", "job.yaml", "--out=run")
+        run(self._folder, "run", "job.yaml", "--out=run")
 
     @contextmanager
     def service(self, name: str) -> Iterator[subprocess.Popen[str]]:
@@ -91,10 +91,7 @@ class Together:
             yield service
 
     def predict(self, name: str) -> None:
-        self._run("predict", "run", *files(name), "--out=scores.csv")
-
-    def _run(self, *command: str) -> None:
-        subprocess.run([*FEDVEIL, *command], cwd=self._folder, check=True, stdout=-3)
+        run(self._folder, "predict", "run", *files(name), "--out=scores.csv")
 
 
 class Apart:
@@ -120,7 +117,7 @@ class Apart:
         with started(
             self._folder, ["follower", "bank.yaml", "--out=run-bank", *self._ends("bank")]
         ):
-            self._run("leader", "lead.yaml", "--out=run-lead", *self._ends("lead"))
+            run(self._folder, "leader", "lead.yaml", "--out=run-lead", *self._ends("lead"))
 
     @contextmanager
     def service(self, name: str) -> Iterator[subprocess.Popen[str]]:
@@ -133,7 +130,7 @@ class Apart:
 
     def predict(self, name: str) -> None:
         with started(self._folder, ["predict", *self._of("bank", name)]):
-            self._run("predict", *self._of("lead", name), "--out=scores.csv")
+            run(self._folder, "predict", *self._of("lead", name), "--out=scores.csv")
 
     def _of(self, party: str, name: str) -> list[str]:
         bundle = f"run-{party}/{party}/bundle"
@@ -143,8 +140,9 @@ class Apart:
         option = "--listen" if party == "lead" else "--connect"
         return [f"{option}={self._address}", f"--tls={self._certificates / party}"]
 
-    def _run(self, *command: str) -> None:
-        subprocess.run([*FEDVEIL, *command], cwd=self._folder, check=True, stdout=-3)
+
+def run(folder: Path, *command: str) -> None:
+    subprocess.run([*FEDVEIL, *command], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
