@@ -23,7 +23,6 @@ TABLE_ELEMENTS = ENTRIES * PARTS
 #: The place of the masks in the memory, after the tables.
 MASKS = (TABLE + (1 + TABLES) * TABLE_ELEMENTS) * WIDTH
 _LIMB = (1 << BITS) - 1
-_NO_DIGITS = np.empty((0, 0), np.uint8)
 
 
 @compiled()
@@ -105,31 +104,39 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 
 @compiled()
-def _multiples(
-    s: Array, words: Array, digits: Array, windows: int, out: Array, invalid: Array
-) -> None:
-    """Multiply the points, or the hashes, of `words` by the scalar of the masks in the memory.
+def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
+    """Write the multiples of the points, or of the hashes, in `words` by one secret scalar.
 
-    With `digits`, a scalar's hexadecimal digits for each point, it writes eight points instead,
-    whose sum is the sum of all multiples. These scalars are no secret.
+    The memory holds the scalar's masks.
+    """
+    for first in range(0, len(words), LANES):
+        _points(s, words, first, invalid)
+        _run(s, formulas.FILL_TABLE)
+        _run(s, formulas.NEUTRAL)
+        for window in range(WINDOWS):
+            _run(s, formulas.DOUBLE_4)
+            field.pick(s, ENTRY, TABLE, MASKS + window * ENTRIES)
+            _run(s, formulas.ADD_ENTRY)
+        _write(s, out, first)
+
+
+@compiled()
+def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
+    """Write eight points whose sum is the sum of a multiple of each point in `words`.
+
+    `digits` are the hexadecimal digits of each point's scalar. They are no secret.
     """
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
-    tables = TABLES if len(digits) else 1
-    for first in range(0, len(words), LANES * tables):
-        count = min(tables, (len(words) - first) // LANES)
+    for first in range(0, len(words), LANES * TABLES):
+        count = min(TABLES, (len(words) - first) // LANES)
         for at in range(count):
             _points(s, words, first + at * LANES, invalid)
             _run(s, formulas.FILL_TABLE)
-            if len(digits):
-                _copy(s, TABLE + (at + 1) * TABLE_ELEMENTS, TABLE, TABLE_ELEMENTS)
+            _copy(s, TABLE + (at + 1) * TABLE_ELEMENTS, TABLE, TABLE_ELEMENTS)
         _run(s, formulas.NEUTRAL)
-        for window in range(windows):
+        for window in range(digits.shape[1]):
             _run(s, formulas.DOUBLE_4)
-            if not len(digits):
-                field.pick(s, ENTRY, TABLE, MASKS + window * ENTRIES)
-                _run(s, formulas.ADD_ENTRY)
-                continue
             for at in range(count):
                 for lane in range(LANES):
                     digit = digits[first + at * LANES + lane, window]
@@ -137,22 +144,18 @@ def _multiples(
                     for step in range(0, PARTS * WIDTH, LANES):
                         s[ENTRY * WIDTH + lane + step] = s[table * WIDTH + lane + step]
                 _run(s, formulas.ADD_ENTRY)
-        if not len(digits):
-            _write(s, out, first)
-            continue
         _run(s, formulas.AS_ENTRY)
         _copy(s, POINT, TOTAL, PARTS)
         _run(s, formulas.ADD_ENTRY)
         _copy(s, TOTAL, POINT, PARTS)
-    if len(digits):
-        _write(s, out, 0)
+    _write(s, out, 0)
 
 
 def raised(points: Points, scalar: bytes) -> Points | None:
     """Return the scalar's multiple of each point. None if one is invalid or the identity."""
     words, count = _padded(points), len(points)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(len(words), np.uint64)
-    _multiples(_memory(scalar), words, _NO_DIGITS, WINDOWS, out, invalid)
+    _scale(_memory(scalar), words, out, invalid)
     if invalid.any() or not _are_points(words[:count]) or not _are_points(out[:count]):
         return None
     return out.view(np.uint8)[:count]
@@ -162,7 +165,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
     """Return the scalar's multiple of the point that each row of 64 bytes is mapped to."""
     words = _padded(hashes)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(0, np.uint64)
-    _multiples(_memory(scalar), words, _NO_DIGITS, WINDOWS, out, invalid)
+    _scale(_memory(scalar), words, out, invalid)
     return out.view(np.uint8)[: len(hashes)]
 
 
@@ -172,7 +175,7 @@ def summed(weights: Points, points: Points) -> Points | None:
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15
     out, invalid = np.empty((LANES, 4), np.uint64), np.empty(len(words), np.uint64)
-    _multiples(_memory(bytes(32)), words, digits, digits.shape[1], out, invalid)
+    _add_up(_memory(bytes(32)), words, digits, out, invalid)
     return None if invalid.any() or not _are_points(words[: len(points)]) else out.view(np.uint8)
 
 
@@ -205,7 +208,7 @@ def _memory(scalar: bytes) -> Array:
 @cache
 def _constants() -> Array:
     limbs = [
-        [number >> BITS * limb & (1 << BITS) - 1] * LANES
+        [number >> BITS * limb & _LIMB] * LANES
         for number in formulas.CONSTANTS
         for limb in range(LIMBS)
     ]
