@@ -18,6 +18,7 @@ from test_simulation import job, timeless
 import fedveil
 from fedveil.base.message import encode
 from fedveil.engine.cluster import membership, start
+from fedveil.engine.cluster.machine import Played
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import groups, placed
 from fedveil.engine.cluster.shards import Shards, pieces
@@ -233,6 +234,15 @@ def test_a_late_machine_gets_its_share_of_clients_unless_it_differs(
     monkeypatch.setattr(membership, "_LOOK_S", -1.0)
     cluster = ThreadCluster(1, 0, 0)
     cluster.change("m2", "facts", lambda found: replace(found, trained="other"))
+
+    def equally_long(played: Played) -> Played:
+        """Clients are placed by the seconds that they took, which a busy machine makes random."""
+        columns = played.columns.copy()
+        columns[:, 1:] = 0.01
+        return replace(played, columns=columns)
+
+    for name in ("m0", "m1"):
+        cluster.change(name, "play", equally_long)
     settings = {"model": "parts:plain", "rounds": 8, "clients": {"number": 8, "fraction": 1.0}}
     alone = run(tmp_path / "alone", monkeypatch, **settings)
     held: dict[str, set[int]] = {}
