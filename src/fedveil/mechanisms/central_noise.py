@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
 from fedveil.base.array_types import Array, Int32s, Int64s
+from fedveil.base.packing import join_parts
 from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -15,7 +17,7 @@ from fedveil.mechanisms.gaussian import (
     FINER,
     STEPS_PER_COORDINATE,
     GaussianMechanism,
-    clip_to_grid,
+    clipping_to_grid,
     distance_of,
     noise_in_steps,
     step_below,
@@ -106,8 +108,13 @@ class CentralNoise:
 
     def clipped(self, vector: Array) -> Int64s:
         """Return the vector in units of `step`, clipped to norm `clip` and rounded towards zero."""
+        return join_parts(len(vector), self.clipping(vector))
+
+    def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
+        """Return a function that returns a slice of the clipped vector."""
         vector = finite_vector("update", vector)
-        return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
+        kind = np.float32 if vector.dtype == np.float32 else np.float64
+        return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
         """Return True if `multiples`, a vector in units of `step`, has a norm of at most `clip`."""
@@ -155,8 +162,9 @@ class CentralSum(CentralNoise):
         loss = PrivacyLoss(epsilon_for(ratio, delta), delta, per="example", release=Gaussian(ratio))
         self._set(loss, sigma, clip, step)
 
-    def clipped(self, vector: Array) -> Int64s:
-        return to_grid(finite_vector("update", vector), self.step)
+    def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
+        vector = finite_vector("update", vector)
+        return lambda part: to_grid(vector[part], self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
         return True  # a report's form limits its entries, and a sum has no norm

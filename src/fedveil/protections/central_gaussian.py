@@ -263,7 +263,7 @@ class CentralGaussianClientRound(OneReportClient):
         protection = self._protection
         try:
             joint = protection.clipping.joint(update, opening)
-            report = protection.form.written(protection.noise.clipped(joint))
+            report = protection.form.written_parts(protection.noise.clipping(joint))
         except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
         return {"round": self._context.round, **report}

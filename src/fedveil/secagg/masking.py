@@ -79,8 +79,7 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
     keystream = np.frombuffer(buffer, vector.dtype)
     for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
         ciphers = [
-            (Keystream(seed).write, plus)
-            for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
+            (Keystream(seed).write, plus) for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
         ]
         for begin in range(0, len(vector), per_block):
             stretch = vector[begin : begin + per_block]

@@ -212,8 +212,6 @@ class ClientSide:
     ) -> None:
         self.protection = protection
         self.model = model
-        #: The part of `model` that updates change.
-        self.weights = model[: protection.dimension]
         self._training = training
         self._entropy = entropy
         self._halves: dict[ClientId, ClientRound] = {}
@@ -231,6 +229,11 @@ class ClientSide:
     def least(self) -> int:
         """The smallest number of clients to pass to one call of `answers`, except the last call."""
         return self._training.least
+
+    @property
+    def weights(self) -> Update:
+        """The part of `model` that updates change."""
+        return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
         """Start a round with the weights in `self.model`. Discards the previous client halves."""

@@ -22,7 +22,7 @@ class InProcess(Executor):
         self._side = side
 
     def open(self, context: RoundContext) -> None:
-        self._side.model[:] = context.sent
+        self._side.model = context.sent  # not copied: nothing changes it
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
