@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.array_types import Int32s, Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
+from fedveil.base.array_types import Int32s, Int64s, Signed, Uint16s, Uint32s, Uint64s
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
