@@ -22,7 +22,7 @@ def job(protection: str) -> Job:
         rounds=2,
         clients={"number": 5, "fraction": 1.0},
         data={"name": "parts:data"},
-        model="parts:net",
+        model="parts:plain",
         training={"epochs": 1, "batch_size": 5, "lr": 0.2},
         simulation={"workers": 0},
         protection={"name": protection, "pw_encrypt": secure, "distributed_dp": secure},
