@@ -123,10 +123,7 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     """Lets only the report of an admitted task leave."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the report, or raise `ContentBlockedException`.
-
-        Each task has exactly one report.
-        """
+        """Return the report, or raise `ContentBlockedException`. Each task has one report."""
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         if isinstance(task, _Message):

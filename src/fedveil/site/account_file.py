@@ -32,10 +32,7 @@ _CODE = 64
 
 
 class AccountFile:
-    """The lines of the account `name` in `folder`.
-
-    `counter` is by default a file in the same folder.
-    """
+    """The lines of the account `name` in `folder`. The default `counter` is a file in `folder`."""
 
     def __init__(self, folder: Path, name: str, key: bytes, counter: Path | None) -> None:
         if not _NAME.fullmatch(name):

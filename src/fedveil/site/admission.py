@@ -29,10 +29,7 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the checks of a policy. Reads the template job from the site's folder.
-
-        Raises `JobError`.
-        """
+        """Return the checks of a policy, with the template job in `folder`. Raises `JobError`."""
         file = policy.jobs.template
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 
@@ -120,10 +117,7 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Read the code that the order names.
-
-        Raises `SiteRefused` for code that the policy does not permit.
-        """
+        """Read the code that the order names. Raises `SiteRefused` if it is not permitted."""
         found = []
         for name in sorted({top(name) for name in order.code}):
             module = read(self.folder, name)

@@ -182,10 +182,7 @@ _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 @dataclass(frozen=True)
 class Round:
-    """A site's part in one round.
-
-    `asked` is the server's message, `kept` the state since the last one.
-    """
+    """A site's part in one round: the server's message `asked`, and the state `kept` so far."""
 
     job: bytes
     round: int

@@ -219,10 +219,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports.
-
-        Without codes, returns `reports`.
-        """
+        """Return the number of one-hot codes in `reports` reports, or `reports` without codes."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

@@ -60,10 +60,7 @@ class TabularSettings(Settings):
 
 
 class ReadingSettings(Settings):
-    """The format of one party's table.
-
-    A null value is guessed from the file, and the run reports it.
-    """
+    """The format of one party's table. Null values are guessed from the file, and reported."""
 
     separator: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
         None,
