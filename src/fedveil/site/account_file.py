@@ -105,7 +105,7 @@ class AccountFile:
             status = os.fstat(file.fileno())
             self._inode = status.st_ino
             if status.st_size < self._size:
-                raise AccountInvalid(f"{self.path} was cut: {self._count} lines were in it")
+                raise AccountInvalid(f"{self.path} was cut: it had {self._count} lines before")
             file.seek(self._size)
             for line in file:
                 if not line.endswith(b"\n"):

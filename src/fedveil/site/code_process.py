@@ -67,7 +67,7 @@ class Process:
         """Return the next message, of at most `most` bytes. Raises `SiteRefused`."""
         size = int.from_bytes(self._bytes(_LENGTH_BYTES))
         if size > most:
-            raise SiteRefused(f"the job's code sent {size:,} bytes, where {most:,} are the most")
+            raise SiteRefused(f"the job's code sent {size:,} bytes; the limit is {most:,}")
         try:
             return dict(decode(self._bytes(size), most))
         except MessageInvalid as error:

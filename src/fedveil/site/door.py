@@ -145,4 +145,4 @@ class Charges:
 def _check_client(order: Order, client: int) -> None:
     number = order.job.clients.number or 0
     if client >= number:
-        raise SiteRefused(f"this site is client {client}, and the job has {number} clients")
+        raise SiteRefused(f"this site is client {client}, but the job has only {number} clients")
