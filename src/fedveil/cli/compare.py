@@ -37,7 +37,7 @@ _Listed = Annotated[
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated privacy costs, or 'own'. Default: 2,8. For each epsilon, "
+        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, "
         "fedveil computes each protection's settings, so that the whole run costs at "
         "most this epsilon at the job's delta. With 'own', each protection keeps the "
         "job's settings."
