@@ -205,8 +205,8 @@ class AuditSettings(Block):
     norm: float | None = Field(
         None,
         gt=0,
-        description="L2 norm of a canary's update. null: the protection's clipping norm, or 1 if "
-        "it does not clip",
+        description="L2 norm of a canary's update. null: the largest norm that the protection lets "
+        "through, or 1 if it does not clip",
     )
 
 

@@ -61,7 +61,7 @@ class TrainingSettings(Block):
         gt=0,
         le=1,
         description="alpha of `algorithm: fedcm`: the weight of a client's own gradient in each "
-        "step. The rest of the step is the last round's aggregate",
+        "step. The rest of the step follows the last round's aggregate",
     )
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = Field(
         "sgd", description="the client's optimiser"

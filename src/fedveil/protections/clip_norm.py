@@ -34,8 +34,8 @@ class AdaptiveClipSettings(Settings):
         gt=0,
         lt=1,
         description="adapts the clipping norm. It starts at `clip` and follows this quantile of "
-        "the norms of the updates. The epsilon stays the same. Each report contains one noisy bit: "
-        "if the update was clipped. null: the norm is fixed",
+        "the norms of the updates. The epsilon stays the same. Each report also says if the update "
+        "was clipped. null: the norm is fixed",
     )
     clip_rate: float = Field(
         _RATE,

@@ -57,8 +57,7 @@ class SignDSSettings(Settings):
         0.01,
         gt=0,
         le=0.25,
-        description="share of an update's entries that are its top-k set, the entries of the "
-        "largest magnitude",
+        description="share of an update's entries that count as its largest (the top-k set)",
     )
     sign_eps: float = Field(
         100.0, gt=0, le=100, description="epsilon of the entries and the sign that a report names"
@@ -91,8 +90,8 @@ class SignDSSettings(Settings):
     )
     regrow: bool = Field(
         False,
-        description="if true, the estimated step grows again if it was below most clients' for "
-        "five rounds in a row",
+        description="if true, the estimated magnitude grows again after it was below that of most "
+        "clients for five rounds in a row",
     )
 
 

@@ -54,7 +54,7 @@ class Participants:
 
 
 def digest(file: QuestionFile) -> bytes:
-    """Return a digest of the question file. Every message of a secure sum contains it."""
+    """Return a digest of the question file. It identifies the question in messages and files."""
     return hashlib.sha256(file.to_yaml().encode()).digest()
 
 
