@@ -106,7 +106,7 @@ def make_protection(
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
     """Return the settings that the question determines: the clipping norm, and the noise."""
     epsilon, delta = file.epsilon, file.delta
-    clip = _clip(file.unit)
+    clip = _APART / 2 if file.unit == "row" else _CLIP
     if epsilon is None:
         return {"clip": clip} if file.protection.name == "pw_encrypt" else {}
     ratio = ratio_for(epsilon, delta, rounds)
@@ -122,10 +122,6 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
             bits = _bits(dimension, clients, ratio)
             return {"clip": clip, "target_epsilon": epsilon, "bits": bits}
     return {"clip": clip, "target_epsilon": epsilon}
-
-
-def _clip(unit: str) -> float:
-    return _APART / 2 if unit in ("row", "example") else _CLIP
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
