@@ -37,7 +37,7 @@ def record(**changes: Any) -> dict[str, Any]:
     [
         ({"clients": 0, "void": "the round is void"}, "no client was drawn (1x)"),
         ({"dropped": 3, "void": "why"}, "the client dropped out (3x), why (1x)"),
-        ({"void": "why"}, "the client dropped out (0x), why (1x)"),
+        ({"void": "the resulting model is not finite"}, "the resulting model is not finite (1x)"),
         (
             {"rejected": {"r": 5}, "withheld": {"w": 7}, "failed": {"f": 6}, "unusable": {"u": 1}},
             "w (7x), f (6x), r (5x)",
