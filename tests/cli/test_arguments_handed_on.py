@@ -158,7 +158,10 @@ def test_protections_are_tried_at_the_epsilon_that_was_asked_for(
     command: Command, watched: Watched, saved_run: Path
 ) -> None:
     calls = watched("fedveil.cli.trials.show_trials")
-    for more, target, as_json in ((("--target-epsilon", 3.5, "--json"), 3.5, True), ((), 2.0, False)):
+    for more, target, as_json in (
+        (("--target-epsilon", 3.5, "--json"), 3.5, True),
+        ((), 2.0, False),
+    ):
         with pytest.raises(Reached):
             command("budget", "run/job.yaml", "--set", "rounds=5", "--try", *more)
         ((job, epsilon, start), named) = calls.pop()
