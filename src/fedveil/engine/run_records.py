@@ -136,7 +136,7 @@ def _reasons(records: Sequence[Record]) -> str:
     if not times:
         silent = sum(record["dropped"] for record in records)
         nobody = sum(not record["clients"] for record in records)
-        times.update({"the client dropped out": silent} if silent or not nobody else {})
+        times.update({"the client dropped out": silent} if silent else {})
         times.update({"no client was drawn": nobody} if nobody else {})
         times.update(record["void"] for record in records if record["void"] and record["clients"])
     return ", ".join(f"{reason} ({number}x)" for reason, number in times.most_common(3))
