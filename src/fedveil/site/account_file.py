@@ -32,10 +32,7 @@ _CODE = 64
 
 
 class AccountFile:
-    """The lines of the account `name` in `folder`.
-
-    `counter` is by default a file in the same folder.
-    """
+    """The lines of the account `name` in `folder`. The default `counter` is a file in `folder`."""
 
     def __init__(self, folder: Path, name: str, key: bytes, counter: Path | None) -> None:
         if not _NAME.fullmatch(name):
@@ -108,7 +105,7 @@ class AccountFile:
             status = os.fstat(file.fileno())
             self._inode = status.st_ino
             if status.st_size < self._size:
-                raise AccountInvalid(f"{self.path} was cut: {self._count} lines were in it")
+                raise AccountInvalid(f"{self.path} was cut: it had {self._count} lines before")
             file.seek(self._size)
             for line in file:
                 if not line.endswith(b"\n"):

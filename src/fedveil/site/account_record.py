@@ -131,7 +131,6 @@ class AccountRecord:
         return dict(strict(found))
 
     def page(self) -> Page:
-        """Return the account as a page."""
         lead = (
             f"Everything that left the data set {self.account.name} of {self.site}, and what it "
             "costs in privacy. This page is evidence for a review, and no verdict."

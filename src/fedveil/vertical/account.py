@@ -129,10 +129,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the last step and evaluation that were begun.
-
-        The bytes survive a crash of the process.
-        """
+        """Write the last begun step and evaluation. The bytes survive a crash of the process."""
         if self._folder is None:
             return
         if self._begun is None:

@@ -38,10 +38,7 @@ class Calibrator(Stored):
     def fitted(
         cls, outputs: Array, labels: Array, criterion: Literal["balanced_accuracy", "f1"]
     ) -> Calibrator:
-        """Fit to logits and labels.
-
-        `criterion` is maximised by the threshold between two classes.
-        """
+        """Fit to logits and labels. The threshold between two classes maximises `criterion`."""
         factor, shifts = fit(outputs, labels)
         threshold = None
         if len(shifts) == 2:

@@ -67,10 +67,7 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each example.
-
-        Equal arguments give equal numbers.
-        """
+        """Return `values` standard normal numbers for each example, equal for equal arguments."""
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 

@@ -126,16 +126,10 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """Return the model's parts. The seed determines initial weights.
-
-        Shapes do not depend on it.
-        """
+        """Return the model's parts. The seed determines initial weights, never shapes."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data, without ids if it has none.
-
-        Never reads another party's data.
-        """
+        """Return a party's own data, without ids if it has none. Reads no other party's data."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch."""

@@ -90,10 +90,7 @@ def _weighted(
 
 
 def _sum(weights: Points, points: Points) -> bytes:
-    """Return Σ d_i P_i for weights d_i and points P_i.
-
-    Several threads compute pieces of the sum.
-    """
+    """Return Σ d_i P_i for weights d_i and points P_i. Several threads compute pieces of it."""
     found = _in_pieces(lambda some: point_batches.summed(weights[some], points[some]), len(points))
     return point_batches.total(found)
 
