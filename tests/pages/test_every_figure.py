@@ -280,7 +280,7 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
             assert least <= shown < least + 0.001001
     _, quality, promise, _ = page.lead
     assert quality.value == "accuracy 81.2%"
-    assert "loss 0.3125" in quality.text
+    assert "loss 0.312" in quality.text
     worst = accounts["shop"][1]
     assert promise.value == str(Figure(worst["epsilon"], worst["delta"]))
     answer = of_run(read_run(folder))

@@ -103,7 +103,7 @@ def test_each_figure_of_a_record_is_the_one_that_the_page_shows(folder: Path) ->
     page, run = page_of(folder), read_run(folder)
     quality, promise, _ = (fact for fact in page.lead if isinstance(fact, Fact))
     assert quality.value == "accuracy 86.9%"
-    assert "loss 0.4124, AUC 0.9725" in quality.text
+    assert "loss 0.412, AUC 0.973" in quality.text
     assert promise.value == "epsilon 2.78 at delta 2.78e-06 (meaningful)"
     assert promise.text.startswith(
         "For a client that takes part in every round, against everyone, including the server."

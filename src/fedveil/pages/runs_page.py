@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
 from fedveil.pages.guarantee_text import RUN, attackers, figure_of
@@ -43,7 +44,8 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}
     mixed = bool(federated and vertical)
-    lead = f"A comparison of {len(runs)} runs. The differences of their jobs are listed below."
+    count = quantity(len(runs), "run")
+    lead = f"A comparison of {count}. The differences of their jobs are listed below."
     attacks = [
         Section(f"{section.title} in {name}", section.parts)
         for name, run in named.items()
@@ -55,7 +57,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
         for says in [what_it_is if name in vertical else how_far]
     ]
     return Page(
-        title or f"{len(runs)} runs",
+        title or count,
         [f"{lead} {_APART}" if mixed else lead, *_best(federated)],
         [
             *(_federated(federated, " of federated runs" if mixed else "") if federated else ()),
