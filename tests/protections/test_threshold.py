@@ -133,9 +133,7 @@ def test_how_many_may_collude_follows_from_those_that_share(
         (shareable, {"ratio": 0.5}, 1 << 21, None),
     ],
 )  # fmt: skip
-def test_a_rule_holds_at_its_border(
-    rule: Any, options: Any, clients: int, said: str | None
-) -> None:
+def test_a_rule_holds_at_its_border(rule: Any, options: Any, clients: int, said: str | None) -> None:
     why = rule(settings(**options), Cohort(10 * clients, clients))
     assert why is None if said is None else re.search(said, why or ""), why
 
