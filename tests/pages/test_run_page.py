@@ -328,7 +328,7 @@ def test_several_vertical_runs_stand_in_one_table_and_on_the_same_plots(
     assert [row[0] for row in table.rows] == [*runs]
     told = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     last = [run.metrics[-1] for run in runs.values()]
-    assert told["loss"] == tuple(f"{record['test_loss']:.4f}" for record in last)
+    assert told["loss"] == tuple(f"{record['test_loss']:#.3g}" for record in last)
     worst = max(
         (line for lines in runs["noisy"].figures.values() for line in lines),
         key=lambda line: line.epsilon,
