@@ -308,6 +308,27 @@ def test_each_machine_holds_its_own_clients_examples_only() -> None:
     assert shards.clients() == [0]
 
 
+def test_a_machine_knows_which_of_its_clients_examples_are_usable() -> None:
+    usable = np.array([0, 1, 1, 1, 0, 1, 1, 0, 1], bool)
+    data = ClientsData(
+        np.arange(18.0, dtype=np.float32).reshape(9, 2), np.arange(9),
+        np.array([8, 0, 3, 4, 5, 1, 2, 6, 7]), np.array([0, 2, 5, 9]), usable,
+    )  # fmt: skip
+    example = 2 * 4 + 8
+    sent = list(pieces(data, [2, 0, 1], most=6 * example))
+    assert [piece.clients.tolist() for piece in sent] == [[2, 0], [1]]
+    shards = Shards()
+    for piece in sent:
+        shards.add(piece)
+    arrays = shards.as_arrays(3)
+    for client, rows in ((0, [8, 0]), (1, [3, 4, 5]), (2, [1, 2, 6, 7])):
+        for held in (shards, arrays):
+            found = held.of(client, Seeded(1, "x"))
+            assert found.usable is not None
+            assert found.usable.tolist() == usable[rows].tolist()
+            assert found.y.tolist() == rows
+
+
 def test_the_longest_clients_are_placed_first_and_stay_where_that_is_fair() -> None:
     times = {0: 5.0, 1: 4.0, 2: 3.0, 3: 3.0, 4: 1.0}
     work = groups(range(5), 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 pytest.importorskip("flwr")
 
@@ -14,8 +15,8 @@ from fedveil.federated.job import Job
 from fedveil.settings.allowed import dotted, keys
 from fedveil.settings.yaml_file import put
 from fedveil.site.account import Limits
-from fedveil.site.admission import Admission
-from fedveil.site.order import Order
+from fedveil.site.admission import Admission, weak_sum
+from fedveil.site.order import _BOUND, Order
 from fedveil.site.policy import Policy
 from fedveil.site.policy_start import START
 from fedveil.site.site_folder import create
@@ -110,6 +111,36 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert reasons(of(*template, free), other, tmp_path) == []
     (found,) = reasons(of(*template, free), job(rounds=9, name="lung"), tmp_path)
     assert found == "name is 'lung', but 'heart' in the template study.yaml"
+    rate = ("jobs.may_differ", ["training.lr"])
+    faster = {**job().training.model_dump(exclude_unset=True), "lr": 0.5, "lr_schedule": "cosine"}
+    (found,) = reasons(of(*template, rate), job(training=faster), tmp_path)
+    assert found.startswith("training.lr_schedule is 'cosine'")
+
+
+def test_a_signature_permits_what_its_person_may_and_no_more() -> None:
+    keys = {name: Ed25519PrivateKey.generate() for name in ("ada", "bob", "cy")}
+    people = {name: key.public_key().public_bytes_raw().hex() for name, key in keys.items()}
+    listed = [Order(job(), None).digest.hex()]
+
+    def refused(signer: str, *changes: tuple[str, Any]) -> list[str]:
+        order = Order(job(), keys[signer].sign(_BOUND + Order(job(), None).digest))
+        policy = of(("people", people), *changes)
+        return list(Admission.of(policy, Path()).reasons(order))
+
+    for digests, may in (([], ("jobs.signed_by", ["bob"])), (listed, ("starters", ["bob"]))):
+        assert refused("bob", may, ("jobs.digests", digests)) == []
+        for other in ("ada", "cy"):
+            assert len(refused(other, may, ("jobs.digests", digests))) == 1
+
+
+def test_a_sum_needs_as_many_neighbours_as_fedveil_would_choose() -> None:
+    loose = Policy(strength={"active_security": False})
+    block = {**job().protection.distributed_dp.model_dump(), "active_security": False}
+    for neighbours, why in ((4, ["4 clients reconstruct a secret, but at least 5"]), ("auto", [])):
+        asked = job(protection={"name": "distributed_dp",
+                                "distributed_dp": {**block, "neighbours": neighbours}})  # fmt: skip
+        weak = weak_sum(loose, asked.protection.position, asked.protection.settings, 6)
+        assert [any(part in reason for part in why) for reason in weak] == [True] * len(why)
 
 
 @pytest.mark.parametrize(

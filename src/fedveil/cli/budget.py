@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import console, say
+from fedveil.base.validate import positive
 from fedveil.cli.job_arguments import JobPath, Overrides, load
 from fedveil.cli.json_answer import AsJson, answer
 from fedveil.errors import MissingExtra
@@ -51,6 +52,8 @@ def budget(
     """
     from rich.table import Table
 
+    if target_epsilon is not None:
+        positive("target epsilon", target_epsilon)
     settings = load(job, overrides, default=DEFAULT_JOB)
     if trial:
         from fedveil.cli.trials import show_trials

@@ -118,6 +118,8 @@ def compare(
         raise JobError(
             ["--resume uses the comparison's own options: remove JOB and all other options"]
         )  # fmt: skip
+    if epsilons not in (None, "own"):
+        _numbers("--epsilons", epsilons)  # checked before torch is imported
     settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
     from fedveil.studies.comparison import Asked, Comparison
     from fedveil.studies.comparison_folder import ComparisonFolder

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedveil.base.quantity import quantity
 from fedveil.engine.assembly import report_entropy
 from fedveil.engine.budget import admit
 from fedveil.engine.callbacks import Beginning
@@ -238,7 +239,8 @@ class Federation:
             for text in sorted(outcome.warnings):
                 self.recorder.event(f"round {number}: {text}")
             for reason, clients in sorted(outcome.unusable.items()):
-                text = f"{clients} clients report an update of zero: {short(reason)}"
+                report = "report" if clients > 1 else "reports"
+                text = f"{quantity(clients, 'client')} {report} an update of zero: {short(reason)}"
                 self.recorder.event(f"round {number}: {text}")
             if outcome.void is not None:
                 self.recorder.event(f"round {number}: {outcome.void}")

@@ -2,7 +2,8 @@
 
 The policy permits each one by its digest.
 
-code/heart_net.py the module heart_net code/lung/ the package lung
+    code/heart_net.py    the module heart_net
+    code/lung/           the package lung
 """
 
 from __future__ import annotations

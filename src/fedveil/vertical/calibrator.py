@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedveil.base.array_types import Array, Float64s
+from fedveil.base.quantity import quantity
 from fedveil.settings.stored import Stored
 from fedveil.vertical.calibration import apply, fit
 
@@ -53,7 +54,7 @@ class Calibrator(Stored):
         )
 
     def __str__(self) -> str:
-        found = f"calibrator of {self.examples:,} examples: factor {self.factor:.4f}"
+        found = f"calibrator of {quantity(self.examples, 'example')}: factor {self.factor:.4f}"
         if self.threshold is None:
             return found
         return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"
