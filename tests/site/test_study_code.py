@@ -116,7 +116,7 @@ def test_a_permitted_code_trains_and_is_charged(
     np.testing.assert_allclose(received, 0.5 * update / np.linalg.norm(update), atol=1e-3)
     (house.folder / "code" / "heart_net.py").write_text(NET + "\n")
     assert house.ask(app_of_job(good), said.message()) is None
-    assert "code.modules another" in house.why()
+    assert "not the one in code.modules" in house.why()
     assert house.charges == 1
 
 
