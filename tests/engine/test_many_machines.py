@@ -277,6 +277,19 @@ def test_a_cluster_without_a_usable_machine_is_given_up(
     assert always.started == ["m0"] * 3
 
 
+def test_a_place_with_results_between_its_losses_stays_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_LOOK_S", -1.0)
+    settings = {"model": "parts:plain", "rounds": 7}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    cluster = ThreadCluster(1, lost=lost_at(2, 4, 6, 8, 10))
+    left = run(tmp_path / "run", monkeypatch, cluster, **settings)
+    assert (left.model, left.records) == (alone.model, alone.records)
+    assert left.retrained > 0
+    assert cluster.started == ["m0"] * 6
+
+
 def test_ray_that_is_not_installed_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
