@@ -290,6 +290,16 @@ def test_a_place_with_results_between_its_losses_stays_in_use(
     assert cluster.started == ["m0"] * 6
 
 
+def test_a_job_on_gpus_asks_for_machines_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[tuple[str, int | None], dict[str, bool]]]()
+    monkeypatch.setattr(start, "RayCluster", lambda *at, **gpus: asked.append((at, gpus)))
+    for device, workers in (("cpu", "auto"), ("cuda", 3)):
+        place = {"on": "10.0.0.1:6379", "workers": workers}
+        start._ray_cluster(job(training={"device": device}, simulation=place))
+    there = "10.0.0.1:6379"
+    assert asked == [((there, None), {"gpus": False}), ((there, 3), {"gpus": True})]
+
+
 def test_ray_that_is_not_installed_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

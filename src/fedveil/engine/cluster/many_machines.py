@@ -146,8 +146,7 @@ class ManyMachines(Executor):
             if effort.training_s:
                 self._seconds += took
                 self._examples += self._data.examples(answer.client)
-                # A longer time than before tells more about the machine's other work.
-                self._took[answer.client] = min(took, self._took.get(answer.client, took))
+                self._took[answer.client] = took
             yield answer
 
     def _lost(
