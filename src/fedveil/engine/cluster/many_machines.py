@@ -6,6 +6,7 @@ reports. If a machine is lost, its clients are trained again elsewhere, to the s
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ class ManyMachines(Executor):
         self._wall_s = 0.0
         self._retrained = 0
         self._deal()
+        gc.freeze()  # a garbage collection of the run's permanent objects takes as long as a round
 
     def open(self, context: RoundContext) -> None:
         if self._members.changed() or self._homeless:
@@ -107,6 +109,7 @@ class ManyMachines(Executor):
         return {MACHINES: machines} | ({RETRAINED: self._retrained} if self._retrained else {})
 
     def close(self) -> None:
+        gc.unfreeze()
         self._members.close()
 
     def _answers(
