@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from test_simulation import job, timeless
 
 import fedveil
+from fedveil.base import plain_text
 from fedveil.base.message import encode
 from fedveil.engine.cluster import membership, start
 from fedveil.engine.cluster.machine import Played
@@ -26,6 +28,9 @@ from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.entropy import Seeded
 from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
+from fedveil.pages.read_run import read_run
+from fedveil.pages.run_folder_page import page_of
+from fedveil.run_display import RunDisplay, describe
 from thread_cluster import ThreadCluster
 
 FEW = {"reconstruct_secrets_threshold": 3}
@@ -96,6 +101,26 @@ def test_machines_that_are_lost_change_no_byte(
         lost = re.findall(r"round \d: machine m\d was lost .*: its (\d) clients train", left.events)
         assert sum(map(int, lost)) == left.retrained
         assert (left.retrained > 0) == (number > 0)
+
+
+def test_the_page_and_the_terminal_list_every_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ThreadCluster(1, 2, lost=lost_at(5))
+    left = run(tmp_path / "run", monkeypatch, cluster, model="parts:plain")
+    out = io.StringIO()
+    read = read_run(tmp_path / "run")
+    RunDisplay(plain_text.console(file=out, width=160), 1).summary(read)
+    page = page_of(tmp_path / "run").html()
+    for name in ("m0", "m1"):
+        clients = sum(int(of[name][0]) for of in left.machines if name in of)
+        assert clients > 0
+        assert re.search(
+            rf"machine {name} +{clients} clients, \d+\.\d s, idle \d+%", out.getvalue()
+        )
+        assert re.search(rf"<td[^>]*>{name}</td>\s*<td[^>]*>{clients}</td>", page)
+    assert f"{left.retrained} clients were trained again because their machine was lost." in page
+    assert re.search(r"2 machines, idle \d+%", describe(read.records[1]))
 
 
 def test_a_machine_that_stops_is_given_up_and_a_slow_one_is_not(
