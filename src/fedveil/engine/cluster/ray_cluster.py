@@ -52,7 +52,11 @@ class RayCluster(Cluster):
                 raise ConnectionError("there is none")
             _knock(where)  # Ray itself would wait for minutes
             self._ray.init(
-                address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="fedveil"
+                # Ray 2.60 uses this user's token for "auto", but not for an address.
+                address="auto" if address in FOUND else address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="fedveil",
             )
         except Exception as error:  # Ray raises errors of many kinds here
             with suppress(Exception):  # the next try starts anew
@@ -60,7 +64,8 @@ class RayCluster(Cluster):
             said = f"no Ray cluster answers at {where or 'this machine'}"
             raise ClusterUnavailable(
                 f"simulation.on = {address}: {said} ({described(error)[:200]}). Start one with "
-                f"`ray start --head`, or check the address"
+                f"`ray start --head`, or check the address. If the cluster asks for a token, set "
+                f"RAY_AUTH_MODE=token on all its machines and here"
             ) from error
 
     def places(self) -> Sequence[Place]:
