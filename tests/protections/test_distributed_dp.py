@@ -391,4 +391,20 @@ def test_an_amplified_sum_counts_the_honest_clients_noise_alone() -> None:
     )  # fmt: skip
     (spending,) = made.spent({}, 8)
     assert spending.loss.release == SampledGaussian(made.noise.ratio(6), 0.1)
+    assert spending.loss.per == "example"
     assert made.noise.ratio(6) < made.noise.ratio(8)
+
+
+class Named(Seeded):
+    """Notes the names of the streams that are drawn from it."""
+
+    def stream(self, *names: Any) -> Any:
+        self.streams = [*vars(self).get("streams", ()), names]
+        return super().stream(*names)
+
+
+def test_the_noise_does_not_repeat_the_draw_that_decides_the_turn() -> None:
+    entropy = Named(1)
+    context = ClientContext(0, ROUND, np.zeros(DIMENSION, np.float32), 5, entropy)
+    protection(turn_rate=0.5, noise_multiplier=1.0).vector(updates()[0], context, {})
+    assert len(set(entropy.streams)) == len(entropy.streams) == 2

@@ -114,6 +114,11 @@ class Description(Audited):
         return False
 
     @classmethod
+    def most_per_operator(cls, settings: Any, clients: int) -> int | None:
+        """Return how many of a round's `clients` one operator may run, or None if any number."""
+        return None
+
+    @classmethod
     def unfit_for_apps(cls, settings: Any) -> str | None:
         """Return why a user's own Flower app cannot use these settings, or None if it can."""
         return None

@@ -115,9 +115,14 @@ class SecureSumSettings(Settings):
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
 
-    def most_colluding(self, clients: int) -> int:
-        """Return how many of a round's `clients` cannot unmask others together with the server."""
+    def most_colluding(self, clients: int) -> int | None:
+        """Return how many of a round's `clients` cannot unmask others together with the server.
+
+        It is None where more clients share secrets than secure aggregation can serve.
+        """
         sharing, threshold = self.sharing_clients(clients), self.threshold(clients)
+        if sharing > MAX_CLIENTS:
+            return None
         if self.graph_degree(sharing) is not None:
             return int(masking_graph.CORRUPT * sharing)
         return 2 * threshold - sharing - 1 if self.active_security else threshold - 1

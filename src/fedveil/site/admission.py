@@ -1,4 +1,4 @@
-"""A job against a site's policy: every reason why it may not run here."""
+"""Checks a job against a site's policy, and gives every reason why the job may not run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.site.policy_blocks import DataSetSettings
 
 @dataclass(frozen=True)
 class Admission:
-    """The test of a policy. `template` is the job that `jobs.template` names."""
+    """The checks of a policy. `template` is the job in the file that `jobs.template` names."""
 
     policy: Policy
     folder: Path
@@ -29,7 +29,7 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the admission rules of a policy, with the template job from the site's folder.
+        """Return the checks of a policy. Reads the template job from the site's folder.
 
         Raises `JobError`.
         """
@@ -37,12 +37,12 @@ class Admission:
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 
     def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
-        """Return the name and the block of the data set on which a job trains, or None."""
+        """Return the name and the policy block of the job's data set, or None."""
         sets = self.policy.data.items()
         return next(((name, block) for name, block in sets if block.named == job.data.name), None)
 
     def reasons(self, order: Order) -> Iterator[str]:
-        """Yield every reason why the order is refused. None: it may run."""
+        """Yield every reason why the order is refused. The order may run if there is none."""
         yield from self._who(order)
         yield from self._strength(order.job)
         yield from self._clear(order.job)
@@ -120,7 +120,10 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Read the code of an order that the policy names. Raises `SiteRefused` for any other."""
+        """Read the code that the order names.
+
+        Raises `SiteRefused` for code that the policy does not permit.
+        """
         found = []
         for name in sorted({top(name) for name in order.code}):
             module = read(self.folder, name)
@@ -135,7 +138,7 @@ class Admission:
 def weak_sum(
     policy: Policy, position: type[Protection], asked: SecureSumSettings, clients: int
 ) -> Iterator[str]:
-    """Yield every reason why a sum of this number of clients is weaker than the policy demands."""
+    """Yield every reason why a sum of `clients` clients is weaker than the policy demands."""
     least = policy.strength
     demands = {
         "share_secrets_ratio": 1.0,

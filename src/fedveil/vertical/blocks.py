@@ -13,7 +13,7 @@ from fedveil.vertical import task_settings
 
 
 class TaskSettings(Choice):
-    """The model, and each party's data. Blocks of tasks that are not selected are ignored."""
+    """The model, and each party's data. Blocks of other tasks are ignored."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in task_settings.TASKS}
 
@@ -74,7 +74,7 @@ class EmbeddingDPSettings(Block):
 
 
 class LabelDPSettings(Block):
-    """Randomised labels, drawn once for every example and then reused."""
+    """Randomised labels, drawn once for each example."""
 
     eps: float = Field(
         1.0,
@@ -84,7 +84,7 @@ class LabelDPSettings(Block):
 
 
 class LabelProtectionSettings(Block):
-    """Noise in the gradients that the leader returns, sized to hide labels. It gives no epsilon."""
+    """Noise in the gradients that the leader returns, scaled to hide labels. It has no epsilon."""
 
     name: Literal["marvell", "max_norm"] = Field(
         "marvell",
@@ -101,7 +101,7 @@ class LabelProtectionSettings(Block):
 
 
 class PrivacySettings(Block):
-    """Protection of everything that a party sends."""
+    """The protection of everything that a party sends."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None,
@@ -134,7 +134,7 @@ class PrivacySettings(Block):
 
 
 class PartPrivacySettings(Block):
-    """Protection of one part's output whenever it is sent to another party."""
+    """The protection of one part's output when it is sent to another party."""
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None,
@@ -143,7 +143,7 @@ class PartPrivacySettings(Block):
 
 
 class PartSettings(Block):
-    """One part of the model. Omitted keys keep the values of the task's part of that name."""
+    """One part of the model. Missing keys keep the values of the task's part with this name."""
 
     owner: str | None = Field(None, description="the party that computes it")
     inputs: list[str] | None = Field(
@@ -168,7 +168,7 @@ class PartSettings(Block):
 
 
 class CompressionSettings(Block):
-    """Quantises values to a few bits each, between the minimum and the maximum of their example."""
+    """Rounds each value to a few bits, between the minimum and the maximum of its example."""
 
     bits: int = Field(8, ge=1, le=8, description="bits for each value; float32 has 32")
     forward: bool = Field(
@@ -183,7 +183,7 @@ class CompressionSettings(Block):
 
 
 class AlignmentSettings(Block):
-    """How parties on different machines find the examples that all of them have."""
+    """How parties on different machines find their common examples."""
 
     by: Literal["intersection", "digests"] | None = Field(
         None,
@@ -210,7 +210,7 @@ class AlignmentSettings(Block):
 
 
 class CheckpointSettings(Block):
-    """How often a run is saved, which limits the work lost to an interruption."""
+    """How often a run is saved. An interruption loses the work since the last save."""
 
     every_steps: int = Field(
         100, ge=1, description="all parties save after every N steps, and after the last"
@@ -218,14 +218,14 @@ class CheckpointSettings(Block):
 
 
 class RecordSettings(Block):
-    """Which figures are recorded, and who sees them."""
+    """Which metrics are recorded, and who sees them."""
 
     every_steps: int = Field(10, ge=1, description="write a record after every N steps")
     followers_see_loss: bool = Field(True, description="send followers the loss of every step")
 
 
 class EvaluationSettings(Block):
-    """Times of evaluations, which use the same messages and protection as training."""
+    """When to evaluate. Evaluations use the messages and the protection of training."""
 
     every_epochs: int | None = Field(
         1, ge=1, description="evaluate after every N epochs, and after the last; null: never"
@@ -233,7 +233,7 @@ class EvaluationSettings(Block):
 
 
 class ScoringSettings(Block):
-    """Preparation of the model for new examples, with training examples only."""
+    """Prepares the model for scoring new examples. Uses only training examples."""
 
     calibration: float | None = Field(
         None,

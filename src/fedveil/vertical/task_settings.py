@@ -1,4 +1,4 @@
-"""The built-in tasks and their settings, as a job file names them. Imported without torch."""
+"""The built-in tasks and their settings in a job file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class TabularSettings(Settings):
 
 
 class ReadingSettings(Settings):
-    """How one party's table is written. What is null is guessed, and the run says the guess."""
+    """The format of one party's table.
+
+    A null value is guessed from the file, and the run reports it.
+    """
 
     separator: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
         None, description="what separates a CSV file's cells; null: guessed from its first lines"
@@ -82,7 +85,7 @@ class ReadingSettings(Settings):
 
 
 class IdSettings(Settings):
-    """Rules by which all parties write their ids alike before they are compared."""
+    """Rules that normalise ids, so that all parties write the same id alike."""
 
     whole_numbers: bool = Field(True, description="12.0 is the id 12")
     leading_zeros: Literal["keep", "drop"] = Field("keep", description="`drop`: 007 is the id 7")
@@ -93,7 +96,7 @@ class IdSettings(Settings):
 
 
 class TableSettings(ReadingSettings):
-    """One party's table. These settings may differ between the parties' copies of the job."""
+    """One party's table. Each party's copy of the job may have other settings here."""
 
     path: FilePath | None = Field(
         None, description="a .parquet file, or CSV with a header; relative to the working directory"
@@ -129,7 +132,7 @@ class TableSettings(ReadingSettings):
 class TablesSettings(Settings):
     """`tables`: every party reads its own table with a linear (wide) part and a deep part."""
 
-    #: Keys that may differ between the parties' copies of a job: each party's own table.
+    #: Keys that may differ between the parties' copies of a job, because each has its own table.
     OWN_KEYS: ClassVar[tuple[str, ...]] = ("files",)
 
     leader: str = Field("leader", description="the party with the labels")
