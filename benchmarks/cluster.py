@@ -149,6 +149,7 @@ def against_threads(options: argparse.Namespace) -> bool:
 def against_peers(options: argparse.Namespace) -> bool:
     """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns."""
     from ray.cluster_utils import Cluster
+
     from simulator import measure
 
     if not options.peers:
