@@ -79,7 +79,7 @@ class Scorer:
         self.bundle = Bundle.read(path)
         self.name, manifest = self.bundle.contents.party, self.bundle.manifest
         self.folder, self.state = folder, folder.within(STATE)
-        self.log = Recorder(self.state, durable=False)
+        self.log = Recorder(self.state)
         stack.callback(self.log.close)
         self._say = say
         unchecked = self.bundle.signatures.check(manifest.written(), list(manifest.contents), own)
