@@ -43,7 +43,10 @@ CASES: list[tuple[str, dict[str, Any], Told]] = [
         "pw_encrypt", ACTIVE,
         Told(LYING, noised=False, window_s=2.5, roster=True, most_per_operator=11),
     ),
-    ("distributed_dp", {}, SECURE._replace(units="client example", for_rounds="target_epsilon = 8")),
+    (
+        "distributed_dp", {},
+        SECURE._replace(units="client example", for_rounds="target_epsilon = 8"),
+    ),
     (
         "distributed_dp", {"target_epsilon": 0.75, "clip_quantile": 0.5},
         SECURE._replace(for_rounds="target_epsilon = 0.75"),
