@@ -66,6 +66,7 @@ def test_a_copy_goes_on_by_itself_and_a_sum_of_nothing_costs_nothing() -> None:
     second.add(((COIN, 2),), 1)
     second.add(((BIT, 1),))
     assert (first.figure(0.0).epsilon, second.figure(0.0).epsilon) == (1.5, 2.125)
+    assert (first.kinds, first.composed) == ({((COIN, 2),): 3}, True)
     assert AdaptiveSum().figure(DELTA) == Figure(0.0, 0.0)
 
 
