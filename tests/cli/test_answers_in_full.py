@@ -12,6 +12,7 @@ import pytest
 
 from comparing_parts import small_job
 from fedveil.cli import trials as trials_cli
+from fedveil.data.datasets import available
 from fedveil.engine.budget import project_job, solve_job
 from fedveil.engine.candidates import candidates
 from fedveil.federated.job import Job
@@ -104,3 +105,14 @@ def test_trials_are_told_in_full(
     assert "best for a whole client: dp_encrypt, accuracy 75.0% in the trial." in shown
     assert f"costs epsilon 1.93 at delta 1e-06 (meaningful), against {second.against}:" in shown
     assert shown.splitlines()[-1].strip() == second.command("fedveil run j.yaml")
+
+
+def test_each_data_set_is_listed_with_its_own_facts(command: Command) -> None:
+    _, out, _ = command("data", "list", "--json")
+    told = {one["name"]: one for one in json.loads(out)}
+    assert list(told) == [entry.name for entry in available()]
+    for entry in available():
+        assert told[entry.name] == {
+            "name": entry.name, "origin": entry.origin, "classes": entry.classes,
+            "shape": list(entry.shape), "how": entry.how, "here": entry.here(),
+        }  # fmt: skip
