@@ -17,6 +17,7 @@ from functools import cache
 
 import numpy as np
 
+from fedveil.base.array_types import utf8
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import MessageInvalid
 from fedveil.vertical.remote import exponent_proof
@@ -106,7 +107,7 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 def texts(ids: Ids) -> Iterable[bytes]:
     """Return the ids as bytes. The bytes of a whole number and of a text are never equal."""
     if ids.dtype.kind == "U":
-        return (b"text " + text.encode() for text in ids.tolist())
+        return map(b"text ".__add__, utf8(ids))
     return (b"number %d" % number for number in ids.tolist())
 
 
