@@ -18,6 +18,7 @@ from functools import cache
 
 import numpy as np
 
+from fedveil.base.array_types import utf8
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import MessageInvalid
 from fedveil.vertical.remote import exponent_proof
@@ -107,7 +108,7 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 def texts(ids: Ids) -> Iterable[bytes]:
     """Return the ids as bytes. Whole numbers and texts never have equal bytes."""
     if ids.dtype.kind == "U":
-        return (b"text " + text.encode() for text in ids.tolist())
+        return map(b"text ".__add__, utf8(ids))
     return (b"number %d" % number for number in ids.tolist())
 
 
