@@ -107,7 +107,8 @@ class Canaries(Executor):
         self.clients = range(first, first + count)
         self._job, self._protection = job, protection
         self._included = Seeded(job.seed, "canary coins").bernoulli(0.5, count)
-        directions = Directions(job.seed, count, protection.dimension)
+        # Directions take as much memory as ten copies of the model.
+        directions = Directions(job.seed, count, protection.dimension if count else 0)
         lengths, clip = _lengths(job, protection), protection.norm_clip
         moved = min(clip, *lengths)
         self._moved = 2 * moved

@@ -123,7 +123,7 @@ class Federation:
             if which or LOSS not in self.recorder.records[-1]:
                 quality = in_words(parts.test.quality(state.weights))
                 self.recorder.event(f"the model at its end: {quality}")
-            if compared := list(before_after(parts, state.weights)):
+            if compared := list(before_after(parts, state.first, state.weights)):
                 keep_before_after(self.folder, compared)
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples)
             if self.presentation is not None and parts.job.record.page:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
+from fedveil.base.packing import add
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
@@ -231,7 +232,7 @@ class CentralGaussianServerRound(OneReportRound):
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", *self._protection.form.fields)
-        self._sum += self._protection.read(message)
+        add(self._protection.read(message), self._sum)
 
     def _merge_sums(self, other: CentralGaussianServerRound) -> None:
         self._sum += other._sum
@@ -262,7 +263,7 @@ class CentralGaussianClientRound(OneReportClient):
         protection = self._protection
         try:
             joint = protection.clipping.joint(update, opening)
-            report = protection.form.written(protection.noise.clipped(joint))
+            report = protection.form.written_parts(protection.noise.clipping(joint))
         except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
         return {"round": self._context.round, **report}

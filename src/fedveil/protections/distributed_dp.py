@@ -342,16 +342,17 @@ class DistributedDP(Clipped, SecureSum):
 
     def domain(self, round: int) -> Domain:
         """Return the space of the round's rotated vectors, or of updates if the clip moves."""
-        signs = self.signs(round)
+        signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
             return super().domain(round)
+        assert isinstance(noise, DistributedGaussian)
 
         def encode(update: Float64s) -> Float64s:
-            return rotate(update, signs).astype(np.float64)
+            return rotate(update, signs, noise.block).astype(np.float64)
 
         def decode(released: Float64s) -> Float64s:
             values = released.copy()
-            unrotate(values, signs)
+            unrotate(values, signs, noise.block)
             return values
 
         return Domain(self.length, encode, decode, moves=True)

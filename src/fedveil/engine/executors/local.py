@@ -59,7 +59,7 @@ def start_locally(
         workers, why = 0, own_code.described(error)
         event(f"clients train in the calling process: workers cannot get its script: {why}")
     if workers == 0:
-        return InProcess(make_client_side(job, shape, data, model, folder))
+        return InProcess(make_client_side(job, shape, data, model, folder), cores)
     arrays = data.as_arrays(job.clients.number or 0) if isinstance(data, Shards) else data
     pool = WorkerPool(workers, len(model), arrays, serve if forks else None)
     try:
