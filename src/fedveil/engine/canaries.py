@@ -27,6 +27,7 @@ import numpy as np
 
 from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.message import Message, only_fields, prefixed, take, within
+from fedveil.base.quantity import quantity
 from fedveil.base.validate import integer
 from fedveil.engine.canary_bounds import Canvass
 from fedveil.engine.canary_directions import Directions
@@ -216,7 +217,7 @@ class Canaries(Executor):
             settings={**settings, "rounds": self._rounds},
             epsilon=claim.epsilon,
             delta=claim.delta,
-            saw=f"{what} of {self._rounds} rounds",
+            saw=f"{what} of {quantity(self._rounds, 'round')}",
         )
 
 

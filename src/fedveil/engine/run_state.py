@@ -71,9 +71,9 @@ class RunState:
             parts.stopping.restore(saved.best, metrics.records, len(self.weights))
         return metrics
 
-    def save(self, folder: RunFolder, recorder: Recorder) -> None:
-        """Save the state as the folder's checkpoint, with all that `recorder` has written."""
-        Checkpoint(
+    def checkpoint(self, recorder: Recorder) -> Checkpoint:
+        """Return the state, and how much `recorder` has written. Write it before `apply`."""
+        return Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,
             metrics_digest=recorder.metrics_digest,
@@ -85,4 +85,4 @@ class RunState:
             canaries=self._parts.canaries.state(),
             best=self._parts.stopping.state(),
             summed=self.summed.state(),
-        ).write(folder)
+        )

@@ -127,7 +127,8 @@ class VariateOptimizer(ServerOptimizer):
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
     ) -> npt.NDArray[np.float32]:
         size = len(self._trainable)
-        variate = (weights[size:] + share / self._unit * aggregate[size:]).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            variate = (weights[size:] + share / self._unit * aggregate[size:]).astype(np.float32)
         if not np.isfinite(variate).all():
             raise RoundVoid("report", 0, 0, "the resulting control variate is not finite")
         return np.concatenate([super().step(weights[:size], aggregate[:size], share), variate])

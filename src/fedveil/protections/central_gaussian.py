@@ -56,20 +56,19 @@ class CentralGaussianSettings(AdaptiveClipSettings):
         "target_epsilon": "loss",
     }
 
-    clip: float = Field(1.0, gt=0, description="L2 norm to which an update is clipped")
+    clip: float = Field(1.0, gt=0, description="each update is clipped to this L2 norm")
     noise_multiplier: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the noise on a round's sum, divided by the "
-        "sensitivity 2 * clip; null: computed from target_epsilon, or "
+        description="standard deviation of the noise in a round's sum, divided by the "
+        "sensitivity 2 * clip. null: computed from target_epsilon, or "
         f"{_MULTIPLIER:g} without it",
     )
     target_epsilon: float | None = Field(
         None,
         gt=0,
-        description="epsilon of the whole run at privacy.delta, instead of "
-        "noise_multiplier. It holds for a client in every round, against "
-        "everyone but the server",
+        description="epsilon of the whole run at privacy.delta, in place of noise_multiplier. For "
+        "a client in every round, against everyone except the server",
     )
 
     def ratio(self, delta: float, rounds: int) -> float:

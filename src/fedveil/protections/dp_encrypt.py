@@ -58,7 +58,7 @@ class DPEncryptSettings(Settings):
 
     dp_eps: float = Field(50.0, gt=0, description="epsilon of one report")
     dp_delta: float = Field(0.01, gt=0, lt=1, description="delta of one report; 1/clients is usual")
-    dp_norm_clip: float = Field(1.0, gt=0, description="L2 norm to which an update is clipped")
+    dp_norm_clip: float = Field(1.0, gt=0, description="each update is clipped to this L2 norm")
     noise: Literal["discrete", "continuous"] = Field(
         "discrete",
         description="discrete: a Gaussian on a fine grid; continuous: the floating-point "
