@@ -49,8 +49,10 @@ def costs(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 def test_a_budget_at_a_target_states_what_was_solved_for(command: Command) -> None:
-    solved, lines = solve_job(Job.load(DEFAULT_JOB, SETTINGS), 3.5, 21)
-    asked = ("budget", *ASKED, "--parameters", 21, "--target-epsilon", 3.5)
+    noised = ("rounds=3", "protection=dp_encrypt")
+    solved, lines = solve_job(Job.load(DEFAULT_JOB, noised), 3.5, 21)
+    settings = [word for setting in noised for word in ("--set", setting)]
+    asked = ("budget", *settings, "--parameters", 21, "--target-epsilon", 3.5)
     code, out, _ = command(*asked, "--json")
     told = {"solved": str(solved), "costs": costs(list(lines)), "measured": []}
     assert (code, json.loads(out)) == (0, told)
