@@ -240,7 +240,7 @@ def test_a_row_takes_no_more_bytes_than_its_places_and_numbers() -> None:
             "w": Words.of(table, "w", places),
             "v": Words.of(table, "v", 3),
         }
-        applied = Encoding(columns=columns).applied(table)
+        (applied,) = Encoding(columns=columns).applied(table)
         held = sum(column.nbytes for column in applied.values())
         assert held == count * (4 + 1 + 2 * bytes_each)
         assert applied["words"][:, 0].long().tolist() == columns["w"].applied(table, "w").tolist()
@@ -292,7 +292,7 @@ def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     spread, scaled = np.std([1, 3, 8]), encoding.scale.applied(table, "x")
     np.testing.assert_allclose(scaled, np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
     np.testing.assert_allclose(encoding.edges, (7 / 3, 14 / 3))
-    filled = encoding.scale.filled(table, "x")
+    filled = encoding.scale.filled(table.numbers("x"))
     assert encoding.intervals(filled).tolist() == [0, 1, 1, 1, 2]
 
 

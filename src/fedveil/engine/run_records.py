@@ -65,8 +65,9 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
         return f"the run ended before its first round: {stopped}"
     reasons = _reasons(records)
     advice = "; a lower training.lr may help" if _NOT_FINITE in reasons else ""
+    rounds = "the only round" if len(records) == 1 else f"any of {len(records)} rounds"
     ended = "" if stopped is None else f"; {stopped}"
-    return f"no report was usable in any of {len(records)} rounds: {reasons}{advice}{ended}"
+    return f"no report was usable in {rounds}: {reasons}{advice}{ended}"
 
 
 def all_failed(number: int, reason: str) -> str:

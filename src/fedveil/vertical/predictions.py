@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Array
 from fedveil.base.own_code import called
+from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.record.run_folder import explained
@@ -72,7 +73,7 @@ class PredictionFile:
             lines = csv.writer(table, lineterminator="\n")
             lines.writerow(("id", *found.columns))
             lines.writerows(zip(found.ids.tolist(), *found.columns.values(), strict=True))
-        return f"{len(found.ids)} predictions"
+        return quantity(len(found.ids), "prediction")
 
 
 def new_file(path: Path, *endings: str) -> Path:
