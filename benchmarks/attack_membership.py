@@ -1,12 +1,15 @@
 """Membership inference from a trained model and from single reports: docs/attacks.md.
 
     FEDVEIL_DATA=FOLDER python benchmarks/attack_membership.py [PART ...] [--effort quick]
+    FEDVEIL_DATA=FOLDER python benchmarks/attack_membership.py references --folder DIR
 
 overfitted: Location-30 and purchase100-synthetic with the dense network of the literature, MNIST
 with LeNet, 1,000 to 2,000 members each, without protection. positions: Location-30 under every
 protection with two or three settings. mnist and purchase: the same for the other two datasets. At
 quick the parts take 4, 6, 10 and 20 minutes of one core. Half of that is each job's four reference
-runs, of which standard has 32. clients: whether a client took part, for 4 and 20 clients with
+runs, of which standard has 32. references: what each attack on Location-30's overfitted model gains
+from more references. Every model's answers are saved in `--folder`, and the part resumes there. 33
+models take six minutes. clients: whether a client took part, for 4 and 20 clients with
 examples of the digits and of Location-30, under every protection with a few settings.
 """
 
@@ -18,14 +21,22 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from fedveil.attacks.effort import Effort, Watch
 from fedveil.attacks.membership import client_membership
-from fedveil.attacks.membership.membership import attack
+from fedveil.attacks.membership.membership import METHODS, attack
+from fedveil.attacks.membership.model_answers import Answers, answers
+from fedveil.attacks.membership.references import References, halves, threshold
+from fedveil.attacks.membership.shadow_runs import Pool, rehearse, split
+from fedveil.attacks.roc import figures
 from fedveil.attacks.target import Target
+from fedveil.base.array_types import Bools
 from fedveil.data.datasets import load
+from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.privacy import told
 from fedveil.privacy.finding import Finding
@@ -195,6 +206,57 @@ def clients(effort: Effort, only: str) -> None:
             print(f"| {label} | {rounds} | {spent} |{' |'.join(cells)} | {taken} |", flush=True)
 
 
+def references(effort: Effort, only: str, folder: Path) -> None:
+    """Print the attacks on Location-30's model with 4, 16 and 32 references, then on each of these.
+
+    Models and seeds are those of `overfitted --only Location --effort standard`. The share found at
+    0.1% false positives rests on one false positive, so it is also given over 32 models.
+    """
+    name = next(iter(OVERFITTED))
+    target = Target.of(Job.load(None, OVERFITTED[name]))
+    entropy = Seeded(target.job.seed, "attack", "membership")
+    pool = Pool.training(target.dataset)
+    members = halves(len(pool), 2, entropy.stream("members"))[0]
+    attacked = _saved(folder / "attacked.npz", pool, members, target, target.job.seed)
+    held = halves(len(pool), 32, entropy.stream("halves"))
+    found = []
+    for i, row in enumerate(held):
+        seed = entropy.stream("seed", i).integer(1 << 31)
+        found.append(_saved(folder / f"reference-{i}.npz", pool, row, target, seed))
+    for count in (4, 16, 32):
+        known = References(found[:count], held[:count], pool.y)
+        print(f"{name}, {count} references")
+        for method in ("LiRA", "online LiRA", "RMIA"):
+            score = METHODS[method]
+            scores, limit = score(attacked, known), threshold(score, known)
+            for figure in figures(method, scores[members], scores[~members], limit):
+                print(f"    {figure}", flush=True)
+    whole = References(found, held, pool.y)
+    for method in ("LiRA", "online LiRA", "RMIA"):
+        each = []
+        for which, row in enumerate(held):
+            scores = METHODS[method](found[which], whole.without(which))
+            each.append([f.value for f in figures(method, scores[row], scores[~row], 0.0)])
+        _, area, _, low = zip(*each, strict=True)
+        print(
+            f"each reference by the 31 others, {method}: AUC {np.mean(area):.3f} "
+            f"[{min(area):.3f}, {max(area):.3f}], TPR at 0.1% FPR {np.mean(low):.3f} "
+            f"[{min(low):.3f}, {max(low):.3f}]",
+            flush=True,
+        )
+
+
+def _saved(file: Path, pool: Pool, rows: Bools, target: Target, seed: int) -> Answers:
+    """Return the answers of a model trained on `rows` of the pool. They are kept in `file`."""
+    if not file.exists():
+        model = rehearse(pool.target(target, split(rows)[0], seed))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, **vars(answers(model, pool.x, pool.y)))
+        print(f"  {file.name}", file=sys.stderr, flush=True)
+    with np.load(file, allow_pickle=False) as saved:
+        return Answers(**saved)
+
+
 PARTS = {
     "overfitted": overfitted,
     "positions": positions,
@@ -212,10 +274,12 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="only this dataset or protection, by its first word"
     )
+    parser.add_argument("--folder", type=Path, default="membership", help="of `references`")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    parts = {**PARTS, "references": partial(references, folder=arguments.folder)}
     for part in arguments.parts:
-        PARTS[part](arguments.effort, arguments.only)
+        parts[part](arguments.effort, arguments.only)
 
 
 if __name__ == "__main__":

@@ -53,10 +53,12 @@ def _lost(runs: Runs, plain: str, names: Iterable[str], of: int = 10) -> Lost:
 def _rates(
     name: str, text: str, x: Axis, points: Sequence[float], rates: Mapping[str, Lost]
 ) -> Plot:
-    """Plot loss rates, a curve for each series."""
+    """Plot loss rates, a curve for each series. A series without the name of a mechanism is RR."""
     at = [*map(float, points)]
     curves = [
-        Curve(series, at, lost.rates, marks=True, protection=series if series in MECHANISMS else "")
+        Curve(
+            series, at, lost.rates, marks=True, protection=series if series in MECHANISMS else "rr"
+        )
         for series, lost in rates.items()
     ]
     return Plot(name, text, x, Axis("accuracy-loss rate"), curves)

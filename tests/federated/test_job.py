@@ -200,6 +200,31 @@ def test_sentence(text: str, sentence: str):
     assert problems(text) == [sentence]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "deployment: {start_clients: 100}",
+        "deployment: {answer_after_s: 299.5}",
+        "{protection: pw_encrypt, deployment: {answer_after_s: 299.5, answer_s: 20}}",
+        "{protection: pw_encrypt, clients: {number: 40, fraction: 0.5}, "
+        "deployment: {clients_per_node: 13}}",
+        "audit: {canaries: 50}",
+        "{protection: {name: rr, unary: {fidelity: per_client}}, audit: {canaries: 3}}",
+        "training: {nesterov: true, momentum: 0.1}",
+        "training: {algorithm: feddyn, optimizer: adam, gradient_norm: 2.0}",
+        "{training: {algorithm: fednova, normal_steps: 3}, "
+        "server: {aggregation: median, weighting: equal, optimizer: adam, lr: 0.25}}",
+        "{protection: distributed_dp, clients: {sampling: poisson}, training: {algorithm: fedcm}}",
+        "server: {aggregation: norm_bound, weighting: by_size}",
+        "server: {optimizer: adam, lr: 0.99}",
+        "{protection: {name: pw_encrypt, pw_encrypt: {central_eps: 1.0, central_norm_clip: 8.0}}, "
+        "privacy: {max_epsilon: null}}",
+    ],
+)
+def test_what_just_fits_is_allowed(text: str):
+    assert not [w for w in load(text).warnings if "central_eps" not in w]
+
+
 BOUNDS = {
     "protection.signds.sign_k": (1e-300, 0.25),
     "protection.signds.sign_eps": (1e-300, 100),

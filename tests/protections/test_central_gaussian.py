@@ -24,6 +24,7 @@ from fedveil.privacy.gaussian_curve import epsilon_for
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import JobContext, RoundContext
+from fedveil.protections.catalog import POSITIONS, build
 from fedveil.protections.central_gaussian import CentralGaussian, CentralGaussianSettings
 from round_parts import ROUND, client_half, server_half
 
@@ -305,3 +306,28 @@ def test_what_is_released_of_a_secret_cohort_is_the_sum_over_what_was_expected()
         aggregate = play(made, data).aggregate()
         assert aggregate.reports == 3
         assert np.allclose(made.released(aggregate), reports * aggregate.update)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("central_gaussian", {"noise_multiplier": 2.0}),
+        ("dp_encrypt", {"dp_eps": 2.0, "dp_delta": 1e-6}),
+        ("pw_encrypt", {"central_eps": 2.0}),
+        ("distributed_dp", {"noise_multiplier": 2.0, "bits": 16}),
+    ],
+)
+def test_the_noise_is_made_for_the_distance_that_the_updates_maker_promises(
+    name: str, options: dict[str, Any]
+) -> None:
+    """A quarter of the usual distance, twice the clip, needs a quarter of the noise."""
+
+    def sigma(apart: float | None) -> float:
+        settings = POSITIONS[name].settings_type(**options)
+        made: Any = build(name, settings, JobContext("equal", 40, 5, rounds=3, apart=apart))
+        if name == "distributed_dp":
+            return math.sqrt(made.noise.share_variance) * made.noise.step
+        noise = {"dp_encrypt": "_mechanism", "pw_encrypt": "central"}.get(name, "noise")
+        return float(getattr(made, noise).sigma)
+
+    assert sigma(0.5) == pytest.approx(sigma(None) / 4, rel=0.01)

@@ -188,7 +188,7 @@ def test_how_far_a_liar_moves_an_entry() -> None:
     assert signs is not None
     alone = np.zeros(noise.length)
     alone[7] = math.sqrt(noise.length)
-    total = np.rint(rotate(alone, signs) * noise.reach).astype(np.int64)
+    total = np.rint(rotate(alone, signs, noise.block) * noise.reach).astype(np.int64)
     moved = made.mean(total, CLIENTS, ROUND)
     most = math.sqrt(noise.length) * noise.reach * noise.step / CLIENTS
     assert moved[7] == pytest.approx(most)
@@ -391,4 +391,20 @@ def test_an_amplified_sum_counts_the_honest_clients_noise_alone() -> None:
     )  # fmt: skip
     (spending,) = made.spent({}, 8)
     assert spending.loss.release == SampledGaussian(made.noise.ratio(6), 0.1)
+    assert spending.loss.per == "example"
     assert made.noise.ratio(6) < made.noise.ratio(8)
+
+
+class Named(Seeded):
+    """Notes the names of the streams that are drawn from it."""
+
+    def stream(self, *names: Any) -> Any:
+        self.streams = [*vars(self).get("streams", ()), names]
+        return super().stream(*names)
+
+
+def test_the_noise_does_not_repeat_the_draw_that_decides_the_turn() -> None:
+    entropy = Named(1)
+    context = ClientContext(0, ROUND, np.zeros(DIMENSION, np.float32), 5, entropy)
+    protection(turn_rate=0.5, noise_multiplier=1.0).vector(updates()[0], context, {})
+    assert len(set(entropy.streams)) == len(entropy.streams) == 2

@@ -17,8 +17,10 @@ from fedveil.base.packing import pack, unpack
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected
 from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.privacy.grid_sensitivity import moved
+from fedveil.privacy.sampled_gaussian import sampled_release
 from fedveil.protections import exact_sum
-from fedveil.protections.base import JobContext
+from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import build
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
 from round_parts import client_half, report_of, server_half
@@ -156,6 +158,39 @@ def test_the_largest_values_are_accepted(value: int) -> None:
     assert half.aggregate().update.tolist() == [0, value * GRID.step, 0, 0, 0]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_continuous_values_are_accepted(sign: int) -> None:
+    """The clip and ten standard deviations, with a clip that is not small beside the noise."""
+    settings = DPEncryptSettings(dp_eps=50.0, dp_delta=1e-5, dp_norm_clip=3.0, noise="continuous")
+    half = server(settings=settings)
+    sigma = GaussianMechanism(50.0, 1e-5, 3.0).sigma
+    update = np.full(SIZE, 0.999 * sign * (3 + 10 * sigma), np.float32)
+    with pytest.raises(ReportRejected, match="beyond its range"):
+        half.receive(2, {"round": 7, "update": update * np.float32(1.01)})
+    half.receive(1, {"round": 7, "update": update})
+    assert half.aggregate().update.tolist() == update.tolist()
+
+
+def test_what_is_carried_is_clipped() -> None:
+    made = DPEncrypt(DPEncryptSettings(dp_norm_clip=0.5), CONTEXT)
+    np.testing.assert_allclose(made.carried(2 * UPDATE, {}), UPDATE * 0.5 / 0.76, atol=1e-2)
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_a_sum_of_examples_is_reported_whole(rate: float) -> None:
+    """Only contributions are clipped: a batch's sum may be many times as long as the clip."""
+    context = JobContext("equal", SIZE, 4, rounds=1, unit="example", sampling_rate=rate)
+    made = DPEncrypt(DPEncryptSettings(dp_eps=8.0, dp_delta=1e-5, dp_norm_clip=0.5), context)
+    update = np.array([60, -60, 0, 30, -0.125], np.float32)
+    sent = report_of(client_half(made, 1, MODEL), {"round": 7}, update)
+    reading = made.reading(RoundContext([1], 7, MODEL), sent)
+    assert np.abs(reading.estimate - update).max() < 6 * made._mechanism.sigma < 6
+    assert made.carried(update, {}).tolist() == update.tolist()
+    (spent,) = made.spending({})
+    distance = 2 * moved(0.5, made._mechanism.step, SIZE)
+    assert spent.loss.release == sampled_release(made._mechanism.sigma / distance, rate)
+
+
 @pytest.mark.parametrize(
     ("update", "reason"),
     [
@@ -189,7 +224,9 @@ def test_a_client_reports_nothing_and_says_why(settings: DPEncryptSettings) -> N
 
 def test_a_value_beyond_the_range_is_sent_as_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     far = np.array([10 * LIMIT, -(2**50), LIMIT + 1, LIMIT, -3])
-    monkeypatch.setattr(GaussianMechanism, "multiples", lambda self, update, entropy: far)
+    monkeypatch.setattr(
+        GaussianMechanism, "drawing", lambda self, update, entropy: lambda part: far[part]
+    )
     assert multiples(report(1)) == [LIMIT, -LIMIT, LIMIT, LIMIT, -3]
 
 

@@ -179,6 +179,22 @@ def test_a_refused_term_changes_nothing(bad: float) -> None:
     np.testing.assert_array_equal(running.value(), [1, 2])
 
 
+def test_a_terms_weight_counts_against_the_limit() -> None:
+    running = ExactSum(1)
+    running.add(np.array([2.0**39], np.float32), 2)
+    with pytest.raises(ValueError, match="not finite or too large"):
+        running.add(np.array([2.0**39], np.float32), 3)
+    assert running.value()[0] == 2.0**40
+
+
+def test_merged_sums_have_no_more_terms_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_sum, "MAX_TERMS", 5)
+    one, other = summed([(1, 1)] * 3), summed([(1, 1)] * 2)
+    one.merge(other)
+    with pytest.raises(ValueError, match="more than 5 terms"):
+        one.merge(summed([(1, 1)]))
+
+
 def test_the_largest_terms_do_not_wrap() -> None:
     running = ExactSum(1)
     for _ in range(100):

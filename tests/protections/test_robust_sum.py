@@ -11,6 +11,7 @@ import pytest
 from fedveil.engine.job_protection import make_protection
 from fedveil.errors import ReportRejected
 from fedveil.federated.job import Job
+from fedveil.protections import robust_combining
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS, build
 from fedveil.protections.exact_sum import ExactSum
@@ -48,6 +49,24 @@ def test_the_share_that_is_left_out_is_the_one_that_is_written() -> None:
     for value in range(100):
         left.add(np.array([0.0 if value < 8 else 1.0], np.float32))
     assert left.value() == pytest.approx(100 * 85 / 86)  # 7 of the 8 zeros and 7 ones are left out
+
+
+def test_the_share_is_the_jobs_and_entries_are_sorted_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of five values are left out on either side. One entry is sorted at a time."""
+    monkeypatch.setattr(robust_combining, "_ENTRIES", 6)
+    total = Combining("trimmed_mean", trim=0.3).sum(ExactSum(3))
+    for first, *others in ([0, 9, 1], [1, 8, 2], [5, 7, 9], [7, 0, 3], [2.0**40, 1, 4]):
+        total.add(np.array([first, *others], np.float32))
+    assert (total.value() / 5).tolist() == [5, 7, 3]
+
+
+def test_a_shortened_report_keeps_its_weight() -> None:
+    total = Combining("norm_bound", norm_bound=0.5).sum(ExactSum(2))
+    total.add(np.array([0, 0.25], np.float32), 3)
+    total.add(np.array([-4, 0], np.float32), 2)
+    assert total.value().tolist() == [-1, 0.75]
 
 
 def test_a_long_report_is_shortened() -> None:

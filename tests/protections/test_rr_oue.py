@@ -282,6 +282,14 @@ def test_an_adaptive_epsilon_that_the_job_allows_is_used() -> None:
     assert encode(got) == encode(plain)
 
 
+def test_a_report_may_cost_all_that_the_job_allows() -> None:
+    half = protection(eps=4.8, adaptive=True, total_eps=78.0)
+    assert "report" in client(half, np.zeros(6)).respond(
+        {"round": 7, "eps": 6.5}, np.zeros(6, np.float32)
+    )
+    assert half.most_of_a_report() == (78.0, 0.0)
+
+
 def test_no_update_no_report() -> None:
     with pytest.raises(ClientWithheld, match="not the opening of this round"):
         client(protection(), np.zeros(6)).respond({"round": 7, "eps": 4.8}, None)
@@ -361,6 +369,12 @@ def test_a_round_that_was_cut_off_counts_in_the_total() -> None:
         server(half, np.zeros(6), state=state)
 
 
+def test_a_round_that_was_cut_off_keeps_the_epsilon_of_the_next() -> None:
+    half = protection(eps=0.5, adaptive=True)
+    cost = [(spent.loss, spent.count) for spent in half.spending({"eps": 2.0})]
+    assert half.cut_off({"eps": 2.0, "spent": "3"}, cost) == {"eps": 2.0, "spent": "27.0"}
+
+
 def test_spent_total_is_the_sum_of_the_rounds_losses() -> None:
     half = protection(eps=60.0, adaptive=True, dimension=2, cells=1)
     first = play(half, [1.0, 0.0], dict.fromkeys(COHORT, (0.0, 1.0)))
@@ -402,6 +416,14 @@ def test_a_cohort_drawn_at_once_is_alike(kind: str) -> None:
     first, second = (np.rint(r * scale).astype(int) for r in results)
     np.testing.assert_allclose(first / scale, results[0], atol=1e-9)
     assert_alike(first, second)
+
+
+def test_a_cohort_larger_than_expected_is_counted_whole() -> None:
+    half = protection(eps=60.0, cells=4, fidelity="aggregate", target="update")
+    cohort = dict.fromkeys(range(len(COHORT) + 3), np.full(6, 0.25))
+    aggregate = play(half, np.zeros(6), cohort)
+    assert (aggregate.reports, aggregate.update.tolist()) == (7, pytest.approx([0.25] * 6))
+    assert half.norm_clip == pytest.approx(6**0.5)
 
 
 def test_a_cohort_s_law_is_the_convolution_of_its_clients() -> None:

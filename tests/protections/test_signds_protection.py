@@ -17,7 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected, RoundVoid
 from fedveil.mechanisms.signds.dimension_selection import SignDS
 from fedveil.mechanisms.signds.index_code import encode_indices
-from fedveil.protections.base import Aggregate, JobContext, State
+from fedveil.protections.base import Aggregate, JobContext, RoundContext, State
 from fedveil.protections.signds import SignDSProtection, SignDSSettings
 from round_parts import client_half, report_of, server_half
 
@@ -274,6 +274,23 @@ def test_a_small_topk_set_warns_on_the_client(dimension: int, warns: bool) -> No
 def test_more_output_dimensions_than_the_model_has_are_refused() -> None:
     with pytest.raises(InvalidValue, match=r"dim_out = 50 is outside \[0, 8\]"):
         server_round(protection(8, sign_dim_out=50), [1])
+
+
+def test_an_audit_knows_what_each_choice_of_a_report_told() -> None:
+    """The update rises: its largest entries are the last, and those of the other sign the first."""
+    made, update = small(sign_eps=8.0, sign_mag_eps=0.5), np.arange(-4, 4, dtype=np.float32)
+    assert [(choice.claim, choice.count) for choice in made.choices()] == [(8, 1), (0, 1), (0.5, 1)]
+    # The mean of the two largest is 2.5 for the sign 1, and 3.5 for the sign -1.
+    state: State = {"estimate": 3.0, "phase": "shrink", "zeros": 0}
+    context = RoundContext([1], 4, np.zeros(8, np.float32), state)
+    for sign, indices, bit, told in (
+        (1, [6, 7, 8], True, [1, 1, 1]),
+        (-1, [6, 7, 8], True, [0, 0, 0]),
+        (-1, [1, 2, 3], False, [1, 0, 1]),
+    ):
+        truths = made.reading(context, report(indices, sign, bit=bit)).truths
+        assert truths is not None
+        assert [int(one) for (one,) in truths(update)] == told
 
 
 # --- what it costs ---------------------------------------------------------------------------

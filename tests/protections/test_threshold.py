@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from fedveil.protections.advice import Cohort
+from fedveil.protections.distributed_dp import DistributedDPSettings, some_noise
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
     SPARSE_THRESHOLD,
+    graph_fits,
+    shareable,
     shared_weaker,
     threshold_reachable,
     threshold_safe,
 )
+from fedveil.secagg import masking_graph
 
 
 @pytest.mark.parametrize(
@@ -58,3 +63,101 @@ def test_a_pin_is_for_the_clients_that_it_was_made_for() -> None:
     assert shared_weaker(asked, pinned, 100, 100) is None
     said = shared_weaker(asked, pinned, 10, 100)
     assert said == "7 clients reconstruct a secret, but at least 67 are required"
+
+
+def settings(**options: Any) -> PWEncryptSettings:
+    if "threshold" in options:
+        options["reconstruct_secrets_threshold"] = options.pop("threshold")
+    if "ratio" in options:
+        options["share_secrets_ratio"] = options.pop("ratio")
+    return PWEncryptSettings(**options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pinned", "clients", "expected", "said"),
+    [
+        ({"threshold": 6}, {"threshold": 6}, 12, None, "6 of 12 clients reconstruct a secret, but"),
+        ({"threshold": 7}, {"threshold": 6}, 12, None, None),
+        ({"threshold": 8}, {"threshold": 7}, 12, 10, "8 of 12 .*, but 7 of 10 are required"),
+        (
+            {"threshold": 7, "neighbours": 8}, {"threshold": 7, "neighbours": 10}, 30, 30,
+            "a client has 8 neighbours, but at least 10 are required",
+        ),
+        ({"threshold": 7, "neighbours": 10}, {"threshold": 7, "neighbours": 10}, 30, 30, None),
+        # The pinned graph is complete where a round has fewer clients than its neighbours.
+        ({"threshold": 21}, {"threshold": 7, "neighbours": 40}, 30, 30, None),
+        (
+            {"threshold": 21, "neighbours": 28}, {"threshold": 21}, 30, 30,
+            "a client has 28 neighbours, but at least 29 are required",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pin_holds_at_its_border(
+    asked: Any, pinned: Any, clients: int, expected: int | None, said: str | None
+) -> None:
+    why = shared_weaker(settings(**asked), settings(**pinned), clients, expected)
+    assert why is None if said is None else re.match(said, why or ""), why
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "colluding"),
+    [
+        (10, {}, 6), (10, {"active_security": True}, 3), (20, {"ratio": 0.5}, 6),
+        (20, {"ratio": 0.5, "active_security": True}, 3), (5000, {"ratio": 0.5}, 500),
+    ],
+)  # fmt: skip
+def test_how_many_may_collude_follows_from_those_that_share(
+    clients: int, options: Any, colluding: int
+) -> None:
+    assert settings(**options).most_colluding(clients) == colluding
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "clients", "said"),
+    [
+        (threshold_safe, {"threshold": 5}, 10, r"half of the 10 clients that .* Above 5, with act"),
+        (threshold_safe, {"threshold": 6}, 9, r"thirds of the 9 clients that .* Above 6, with act"),
+        (threshold_safe, {"threshold": 7}, 9, None),
+        (threshold_safe, {"threshold": 4, "neighbours": 8}, 20, r"half of the 9 clients of a"),
+        (threshold_safe, {"threshold": 4, "ratio": 0.5}, 18, "half of the 9 clients .*Above 4"),
+        (threshold_reachable, {"threshold": 9}, 10, None),
+        (threshold_reachable, {"threshold": 10}, 10, r"is outside \[1, 10\)"),
+        (threshold_reachable, {"threshold": 5, "ratio": 0.5}, 10, r"is outside \[1, 5\)"),
+        (graph_fits, {"neighbours": 9}, 10, None),
+        (graph_fits, {"neighbours": 10}, 10, r"is outside \[1, 10\): below the clients a round"),
+        (graph_fits, {"neighbours": 8, "threshold": 8}, 20, None),
+        (graph_fits, {"neighbours": 8, "threshold": 9}, 20, "below reconstruct_secrets_thr"),
+        (graph_fits, {"neighbours": 8, "active_security": True}, 20, "needs complete or auto"),
+        (shareable, {}, 1 << 20, None),
+        (shareable, {}, (1 << 20) + 1, "lets 1048577 of 1048577 clients"),
+        (shareable, {"ratio": 0.5}, 1 << 21, None),
+    ],
+)  # fmt: skip
+def test_a_rule_holds_at_its_border(
+    rule: Any, options: Any, clients: int, said: str | None
+) -> None:
+    why = rule(settings(**options), Cohort(10 * clients, clients))
+    assert why is None if said is None else re.search(said, why or ""), why
+
+
+def test_a_written_threshold_decides_the_sparse_graph() -> None:
+    degree = settings(threshold=100).graph_degree(5000)
+    assert degree == masking_graph.automatic(5000, 100) != masking_graph.automatic(5000, 80)
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "least", "dishonest"),
+    [
+        ({"dropout_tolerance": 0.29}, 100, 71, 0),  # 0.29 * 100 is below 29 in floating point
+        ({"dropout_tolerance": 0.25}, 10, 8, 0),
+        ({"assume_honest": 0.9}, 10, 9, 1),  # (1 - 0.9) * 10 is below 1 in floating point
+        ({"assume_honest": 0.7, "share_secrets_ratio": 0.5}, 20, 9, 3),
+        ({"dropout_tolerance": 0.5, "assume_honest": 0.5}, 10, 5, 5),
+    ],
+)
+def test_noise_is_counted_among_those_that_share(
+    options: Any, clients: int, least: int, dishonest: int
+) -> None:
+    made = DistributedDPSettings(**options)
+    assert (made.least_survivors(clients), made.dishonest(clients)) == (least, dishonest)
+    assert (some_noise(made, Cohort(99, clients)) is None) == (least > dishonest)

@@ -26,13 +26,13 @@ _PART = 1 << 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def into_floats(numbers: Int64s) -> Float64s:
-    """Convert integers to floats in place. `numbers` must not be used afterwards."""
+def into_floats(numbers: Int64s, unit: float = 1.0) -> Float64s:
+    """Convert integers to floats times `unit`, in place. `numbers` must not be used afterwards."""
     if numbers.dtype != np.int64:
-        return numbers.astype(np.float64)
+        return numbers.astype(np.float64) * unit
     floats = numbers.view(np.float64)
     for start in range(0, len(numbers), _PART):
-        floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64)
+        floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64) * unit
     return floats
 
 

@@ -8,8 +8,6 @@ from fedveil.federated.blocks import JobFields
 from fedveil.protections.advice import Rule
 from fedveil.protections.base import Protection
 from fedveil.protections.catalog import POSITIONS
-from fedveil.protections.secure_sum_settings import SecureSumSettings
-from fedveil.secagg.terms import MAX_CLIENTS
 from fedveil.settings.rules import Check, Rules
 
 
@@ -40,19 +38,16 @@ def _no_node_unmasks(job: JobFields) -> str | None:
     """Under secure aggregation, one node's clients cannot unmask others together with the server:
     `deployment.clients_per_node` is below the threshold, under `active_security` small enough for
     a server that lies, and at most a fifth of the clients per round in a sparse graph."""
-    settings, clients = job.protection.settings, job.cohort.per_round
+    protection, clients = job.protection, job.cohort.per_round
     most = job.deployment.clients_per_node
-    if most == 1 or clients is None or not isinstance(settings, SecureSumSettings):
+    if most == 1 or clients is None:
         return None
-    sharing = settings.sharing_clients(clients)
-    if sharing > MAX_CLIENTS:
-        return None  # another rule says so
-    limit = settings.most_colluding(clients)
-    if most <= limit:
+    limit = protection.position.most_per_operator(protection.settings, clients)
+    if limit is None or most <= limit:
         return None
     return (
         f"deployment.clients_per_node = {most} is outside [1, {max(limit, 1)}]: the operator of "
-        f"such a node and the server could unmask others of {sharing} clients that share secrets"
+        f"such a node and the server could unmask others of {clients} clients in a round"
     )
 
 

@@ -1,1 +1,1 @@
-"""A site's policy and account on NVFlare. `components.py` has what its configurations name."""
+"""A site's policy and account on NVFlare. Configurations name the classes of `components.py`."""

@@ -1,12 +1,13 @@
-"""Two filters of a site's privacy scope on NVFlare, and the server's aggregator.
+"""Two filters for a privacy scope of an NVFlare site, and an aggregator for the server.
 
-`SiteTaskFilter` stands in `task_data_filters`. It admits a training task, and charges the account
-of the data set before the data are read. `SiteResultFilter` stands in `task_result_filters`. It
-lets one thing out of the site: the report of the update of an admitted task. Everything else that
-an executor returned stays: metrics, numbers of examples, headers, errors.
+List `SiteTaskFilter` in `task_data_filters`. It admits a training task, and charges the data set's
+account before the data are read. List `SiteResultFilter` in `task_result_filters`. It lets only the
+report of an admitted task leave. All other results of an executor stay: metrics, numbers of
+examples, headers, errors.
 
-Both run in the process of the job. They bind a job that consists of classes which the site allows.
-They do not bind code of the job's own (BYOC), which runs in the same process.
+Both filters run in the job's process. They protect against a job that uses only classes that the
+site allows. They do not protect against code that the job brings (BYOC), because that code runs in
+the same process.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from fedveil.site.nvflare_resources import open_ways
 from fedveil.site.one_report import Admitted, SiteReports
 from fedveil.site.task_terms import ReportSum, Terms
 
-#: The property of a task's context that holds an admitted task.
+#: The name of the context property that holds the admitted task.
 _ADMITTED = "fedveil.admitted"
-#: The field of a result that holds a report as a message.
+#: The field of a result that holds an encoded report.
 REPORT = "fedveil.report"
-#: The field of a task with the message of the server's half, and the header with the number of
-#: weights. A task of this name asks for a message that needs no training.
+#: The task field with the server half's message, the header with the number of weights, and the
+#: name of tasks that need no training.
 MESSAGE, DIMENSION, PHASE_TASK = "fedveil.message", "fedveil.dimension", "fedveil_phase"
-#: What the server learns of a refusal.
+#: The only text about a refusal that the server receives.
 _WORD = "withheld"
 
 
@@ -61,12 +62,12 @@ class _Message(NamedTuple):
 class SiteTaskFilter(Filter):  # type: ignore[misc]
     """Admits training tasks. Charges each task to the site's account before its executor runs.
 
-    `site` is the site's folder, `data` a data set of its policy, and `protection` the keys of a
-    protection that the policy allows, with its parameters. With `plain`, a report leaves as arrays
-    (WEIGHT_DIFF), which the usual aggregators average. Without it, and under a protection whose
-    reports are no arrays, a report leaves as a message, for `ProtectedAggregator` or
-    `ProtectedController`. Tasks with other names than `train_tasks` are refused, except a sum's
-    messages. `server` is the block of the policy's `servers` that a sum needs.
+    `site` is the site's folder, and `data` the name of a data set in the policy. `protection` has
+    the keys of a protection that the policy allows. If `plain` is True, a report leaves as arrays
+    (WEIGHT_DIFF), which NVFlare's own aggregators can average. Otherwise, and for a protection
+    whose reports are not arrays, a report leaves as a message for `ProtectedAggregator` or
+    `ProtectedController`. Only tasks with a name in `train_tasks` are admitted, and messages of a
+    sum. A sum needs `server`, the name of a block of the policy's `servers`.
     """
 
     def __init__(
@@ -102,12 +103,12 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     ) -> _Task | _Message:
         reports = self._reports
         if name not in (*self._tasks, PHASE_TASK):
-            raise SiteRefused(f"a report leaves for the tasks {', '.join(self._tasks)} alone")
+            raise SiteRefused(f"reports leave only for the tasks {', '.join(self._tasks)}")
         reports.check_job(_checked_workspace(fl_ctx, job))
         round = shareable.get_header(AppConstants.CURRENT_ROUND, 0)
         site, words = str(fl_ctx.get_identity_name()), shareable.pop(MESSAGE, None)
         if words is not None and not isinstance(words, bytes):
-            raise SiteRefused("the task's message is no bytes")
+            raise SiteRefused("the task's message is not bytes")
         if name == PHASE_TASK:
             dimension = shareable.get_header(DIMENSION)
             return _Message(
@@ -119,10 +120,10 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
 
 
 class SiteResultFilter(Filter):  # type: ignore[misc]
-    """Lets out the report of an admitted task, and nothing else."""
+    """Lets only the report of an admitted task leave."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the report, or raise `ContentBlockedException`. A task has one report."""
+        """Return the report, or raise `ContentBlockedException`. Each task has one report."""
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         if isinstance(task, _Message):
@@ -146,10 +147,10 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
 
 
 class ProtectedAggregator(Aggregator):  # type: ignore[misc]
-    """Adds up the reports that `SiteResultFilter` lets out with `plain: false`.
+    """Adds up the reports that leave through `SiteResultFilter` with `plain: false`.
 
     `protection` must equal that of the sites' filters. The result is the mean update (WEIGHT_DIFF).
-    A round without any valid report leaves the model as it is.
+    A round without a valid report does not change the model.
     """
 
     def __init__(self, protection: Mapping[str, Any]) -> None:
@@ -185,7 +186,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
 
     def _round(self, fl_ctx: FLContext) -> ReportSum:
-        """Return the round's sum. The round's first report creates it."""
+        """Return the round's sum, created at the round's first report."""
         if self._sum is None:
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
             sites = [client.name for client in fl_ctx.get_engine().get_clients()]
@@ -195,13 +196,13 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
 
 
 def report_of(result: Shareable) -> bytes:
-    """Return the report in the result of a site's filter. Raises `MessageInvalid`."""
+    """Return the report in a result of `SiteResultFilter`. Raises `MessageInvalid`."""
     try:
         data = from_shareable(result).data
-    except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
+    except Exception as error:  # NVFlare raises many kinds of errors here
         raise MessageInvalid(f"it holds no DXO: {type(error).__name__}") from None
     if not isinstance(data, dict) or set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
-        raise MessageInvalid("it is no report of fedveil's filter")
+        raise MessageInvalid("it is not a report of fedveil's filter")
     report: bytes = data[REPORT]
     return report
 
@@ -213,30 +214,30 @@ def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
 def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
     """Return the arrays of a task's data or result, and True if they are differences.
 
-    Raises `ModelInvalid` unless it has one of `kinds`, and NumPy arrays alone.
+    Raises `ModelInvalid` unless the data kind is one of `kinds` and all values are NumPy arrays.
     """
     try:
         dxo: DXO = from_shareable(shareable)
-    except Exception as error:  # NVFlare raises errors of several kinds for a foreign object
+    except Exception as error:  # NVFlare raises many kinds of errors here
         raise ModelInvalid(f"it holds no DXO: {type(error).__name__}") from None
     if dxo.data_kind not in kinds:
         needed = " or ".join(kind.value for kind in kinds)
-        raise ModelInvalid(f"it holds {dxo.data_kind}, and {needed} is needed")
+        raise ModelInvalid(f"it holds {dxo.data_kind}, but {needed} is needed")
     wrong = [name for name, array in dxo.data.items() if not isinstance(array, np.ndarray)]
     if wrong:
-        raise ModelInvalid(f"it holds {wrong[0]}, which is no NumPy array")
+        raise ModelInvalid(f"it holds {wrong[0]}, which is not a NumPy array")
     return {str(n): a for n, a in dxo.data.items()}, dxo.data_kind == DataKind.WEIGHT_DIFF
 
 
 def _checked_workspace(fl_ctx: FLContext, job: str) -> Path:
-    """Return the folder of the job's configuration.
+    """Return the job's configuration folder.
 
-    Raises SiteRefused if the job brings code, or the site lets out more than task results.
+    Raises SiteRefused if the job brings code, or if data can leave without passing the filters.
     """
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     custom = Path(workspace.get_app_custom_dir(job))
     if custom.is_dir() and any(custom.iterdir()):
-        raise SiteRefused("the job brings code of its own, which no filter can bind")
+        raise SiteRefused("the job brings its own code, against which filters cannot protect")
     resources = Path(workspace.get_resources_file_path() or "resources.json")
     if ways := open_ways(resources):
         raise SiteRefused(f"{resources} lets out more than task results: {'; '.join(ways)}")

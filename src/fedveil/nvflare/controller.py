@@ -1,7 +1,7 @@
-"""A workflow of NVFlare that runs the server's half of any protection that a site's filters apply.
+"""An NVFlare workflow that runs the server's half of a protection that the sites' filters apply.
 
-Every message of a round is a task. In the phase in which sites train, it has the model and the task
-name of a training. In all others, it is a `fedveil_phase`, which reads no data.
+Each message of a round is a task. The message that asks for training is an ordinary training task
+with the model. Every other message is a task named `fedveil_phase`, for which no site reads data.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedveil.base.message import Message, encode
+from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.arrays import Arrays
 from fedveil.nvflare.components import DIMENSION, MESSAGE, PHASE_TASK, report_of
@@ -36,9 +37,9 @@ _LOOK_S = 0.05
 class ProtectedController(ModelController):  # type: ignore[misc]
     """Trains for `rounds` rounds under `protection`, which must equal that of the sites' filters.
 
-    A sum needs `sites`: the sites' names, in the order of their numbers. With active security it
-    also needs `keys`, their public keys in this order. A round in which too few sites answer leaves
-    the model as it is. `timeout_s` limits each message.
+    A sum needs `sites`, the sites' names. A site's index in this list is its number. With active
+    security a sum also needs `keys`, the sites' public keys in the same order. A round with too few
+    answers does not change the model. `timeout_s` limits each message, in seconds.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class ProtectedController(ModelController):  # type: ignore[misc]
         self._roster = {n: bytes.fromhex(key) for n, key in enumerate(keys or [])}
 
     def run(self) -> None:
-        """Run all rounds, and save the model after each."""
+        """Run all rounds, and save the model after each one."""
         model = self.load_model()
         layout = self._terms.layout(model.params)
         job = self._terms.job(str(self.fl_ctx.get_job_id()), layout.dimension)
@@ -81,11 +82,11 @@ class ProtectedController(ModelController):  # type: ignore[misc]
             state = aggregate.state
             for name, change in shaped(layout, aggregate.update).items():
                 model.params[name] = model.params[name] + change
-            self.info(f"round {number}: {aggregate.reports} reports")
+            self.info(f"round {number}: {quantity(aggregate.reports, 'report')}")
             self.save_model(model)
 
     def _names(self) -> dict[ClientId, str]:
-        """Return the connected sites by their numbers."""
+        """Return the names of the connected sites by number."""
         here = [client.name for client in self.engine.get_clients()]
         if self._sites is None:
             return {number_of(name): name for name in here}
@@ -94,7 +95,7 @@ class ProtectedController(ModelController):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Round:
-    """The part of a round that its messages share."""
+    """The data that all messages of a round share."""
 
     number: int
     dimension: int
@@ -104,7 +105,7 @@ class _Round:
 
 
 class _TaskCarrier(Carrier):
-    """Carries a round's messages as tasks of NVFlare."""
+    """Sends a round's messages as NVFlare tasks."""
 
     def __init__(self, controller: ProtectedController, of: _Round, timeout_s: int) -> None:
         self._controller, self._of, self._timeout_s = controller, of, timeout_s

@@ -1,4 +1,4 @@
-"""The executor of a sum's messages that need no training. It does nothing: the filters answer."""
+"""The executor for messages of a sum that need no training. The site's filters answer them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nvflare.apis.signal import Signal
 
 
 class PhaseExecutor(Executor):  # type: ignore[misc]
-    """Stands in `executors` of a job for the task `fedveil_phase`."""
+    """Executes the task `fedveil_phase`. List it in a job's `executors`."""
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Return an empty result, in place of which the site's filter answers."""
+        """Return an empty result. The site's filter replaces it by the answer."""
         return Shareable()

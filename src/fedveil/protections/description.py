@@ -31,6 +31,8 @@ class Description(Audited):
     #: True if reports are perturbed. The guarantee then needs equal weights of clients, and models
     #: without BatchNorm's statistics, because noise may make a variance negative.
     perturbs: ClassVar[bool] = True
+    #: True if a report is the update itself, so that making it takes no time.
+    plain_reports: ClassVar[bool] = False
     #: The parameter that decides what a report costs (`cost_key`), or None.
     cost_parameter: ClassVar[str | CostKey | None] = None
     #: Rules between its parameters and other keys: enforced (`rules`), or only advised (`advice`).
@@ -112,6 +114,11 @@ class Description(Audited):
     def needs_roster(cls, settings: Any) -> bool:
         """Return True if clients sign messages, so that they need each other's public keys."""
         return False
+
+    @classmethod
+    def most_per_operator(cls, settings: Any, clients: int) -> int | None:
+        """Return how many of a round's `clients` one operator may run, or None if any number."""
+        return None
 
     @classmethod
     def unfit_for_apps(cls, settings: Any) -> str | None:

@@ -113,12 +113,10 @@ class SecureSum(Protection):
 
     @classmethod
     def against(cls, settings: SecureSumSettings) -> str:
-        """Return a phrase for the attackers against whom the guarantee holds."""
         return super().against(settings) if cls.rests_on_server(settings) else settings.server
 
     @classmethod
     def window(cls, settings: SecureSumSettings) -> tuple[str, float]:
-        """Return the job key of the time limit for a phase, and its value in seconds."""
         return "cipher_time_window", settings.cipher_time_window / 1000
 
     @property
@@ -129,6 +127,10 @@ class SecureSum(Protection):
     @classmethod
     def needs_roster(cls, settings: SecureSumSettings) -> bool:
         return settings.active_security
+
+    @classmethod
+    def most_per_operator(cls, settings: SecureSumSettings, clients: int) -> int | None:
+        return settings.most_colluding(clients)
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:

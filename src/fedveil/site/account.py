@@ -1,9 +1,10 @@
 """A site's account of one data set: everything that left it, and what it costs in privacy.
 
-All jobs, servers, frameworks and processes charge the same account. A charge is on disk before the
-data are read, and is never taken back. Limits hold for a run, for a calendar month (UTC) and for
-ever. A clock that was set back charges the month of the last charge. A clock that was set ahead
-uses up a later month's budget: no month is charged above its limit.
+Every job, server, framework and process charges the same account. A charge is written to disk
+before the data are read, and is never undone. There are limits for a run, for a calendar month
+(UTC) and for all time. If the system clock was set back, a charge counts for the month of the last
+charge. If the clock was set ahead, a charge counts for a later month. No month exceeds its limit in
+either case.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _TIMES = {"run": "in the run ", "month": "in ", "ever": "for ever"}
 
 @dataclass(frozen=True)
 class Release:
-    """Something that leaves the site.
+    """A message that leaves the site.
 
     `job` identifies the run, `through` the framework or the server, `mechanism` the protection, and
-    `what` describes this release. `spending` are its privacy losses for one `unit`. `in_clear`
-    names values that are sent unprotected with it. `summed` is True for a report that the server
-    sees only in a sum: it may leave without an epsilon.
+    `what` describes this message. `spending` has the privacy losses of this message for one `unit`.
+    `in_clear` names values that are sent unprotected with it. `summed` is True for a report that
+    the server sees only inside a sum. Such a report may leave without an epsilon.
     """
 
     job: str
@@ -65,10 +66,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest epsilon of a run, a calendar month, and all time together, at `delta`.
+    """The largest epsilon of a run, of a calendar month, and of all time, each at `delta`.
 
-    None is no limit. `without_epsilon` is the largest number of sums in a month that promise no
-    epsilon, as under secure aggregation without noise. The account counts them apart.
+    None means no limit. Sums without an epsilon, such as secure aggregation without noise, are
+    counted separately: `without_epsilon` is their largest number in a month.
     """
 
     run: float | None = None
@@ -89,10 +90,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The cost of a number of releases. `without_epsilon` of them promise no epsilon.
-
-    `figure` covers all others.
-    """
+    """The cost of several releases. `figure` covers all but `without_epsilon` of them."""
 
     figure: Figure
     releases: int
@@ -139,11 +137,10 @@ class Window:
         )  # fmt: skip
 
     def privacy(self, delta: float, unit: Unit) -> Privacy:
-        """Return the total privacy cost, for `unit`: "client" or "example".
+        """Return the total privacy cost for `unit`: "client" or "example".
 
-        A charge for a client's whole data also bounds the cost to each of its examples. The
-        opposite is not true: if any charge was for an example, the epsilon for a client is
-        infinite.
+        A charge for all data of a client also bounds the cost of each example. The converse does
+        not hold: after one charge for an example, the epsilon for a client is infinite.
         """
         figure = self.total.figure(delta)
         if unit == "client" and self.of_examples:
@@ -152,7 +149,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if a kind of charge has a loss without any epsilon."""
+    """Return True if a charge contains a loss that has no epsilon."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 
@@ -178,12 +175,12 @@ class SiteAccount:
         counter: Path | None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> SiteAccount:
-        """Open the account of the data set `name`, or begin it.
+        """Open the account of the data set `name`, or create it.
 
-        `counter` is a file that shows if the account is set back or deleted. It belongs where
-        someone who can write `folder` cannot write. By default it is in the folder, where it shows
-        only that one of the two files was changed. Raises `AccountInvalid` for an account that is
-        an older copy, lacks a line, or has a line that was not written with `key`.
+        `counter` is a file that shows if the account was replaced by an older copy or deleted. Put
+        it where nobody who can write to `folder` can write. By default it lies in the folder, and
+        then detects only a change of one of the two files. Raises `AccountInvalid` for an older
+        copy, a missing line, or a line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
@@ -197,7 +194,7 @@ class SiteAccount:
         return self._file.code
 
     def refresh(self) -> None:
-        """Read what other processes have charged."""
+        """Read the charges that other processes have written."""
         with self._file.locked():
             self._catch_up()
 
@@ -209,7 +206,7 @@ class SiteAccount:
         delta: float = _DELTA,
         unit: Unit = "client",
     ) -> Privacy:
-        """Return what all charges cost together, or those from `since` on, or of the run `job`."""
+        """Return the total cost of all charges, or of those from `since` on or in the run `job`."""
         self.refresh()
         window = Window()
         for charged in self.charges:
@@ -221,11 +218,11 @@ class SiteAccount:
         return window.privacy(delta, unit)
 
     def windows(self, period: Period) -> dict[str, Window]:
-        """Return what each run or month was charged, or all time, by its name."""
+        """Return the charges of each run, of each month, or of all time, by name."""
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
-        """Charge a release. It is on disk when this returns.
+        """Write the charge for a release to disk.
 
         Raises `OverSpent`, and charges nothing, if a limit would be exceeded.
         """
@@ -242,7 +239,7 @@ class SiteAccount:
                     released.unit, tuple(released.in_clear), kind,
                 )
             )  # fmt: skip
-            found = self._read(body)  # a line that could not be read again is never written
+            found = self._read(body)  # never write a line that cannot be read back
             if promises_nothing(kind) and not released.summed:
                 raise OverSpent(
                     f"{released.what} of {released.job} promises no epsilon, and is no sum: it "
@@ -253,7 +250,7 @@ class SiteAccount:
             self._add(*found)
 
     def month(self) -> datetime:
-        """Return the beginning of the month that is charged now."""
+        """Return the beginning of the month that charges currently count for."""
         return self._now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
     def _now(self) -> datetime:
@@ -315,7 +312,7 @@ class SiteAccount:
 
 
 def _periods(charged: Charged) -> list[tuple[Period, str]]:
-    """Return the run, the month and the whole time to which a charge belongs."""
+    """Return the run, the month and the all-time period that a charge counts for."""
     return [
         ("run", charged.job),
         ("month", f"{charged.at.year}-{charged.at.month:02}"),

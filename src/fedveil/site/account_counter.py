@@ -1,8 +1,8 @@
-"""A counter that only grows: how many lines each account had at last.
+"""A counter that only grows: the last known number of lines of each account.
 
-Each line of the file has the name of an account, its number of lines, its last code, and a code of
-this line itself. The largest number of a name counts. A line that a killed process left unfinished
-is ignored. So the file may be one that only allows appending.
+Each line of the counter file has an account's name, its number of lines, the code of its last line,
+and a code of the counter line itself. For each name, the largest number is valid. An incomplete
+line of a killed process is ignored. All writes append, so the file may be append-only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LINE = re.compile(rb"([!-~]+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
 
 
 class AccountCounter:
-    """The lines of the account `name` in the counter file `path`."""
+    """The entries for the account `name` in the counter file `path`."""
 
     def __init__(self, path: Path, name: str, key: bytes) -> None:
         self.path, self._name, self._key = path, name, key
@@ -27,9 +27,10 @@ class AccountCounter:
         self._most = (0, "")
 
     def last(self) -> tuple[int, str]:
-        """Return the largest number of lines that was counted, and the last code then, or 0 and "".
+        """Return the largest counted number of lines, and the code of the last line then.
 
-        A line that repeats an older count does not set the counter back.
+        Returns 0 and "" if nothing was counted. A line that repeats an older count does not lower
+        the result.
         """
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < self._read:
@@ -44,7 +45,7 @@ class AccountCounter:
         return self._most
 
     def put(self, count: int, code: str) -> None:
-        """Append a line, which is on disk when this returns."""
+        """Append an entry and wait until it is on disk."""
         with alone(self.path):
             if not self.path.exists():
                 write_new(self.path, b"")

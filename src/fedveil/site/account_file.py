@@ -1,13 +1,13 @@
 """A file of lines that only the holder of a key can extend.
 
-Each line has a code and a body. The code is HMAC-SHA-256 of the previous code and the body, so that
-a changed, moved or missing line is noticed. The first line follows a code of the account's name, so
-that two accounts cannot be exchanged. A counter (`account_counter`), kept elsewhere, shows that the
-file was set back or deleted.
+Each line has a code and a body. The code is HMAC-SHA-256 of the previous code and the body, which
+reveals a changed, moved or missing line. The first line uses a code of the account's name as the
+previous code, so two accounts cannot be swapped. A counter (`account_counter`) in another place
+reveals that the file was deleted or replaced by an older copy.
 
-A line is on disk, and then counted on disk, before `append` returns. A process that is killed in
-between leaves one line that is not counted, or a part of a line. Nothing has left the site for
-either. The next process counts the line, or removes the part.
+`append` returns after the line is on disk and then counted on disk. A process killed in between
+leaves one uncounted line or an incomplete line, and has sent nothing for it. The next process
+counts the line, or removes the incomplete one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.base.files import alone, sync_to_disk, write_new
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, opened
 from fedveil.errors import AccountInvalid, InvalidValue
 from fedveil.site.account_counter import AccountCounter, append
@@ -32,7 +33,7 @@ _CODE = 64
 
 
 class AccountFile:
-    """The lines of the account `name` in `folder`. `counter` is by default in the folder, too."""
+    """The lines of the account `name` in `folder`. The default `counter` is a file in `folder`."""
 
     def __init__(self, folder: Path, name: str, key: bytes, counter: Path | None) -> None:
         if not _NAME.fullmatch(name):
@@ -60,7 +61,7 @@ class AccountFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the account against other processes, and explain system errors."""
+        """Lock the account against other processes. Turns system errors into `AccountInvalid`."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(self.path):
@@ -73,8 +74,8 @@ class AccountFile:
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
         """Yield the lines that this object has not read yet. Call it while `locked`.
 
-        A line comes with True if all earlier lines are void: it is the first, or the file was
-        replaced. Raises `AccountInvalid` if a line was not written with the key, or if lines are
+        Each line comes with a flag. True means that all earlier lines are void, because the file is
+        new or was replaced. Raises `AccountInvalid` if a line was not written with the key, or is
         missing.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
@@ -86,7 +87,7 @@ class AccountFile:
                 self._void = False
         self._check_counter()
         if found is not None and self.path.stat().st_size > self._size:
-            os.truncate(self.path, self._size)  # a part of a line, which nobody counted
+            os.truncate(self.path, self._size)  # an incomplete line, which was never counted
 
     def append(self, body: bytes) -> None:
         """Write a line and increase the counter. Call `bodies` first, and hold `locked`."""
@@ -105,7 +106,8 @@ class AccountFile:
             status = os.fstat(file.fileno())
             self._inode = status.st_ino
             if status.st_size < self._size:
-                raise AccountInvalid(f"{self.path} was cut: {self._count} lines were in it")
+                had = quantity(self._count, "line")
+                raise AccountInvalid(f"{self.path} was cut: it had {had} before")
             file.seek(self._size)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -120,7 +122,7 @@ class AccountFile:
                 yield body
 
     def _check_counter(self) -> None:
-        """Raise AccountInvalid unless the counter stands at the last line, or one before it."""
+        """Raise AccountInvalid unless the counter is at the last line, or at the line before it."""
         count, code = self._counter.last()
         code = code or self._start
         if (count, code) == (self._count, self._code):
@@ -128,7 +130,7 @@ class AccountFile:
         if (count, code) == (self._count - 1, self._before):
             self._counter.put(self._count, self._code)
             return
-        lines = f"has {self._count} lines" if self.path.exists() else "is missing"
+        lines = f"has {quantity(self._count, 'line')}" if self.path.exists() else "is missing"
         raise AccountInvalid(
             f"{self.path} {lines}, but {self._counter.path} has counted {count}: one of them is an "
             "older copy, or was deleted. Put the newest of both back"

@@ -1,4 +1,4 @@
-"""A charge's losses as plain data, which people can read in an account's lines."""
+"""Encodes the privacy losses of a charge as JSON that people can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return the losses, for JSON. A table of losses is in base64: little-endian float64."""
+    """Return the losses for JSON. A loss distribution is base64 of little-endian float64."""
     return [{"count": count, **_of_loss(loss)} for loss, count in kind]
 
 
@@ -23,7 +23,7 @@ def from_plain(losses: list[dict[str, Any]]) -> Kind:
 
 
 def _of_loss(loss: PrivacyLoss) -> dict[str, Any]:
-    # JSON has no infinity, so it is a text.
+    # JSON has no infinity, so epsilon is written as text.
     plain = {"epsilon": str(loss.epsilon), "delta": loss.delta, "per": loss.per}
     release = loss.release
     if isinstance(release, Gaussian):

@@ -1,4 +1,4 @@
-"""A record of what left a data set, for the person who answers for it: tables, page, plain data."""
+"""A data set's account for the person responsible for it: tables, a page, and plain data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil import __version__
+from fedveil.base.quantity import quantity
 from fedveil.pages.dossier.account import Account
 from fedveil.pages.dossier.dossier_folder import recompute_parts, write_dossier
 from fedveil.pages.dossier.releases import releases_of
@@ -25,7 +26,7 @@ from fedveil.site.account import Charged, Limits, Privacy, SiteAccount, Window
 
 _JOB_LETTERS = 8
 _SHOWN = ("what", "mechanism", "through")
-#: What the account covers, by framework.
+#: A statement about who executed the jobs, by framework.
 _EXECUTED = {
     "Flower": "The site's own code executed the jobs that came through Flower, and no code of "
     "theirs.",
@@ -48,7 +49,7 @@ class AccountRecord:
 
     @property
     def month(self) -> Privacy:
-        """The cost of the month that is charged now."""
+        """The cost of the current month."""
         return self.privacy(self.account.windows("month").get(self._now, Window()))
 
     @property
@@ -61,9 +62,9 @@ class AccountRecord:
         return f"{self.account.month():%Y-%m}"
 
     def left(self) -> dict[str, str]:
-        """Return the epsilon that is left this month and for ever, rounded down.
+        """Return the epsilon that is left this month and for all time, rounded down.
 
-        Composition may allow more.
+        Each is the limit minus the spent epsilon. Composition may allow more.
         """
         limits = {"month": (self.limits.month, self.month), "ever": (self.limits.ever, self.ever)}
         return {name: _left(most, spent) for name, (most, spent) in limits.items()}
@@ -78,7 +79,7 @@ class AccountRecord:
         return Table(["month (UTC)", "releases", "without epsilon", "spent", "limit"], rows)
 
     def jobs(self) -> Table:
-        """Return what each run was charged, in the order in which they began."""
+        """Return what each run was charged, in the order of their first charges."""
         rows, charges = [], defaultdict[str, list[Charged]](list)
         for charged in self.account.charges:
             charges[charged.job].append(charged)
@@ -91,7 +92,7 @@ class AccountRecord:
         return Table([*columns, "releases", "without epsilon", "spent"], rows)
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write a page, a record and a script that recomputes it to `folder`."""
+        """Write a page, a record, and a script that recomputes the record, to `folder`."""
         yield from write_dossier(folder, self.page(), self.record())
 
     def accounts(self) -> list[Account]:
@@ -131,7 +132,6 @@ class AccountRecord:
         return dict(strict(found))
 
     def page(self) -> Page:
-        """Return the account as a page."""
         lead = (
             f"Everything that left the data set {self.account.name} of {self.site}, and what it "
             "costs in privacy. This page is evidence for a review, and no verdict."
@@ -162,14 +162,16 @@ class AccountRecord:
         ]
         if ever.without_epsilon:
             said.append(
-                f"{ever.without_epsilon:,} of {ever.releases:,} releases promise no epsilon, and "
-                "the figures do not cover them. They hide the site only among the others in a sum."
+                f"{quantity(ever.releases, 'release')}, {ever.without_epsilon:,} without an "
+                f"epsilon. The "
+                "figures do not cover these. They hide the site only among the others in a sum."
             )
         through = {charged.through.split(",")[0] for charged in self.account.charges}
         said += [_EXECUTED[name] for name in sorted(through & set(_EXECUTED))]
         said += [f"Sent in the clear, with no finite epsilon: {name}." for name in ever.in_clear]
         said.append(
-            f"The account has {len(self.account.charges):,} lines and ends in {self.account.code}. "
+            f"The account has {quantity(len(self.account.charges), 'line')} and ends in "
+            f"{self.account.code}. "
             "Each line has a code with the site's key. Someone with that key and the counter can "
             "write another account."
         )

@@ -1,4 +1,4 @@
-"""Trains a job with its own code, in the process that the site started for it."""
+"""Trains a job that brings its own code. Runs in a separate process that the site starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FILES, _MOST_FILE_BYTES = 256, 1 << 26
 
 
 def main(asked: str, said: str, memory: str, seconds: str) -> None:
-    """Train once: answer on the pipe `said` what is asked on the pipe `asked`."""
+    """Train once. Reads requests from the pipe `asked` and writes answers to the pipe `said`."""
     confine(int(memory), int(seconds))
     from fedveil.engine.assembly import make_task
     from fedveil.engine.executors.client_side import ClientsData
@@ -28,7 +28,7 @@ def main(asked: str, said: str, memory: str, seconds: str) -> None:
 
     request = _received(int(asked))
     job = Job.read(yaml_file.mapping(take(request, "job", str), "job"), ())
-    if job.training.engine == "auto":  # code that is compiled here is lost with the process
+    if job.training.engine == "auto":  # compiled code would be lost with the process
         job = job.with_({"training.engine": "loop"})
     _send(int(said), {"targets": make_task(job).targets})
     rows, client = _received(int(asked)), take(request, "client", int)
@@ -39,7 +39,7 @@ def main(asked: str, said: str, memory: str, seconds: str) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Limit this process's memory, processor time and files, and its system calls."""
+    """Limit this process's memory, processor time, files and system calls."""
     limits = {
         resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _MOST_FILES, resource.RLIMIT_FSIZE: _MOST_FILE_BYTES,
@@ -58,7 +58,6 @@ def packed(array: Array) -> bytes:
 
 
 def unpacked(message: Message, name: str) -> Array:
-    """Return the array of examples in a message."""
     array: Array = np.load(io.BytesIO(take(message, name, bytes)), allow_pickle=False)
     return array
 

@@ -1,7 +1,9 @@
-"""A study's own modules at a site: files in the site's folder, which the policy permits by digest.
+"""The modules of a study that a site keeps in its folder.
 
-code/heart_net.py    the module heart_net
-code/lung/           the package lung
+The policy permits each one by its digest.
+
+    code/heart_net.py    the module heart_net
+    code/lung/           the package lung
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _CACHE = "__pycache__"
 
 
 class Module(NamedTuple):
-    """A top module or package: its files by their path in the folder."""
+    """A top-level module or package: its files by their path in the folder."""
 
     files: dict[str, bytes]
 
@@ -34,7 +36,6 @@ class Module(NamedTuple):
         return whole.hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write the files into a folder."""
         for name, data in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,12 +43,12 @@ class Module(NamedTuple):
 
 
 def top(name: str) -> str:
-    """Return the top module of a function `package.module:function`."""
+    """Return the top-level module of a function `package.module:function`."""
     return name.partition(":")[0].partition(".")[0]
 
 
 def read(site: Path, name: str) -> Module:
-    """Read a top module in a site's folder. Raises `SiteRefused`."""
+    """Read a top-level module in a site's folder. Raises `SiteRefused`."""
     folder = site / FOLDER
     single, package = folder / f"{name}.py", folder / name
     module = files_of(folder, [single] if single.is_file() else sorted(package.rglob("*")))
@@ -57,7 +58,7 @@ def read(site: Path, name: str) -> Module:
 
 
 def files_of(folder: Path, paths: Sequence[Path]) -> Module:
-    """Read the files among the paths in a folder. Raises `SiteRefused`."""
+    """Read those of `paths` that are files, relative to `folder`. Raises `SiteRefused`."""
     files: dict[str, bytes] = {}
     left = _MOST_BYTES
     for path in paths:

@@ -1,8 +1,8 @@
-"""A process that trains a study's own code, and the training that a site's client has from it.
+"""Runs a study's own code in a separate process to train for a site.
 
-The process gets the job, the server's message and the examples through a pipe, and returns one
-thing: an update. The site checks its type and length, and everything else the process does or says
-is discarded. The site then clips, protects and charges the update like any other.
+The process receives the job, the server's message and the examples through a pipe. It returns only
+an update. The site checks the update's type and length, and discards all other output. It then
+clips, protects and charges the update like any other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedveil.site import code_child, ends_with_parent
 from fedveil.site.code_folder import Module
 from fedveil.site.isolation import Interpreter, Means, isolated
 
-#: The place at which the process finds its code.
+#: The folder in which the process finds the study's code.
 _CODE = "/code"
 _LENGTH_BYTES = 8
 _MOST_WORDS = 64
@@ -45,7 +45,7 @@ _BOOT = (
 
 
 class Process:
-    """The pipes to a running process of foreign code. `end` is its end by the monotonic clock."""
+    """Pipes to a process that runs a study's code. `end` is its deadline on the monotonic clock."""
 
     def __init__(self, send: int, receive: int, end: float) -> None:
         self._send, self._receive, self._end = send, receive, end
@@ -53,7 +53,7 @@ class Process:
         os.set_blocking(receive, False)
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises `SiteRefused` if the process does not take it in time."""
+        """Send a message. Raises `SiteRefused` if the process does not read it in time."""
         data = encode(message)
         left = memoryview(len(data).to_bytes(_LENGTH_BYTES) + data)
         while left:
@@ -67,7 +67,7 @@ class Process:
         """Return the next message, of at most `most` bytes. Raises `SiteRefused`."""
         size = int.from_bytes(self._bytes(_LENGTH_BYTES))
         if size > most:
-            raise SiteRefused(f"the job's code sent {size:,} bytes, where {most:,} are the most")
+            raise SiteRefused(f"the job's code sent {size:,} bytes; the limit is {most:,}")
         try:
             return dict(decode(self._bytes(size), most))
         except MessageInvalid as error:
@@ -95,9 +95,9 @@ class Process:
 def running(
     modules: list[Module], means: Means | None, memory: int, seconds: float
 ) -> Iterator[Process]:
-    """Start a process that sees the modules. It is killed at the end, with all that it started.
+    """Start a process that sees the modules. At the end, it and all its children are killed.
 
-    `means` of None is weak isolation: limits and forbidden system calls alone.
+    If `means` is None the isolation is weak: only resource limits and forbidden system calls.
     """
     with tempfile.TemporaryDirectory(prefix="fedveil-code-") as folder:
         code, scratch = Path(folder, "code"), Path(folder, "scratch")
@@ -151,7 +151,7 @@ class CodeSandbox:
 
 
 class CodeTraining:
-    """A client's training in one round by a job's own code, in a process of its own."""
+    """One round of a client's training by the job's own code, in a separate process."""
 
     def __init__(self, sandbox: CodeSandbox, job: Job, common: Message) -> None:
         self.sandbox, self._job, self._common = sandbox, job, common
@@ -159,9 +159,12 @@ class CodeTraining:
         self.model = weights.copy()
 
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
-        """Return the update and the number of examples. Raises `SiteRefused`, or a reader's error.
+        """Return the update and the number of examples.
 
-        The site's `reader` runs in this process, and the job's code in the other one.
+        Raises `SiteRefused`, or an error of `reader`.
+
+        `reader` is the site's own function and runs in this process. The job's code runs in the
+        other one.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -169,7 +172,7 @@ class CodeTraining:
             return self.exchanged(process, client, reader)
 
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
-        """Exchange the examples for an update. Raises `SiteRefused`, or a reader's error."""
+        """Send the examples, receive the update. Raises `SiteRefused`, or an error of `reader`."""
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)
         process.send({"job": self._job.to_yaml(), "client": client, "common": common})
@@ -184,11 +187,11 @@ class CodeTraining:
         return np.array(update), len(train.y)
 
     def reported(self, protection: Protection, asked: Message) -> None:
-        """Do nothing: the process kept nothing."""
+        """Do nothing: the process keeps no state."""
 
 
 def _targets(answer: Mapping[str, object]) -> Targets:
-    """Return what the job's task says of its targets. It has not seen any data yet."""
+    """Return the kind of targets that the job's task needs, before it has received any data."""
     for known in get_args(Targets):
         if answer == {"targets": known}:
             targets: Targets = known

@@ -1,7 +1,7 @@
-"""The one way out of a site. It checks every message against the policy, charges, answers, logs.
+"""The only way out of a site. Checks every message against the policy, charges, answers and logs.
 
-A server learns nothing from a refusal: every one has the same word, and its reason is in the
-site's log. An answer leaves only as the one record of a report or of a protocol's message.
+A refusal tells the server nothing: all refusals are equal, and the reason is only in the site's
+log. Every answer is one record, which holds a report or a message of the protocol.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from fedveil.site.site_folder import Site, SiteLog
 
-#: Apps whose orders are cached.
+#: The largest number of cached orders.
 _MOST_ORDERS = 64
 
 
 class Door:
-    """Answers the messages of one server. `site` is the house, and `log` the server's log."""
+    """Answers the messages of the server `server` for `site`. `log` is the log for this server."""
 
     def __init__(self, site: Site, server: str, log: SiteLog) -> None:
         self._site, self._server, self._log = site, server, log
@@ -45,9 +45,9 @@ class Door:
         self._orders: dict[bytes, Order | SiteRefused] = {}
 
     def answer(self, read: Callable[[], bytes], message: Message, context: Context) -> Message:
-        """Return the reply to a message: the answer, or the word that there is none.
+        """Return the reply to a message: an answer, or an error without a reason.
 
-        `read` returns the archive of the app to which the message belongs.
+        `read` returns the archive of the message's app.
         """
         what = f"run {message.metadata.run_id} {message.metadata.message_type}"
         try:
@@ -68,7 +68,7 @@ class Door:
         return job_client.answer(job, member, message, context)
 
     def member(self, archive: bytes) -> tuple[Job, Member]:
-        """Return the job of an app, and this site as its client. Raises `SiteRefused`."""
+        """Return the job of an app, and this site as a client of the job. Raises `SiteRefused`."""
         order = self.order(archive)
         named = self._site.admission.data_set(order.job)
         if reasons := list(self._site.admission.reasons(order)):
@@ -77,11 +77,15 @@ class Door:
         name, data_set = named
         owner = Charges(self._account(name), self._site.policy, order, self._server)
         member = self._site.member(self._server, order.job, data_set, owner)
-        _check_client(order, member.client)
+        number = order.job.clients.number or 0
+        if member.client >= number:
+            raise SiteRefused(
+                f"this site is client {member.client}, but the job has only {number} clients"
+            )
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
-        """Return the training by code of the job's own, in a process of its own."""
+        """Return a function that trains with the job's own code in a separate process."""
         code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
         assert limit_s is not None, "a rule of the policy"
         modules = self._site.admission.modules(order)
@@ -90,7 +94,7 @@ class Door:
         return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
-        """Return the order in an app's archive, or raise `SiteRefused`. Results are cached."""
+        """Return the order in an app's archive, or raise `SiteRefused`. Both are cached."""
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:
@@ -112,7 +116,7 @@ class Door:
 
 @dataclass(frozen=True)
 class Charges:
-    """The owner's demands on one order: its reports are charged to the data set's account."""
+    """Charges the reports of one order to the data set's account, within the policy's limits."""
 
     account: SiteAccount
     policy: Policy
@@ -140,9 +144,3 @@ class Charges:
     def _in_clear(self, protection: Protection) -> list[str]:
         said = in_clear(self.order.job, protection, leaves=True)
         return said if self.answer_after_s is None else [one for one in said if one != TIMING]
-
-
-def _check_client(order: Order, client: int) -> None:
-    number = order.job.clients.number or 0
-    if client >= number:
-        raise SiteRefused(f"this site is client {client}, and the job has {number} clients")

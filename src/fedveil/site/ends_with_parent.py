@@ -1,12 +1,12 @@
-"""Lets the operating system end a child process when the process that started it dies."""
+"""Makes a child process end when the process that started it dies."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-#: Becomes the command in its arguments, after it has asked the kernel for a SIGKILL at its parent's
-#: death. The request survives the exec. Systems other than Linux have no such request.
+#: Asks the kernel for a SIGKILL when the parent dies, then runs the command in its arguments. The
+#: request stays valid after the exec. Only Linux supports it.
 _CODE = """\
 import ctypes, os, sys
 try:
@@ -19,5 +19,5 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def command(words: list[str]) -> list[str]:
-    """Return a command for this process's child. It is killed when the calling thread ends."""
+    """Return a command for a child process, which is killed when the thread that starts it ends."""
     return [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid()), *words]

@@ -1,8 +1,8 @@
-"""Starts a process that can reach nothing but the files that it is shown.
+"""Isolates a process: it has no network and sees only the files that it is given.
 
-Bubblewrap does it if it is installed, otherwise `unshare` of util-linux: a user, network, mount,
-process and IPC namespace each. Both run a command without privileges, on a file system that has
-nothing but what is shown, read-only, and a small /tmp in memory.
+Bubblewrap does this if it is installed, otherwise `unshare` of util-linux. Both create a user,
+network, mount, process and IPC namespace and run the command without privileges. The file system
+contains only the given files, read-only, and a small /tmp in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import fedveil
 from fedveil.site import namespace_root, system_calls
 
 Means = Literal["bubblewrap", "namespaces"]
-#: The most bytes that the process may write to /tmp.
+#: The largest number of bytes that the process may write to /tmp.
 _SCRATCH = 1 << 28
 _TRY_S = 20.0
 _TMP = "/tmp"  # noqa: S108 - the process's own
-#: The parts of the system that an interpreter needs.
+#: The system's files that an interpreter needs.
 _SYSTEM = ("/usr", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache")
 _PACKAGES = ("site-packages", "dist-packages")
 _UNSHARE = ("--user", "--map-root-user", "--net", "--mount", "--pid", "--ipc", "--uts", "--cgroup",
@@ -36,7 +36,7 @@ _BUBBLEWRAP = ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-se
 
 
 class Interpreter(NamedTuple):
-    """This process's interpreter: its file, where it finds modules, and all that it reads."""
+    """This process's Python interpreter, its module search path, and all files that it reads."""
 
     file: str
     path: list[str]
@@ -44,7 +44,9 @@ class Interpreter(NamedTuple):
 
     @classmethod
     def own(cls) -> Interpreter:
-        """Return the interpreter with fedveil and installed packages, and nothing of the user's."""
+        """Return the interpreter with fedveil and the installed packages, without the user's
+        modules.
+        """
         ours = str(Path(str(fedveil.__file__)).parents[1])
         base = Path(sys.base_prefix)
         path = [
@@ -62,8 +64,8 @@ class Interpreter(NamedTuple):
 def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch: Path) -> list[str]:
     """Return the command that runs `words` in isolation.
 
-    `shown` are the files and folders to show, by the path at which the process sees them, besides
-    those of the interpreter. `scratch` is an empty folder.
+    `shown` maps each path that the process sees to the file or folder behind it. The interpreter's
+    files are always visible. `scratch` is an empty folder.
     """
     binds = {**{str(path): str(path) for path in Interpreter.own().reads},
              **{at: str(path) for at, path in shown.items()}}  # fmt: skip
@@ -78,7 +80,7 @@ def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch:
 
 @cache
 def working() -> list[Means]:
-    """Return the means that work on this system, the best one first."""
+    """Return the kinds of isolation that work on this system, the strongest first."""
     known = get_args(Means) if system_calls.can_forbid() else ()
     return [means for means in known if _works(means)]
 
@@ -95,11 +97,11 @@ def _works(means: Means) -> bool:
 
 
 def reasons(site: Path) -> Iterator[str]:
-    """Yield every reason why this system does not isolate a process from a site's folder."""
+    """Yield every reason why this system cannot isolate a process from a site's folder."""
     if not working():
         yield (
-            "this system isolates no process: install bubblewrap, permit user namespaces, or write "
-            "code.isolation: weak"
+            "this system cannot isolate a process: install bubblewrap, permit user namespaces, or "
+            "write code.isolation: weak"
         )
     for folder in Interpreter.own().reads:
         if site.resolve().is_relative_to(folder):

@@ -1,8 +1,10 @@
-"""Gives a process a file system of its own, and becomes it: a script that `unshare` starts.
+"""A script that `unshare` starts.
 
-Its argument is JSON: `root`, an empty folder; `shown`, the files and folders that the process may
-read, by the path at which it sees them; `scratch`, the bytes that it may write to /tmp; and
-`words`, its command. The process has no privilege.
+It sets up a file system for a process and then becomes the process.
+
+The argument is JSON. `root` is an empty folder. `shown` maps each path that the process sees to the
+file or folder behind it, all read-only. `scratch` is the number of bytes that the process may write
+to /tmp. `words` is the command. The process has no privileges.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> None:
-    """Show the process what it may read, hide all else, drop all privileges, run the command."""
+    """Set up the file system, hide everything else, drop all privileges, and run the command."""
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("none", root, "tmpfs", _NOSUID | _NODEV, "size=1m")
     for folder in ("tmp", "proc"):
         Path(root, folder).mkdir()
     _mount("none", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"size={scratch},nr_inodes=1000")  # noqa: S108
     _mount("none", f"{root}/proc", "proc", _NOSUID | _NODEV)
-    _set_read_only(f"{root}/proc", 0, _RDONLY)  # root could change the system's settings there
+    _set_read_only(f"{root}/proc", 0, _RDONLY)  # otherwise root could change kernel settings there
     for device in _DEVICES:
         _show(f"/dev/{device}", f"{root}/dev/{device}", read_only=False)
     for seen, path in shown.items():
@@ -44,7 +46,7 @@ def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> No
 
 
 def _show(path: str, seen: str, *, read_only: bool = True) -> None:
-    """Show `path` at `seen`, with everything that is mounted inside it."""
+    """Mount `path` at `seen`, with everything that is mounted inside it."""
     if os.path.isdir(path):  # noqa: PTH112
         os.makedirs(seen, exist_ok=True)  # noqa: PTH103
     else:

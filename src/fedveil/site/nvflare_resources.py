@@ -1,8 +1,8 @@
-"""Ways out of an NVFlare client that pass no filter, in the site's own `resources.json`.
+"""Finds settings of NVFlare by which data can leave a site without passing a filter.
 
-By default, a client of NVFlare 2.9 streams its error log to the server, and lets a job name classes
-that stream metrics and logs, or that talk to other sites directly. A filter of task results sees
-none of that. So the site's filters demand that these ways are closed.
+By default, a client of NVFlare 2.9 streams its error log to the server. It also lets a job name
+classes that stream metrics and logs, or that send to other sites directly. No filter of task
+results sees these messages. So the site's filters demand that `resources.json` disables them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from fedveil.base.untrusted import MALFORMED, MOST_JOB_BYTES, read_text
 
-#: Packages whose classes send by other ways than the result of a task.
+#: Packages with classes that send data other than task results.
 BYPASSES = (
     "nvflare.app_common.widgets.convert_to_fed_event",
     "nvflare.app_common.logging",
@@ -28,7 +28,7 @@ BYPASSES = (
 
 
 def open_ways(path: Path) -> list[str]:
-    """Return what to change in the site's resources, or nothing if only task results leave."""
+    """Return what to change in the site's `resources.json`. Nothing: only task results leave."""
     try:
         resources = json.loads(read_text(path, MOST_JOB_BYTES))
     except OSError as error:

@@ -1,9 +1,9 @@
 """A site's reports to a framework whose server sends tasks, such as NVFlare.
 
-`SiteReports` admits a training task: it charges the account of the data set before the data are
-read. The admitted task then makes one report of whatever the training returned. An update that
-cannot be used is reported as zero, so that a failure reveals nothing. Secure aggregation needs
-further messages, which `SiteReports` answers without any data.
+`SiteReports` admits a training task: it charges the data set's account before the data are read.
+The admitted task makes exactly one report, from the arrays that the training returned. An unusable
+update is reported as zero, so a failure reveals nothing. Secure aggregation has further messages.
+`SiteReports` answers them without reading data.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from fedveil.site.task_terms import Terms, number_of, shaped
 
 
 class SiteReports:
-    """The reports of one data set of a site. `through` names the framework in account and log.
+    """The reports of one data set of a site. `through` is the framework's name in account and log.
 
-    `keys` are the terms (`Terms.read`), which the site chooses and no job can change. `server` is
-    the block of the policy's `servers` with this site's number and roster, which a sum needs.
-    Raises `SiteError` if the site's policy does not allow the protection or lacks the data set.
+    `keys` are the protection and its parameters (`Terms.read`). The site chooses them, and no job
+    can change them. A sum needs `server`, the name of a block of the policy's `servers` with this
+    site's number and roster. Raises `SiteError` if the policy does not allow the protection or does
+    not list the data set.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SiteReports:
         self._site, self._data, self._through = Site.open(folder), data, through
         self.terms = Terms.read(keys)
         self._account: SiteAccount | None = None
-        #: The state of the half of a sum between two messages: once, and in memory alone.
+        #: The client's state between two messages of a sum. It is used once and never saved.
         self._kept: tuple[bytes, int, Message] | None = None
         policy, options = self._site.policy, self.terms.options
         if options.protection not in policy.protections:
@@ -82,7 +83,7 @@ class SiteReports:
         policy, digest = self._site.policy, config_digest(config)
         if policy.starters:
             raise SiteRefused(
-                f"starters is set, and a job of {self._through} has no signature of a key in people"
+                f"starters is set, but no one in people can sign a job of {self._through}"
             )
         if digest not in policy.jobs.digests:
             raise SiteRefused(
@@ -92,9 +93,9 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Return the encoded answer to a message of a sum that asks for no update."""
+        """Return the encoded answer to a message of a secure sum that needs no update."""
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
-            raise SiteRefused("the task is none of a sum")
+            raise SiteRefused("the task is not a message of a secure sum")
         asked = decode(words)
         mine = self._round(job, dimension, site, round, asked)
         half = mine.half(np.broadcast_to(np.float32(0), dimension))
@@ -105,7 +106,7 @@ class SiteReports:
     def _round(
         self, job: str, dimension: int, site: str, round: object, asked: Message | None
     ) -> Round:
-        """Return a round's client, who resumes after the last message of the round."""
+        """Return this site's part in a round. In a sum it continues after the last message."""
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
         digest = self.terms.job(job, dimension)
@@ -133,10 +134,11 @@ class SiteReports:
         round: object,
         words: bytes | None = None,
     ) -> Admitted:
-        """Charge a report of a training task, and return the admitted task.
+        """Charge the report of a training task, and return the admitted task.
 
-        `before` are the server's arrays, and `words` the message of its half, if it has one. Raises
-        `OverSpent` before anything is read, `ModelInvalid` and `SiteRefused`.
+        `before` are the server's arrays. `words` is the message of the server's half of the
+        protection, or None if it sends none. Raises `OverSpent`, `ModelInvalid` or `SiteRefused`
+        before any data are read.
         """
         started = time.monotonic()
         if words is None and self.terms.needs_controller:
@@ -146,7 +148,7 @@ class SiteReports:
         mine = self._round(job, layout.dimension, site, round, asked)
         protection = mine.protection
         if self.terms.summed and mine.kept is None:
-            raise SiteRefused("a sum is asked for before its keys are agreed on")
+            raise SiteRefused("the server asks for a sum before the clients have exchanged keys")
         after_s = self._site.policy.clear.answer_after_s
         if self._account is None:
             self._account = self._site.account(self._data)
@@ -170,17 +172,17 @@ class SiteReports:
             log.line(text)
 
     def refused(self, what: str, error: BaseException) -> None:
-        """Log why something does not leave."""
+        """Log that `what` does not leave, and why."""
         self.log(f"refused {what}: {reason(error)}")
 
 
-#: Files that NVFlare adds to each folder of a job when it is submitted.
+#: Files that NVFlare adds to each folder of a submitted job.
 _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 
 @dataclass(frozen=True)
 class Round:
-    """A site in one round: the server's message `asked`, and the state `kept` since the last."""
+    """A site's part in one round: the server's message `asked`, and the state `kept` so far."""
 
     job: bytes
     round: int
@@ -191,7 +193,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the client's half, in its state before the answer."""
+        """Return the client's half of the protection, in its state before the answer."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )
@@ -202,7 +204,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A training task that was charged. It makes one report."""
+    """A training task whose report is charged. It makes exactly one report."""
 
     reports: SiteReports
     layout: ArrayLayout
@@ -211,10 +213,10 @@ class Admitted:
     leaves_at: float | None
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
-        """Return the report of the arrays that `after` returns, at the time when it may leave.
+        """Return the report of the arrays that `after` returns. Waits until the report may leave.
 
-        `after` also says if the arrays are differences from the server's. If it raises an error, or
-        returns other arrays than the server's, the update is zero.
+        `after` also returns True if the arrays are differences from the server's arrays. If `after`
+        fails or returns unusable arrays, the reported update is zero.
         """
         mine, model = self.of, self.layout.vector(self.before)
         state = mine.protection.initial_state()
@@ -244,7 +246,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Report:
-    """A report that leaves the site: a message of the protection."""
+    """A report that leaves the site."""
 
     message: Message
     protection: Protection
@@ -252,11 +254,11 @@ class Report:
     layout: ArrayLayout
 
     def encoded(self) -> bytes:
-        """Return the message as bytes, for `ReportSum`."""
+        """Return the report as the bytes that `ReportSum.add` takes."""
         return encode(self.message)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the best estimate of the update from this report alone, as arrays."""
+        """Return the best estimate of the update that this report alone allows, as arrays."""
         return shaped(self.layout, self.protection.reading(self.context, self.message).estimate)
 
 
@@ -272,6 +274,6 @@ def cost(protection: Protection, asked: Message) -> list[Spending]:
 
 
 def config_digest(config: Path) -> str:
-    """Return the digest of a job's configuration folder, without NVFlare's signatures."""
+    """Return the digest of a job's configuration folder. NVFlare's signature files do not count."""
     found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
     return files_of(config, list(found)).digest

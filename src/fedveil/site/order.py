@@ -1,7 +1,7 @@
-"""An app from a server, read as data: its job, and the signature of the person who started it.
+"""A job that a server sends in an app, read as data, with the signature of whoever started it.
 
-An app is a zip archive with Python code and a job file. Only the job and the signature are read. No
-module of the archive is written to disk, imported or run, and no name in the job is imported.
+An app is a zip archive with Python code and a job file. This module reads only the job and the
+signature. It writes no module of the archive to disk, runs none, and imports no name of the job.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from fedveil.flower.job.signing_key_file import read_identity
 from fedveil.settings import yaml_file
 
 SIGNATURE = "signature.yaml"
-#: The most bytes and values of a file in an app. A job with every key has 3 KB and 300 of them.
+#: The largest number of bytes, and of values, in a file of an app. A job with every key has 3 KB
+#: and 300 values.
 _MOST_BYTES, _MOST_VALUES = 1 << 16, 1000
 _FIELD = "signature"
 _BOUND = b"fedveil site order\x00"
-#: Names in a job that this process never imports: the run's, the data set's, for which the policy
-#: has the site's own reader, and code of the job's own, which has a process of its own.
+#: Keys of a job whose names this process never imports: the run's name, the data set (the policy
+#: names the site's own reader), and the job's own code (it runs in a separate process).
 _ONLY_NAMES = (("name",), ("data", "name"), ("model",), ("task",), ("training", "lr_schedule"))
 
 
@@ -50,12 +51,12 @@ class Order:
 
     @property
     def code(self) -> list[str]:
-        """The code of the job's own by which a site trains, `package.module:function`."""
+        """The job's own training functions, as `package.module:function`."""
         job = self.job
         return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 
     def signer(self, people: Mapping[str, str]) -> str | None:
-        """Return the one of `people` whose signature the order has, or None."""
+        """Return the name in `people` whose key signed the order, or None."""
         if self.signature is None:
             return None
         for name, key in people.items():
@@ -72,7 +73,7 @@ def read_app(archive: bytes) -> Order:
     """Return the order in an app's archive. Raises `SiteRefused`."""
     job = _member(archive, JOB)
     if job is None:
-        raise SiteRefused(f"the app has no {JOB}: a site runs the jobs of `fedveil deploy` alone")
+        raise SiteRefused(f"the app has no {JOB}: a site runs only apps of `fedveil deploy`")
     signed = _member(archive, SIGNATURE)
     try:
         return Order(read_order(_text(job), JOB), None if signed is None else _signature(signed))
@@ -81,11 +82,11 @@ def read_app(archive: bytes) -> Order:
 
 
 def read_order(text: str, source: str) -> Job:
-    """Return the job in a text, if it has no code of its own. Raises `SiteRefused`, `JobError`."""
+    """Return the job in `text`. Raises `JobError`, or `SiteRefused` for code outside training."""
     data = yaml_file.mapping(text, source, _MOST_VALUES)
     if named := next(_own_code(data), None):
         raise SiteRefused(
-            f"the job names code of its own, {named}: a site runs models, tasks and schedules alone"
+            f"the job has its own code {named}: a site accepts only models, tasks and schedules"
         )
     job = Job.read(data, ())
     check_deployable(job)
@@ -95,7 +96,7 @@ def read_order(text: str, source: str) -> Job:
 
 
 def order_in(path: Path) -> Order:
-    """Return the order in an app's folder. A job file alone is an unsigned order."""
+    """Return the order in an app's folder, or in a job file, which has no signature."""
     if not path.is_dir():
         job = read_order(_file(path), str(path))
         return Order(job.with_({"privacy.randomness": "secure"}), None)
@@ -105,7 +106,7 @@ def order_in(path: Path) -> Order:
 
 
 def sign(app: Path, key: Path) -> Path:
-    """Sign the job of the app in a folder with a private key. Returns the signature's file."""
+    """Sign the job in an app's folder with a private key. Returns the path of the signature."""
     private = Ed25519PrivateKey.from_private_bytes(read_identity(key).reveal())
     signature = private.sign(_BOUND + job_digest(read_job(app)))
     path = app / SIGNATURE
@@ -152,7 +153,7 @@ def _signature(data: bytes) -> bytes:
 
 
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield each text that names code, except names that a site only compares."""
+    """Yield each value that names code, except under the keys that this process never imports."""
     if isinstance(value, str):
         if is_function(value) and path not in _ONLY_NAMES:
             yield f"{'.'.join(path)} = {value}"

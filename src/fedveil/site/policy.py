@@ -1,4 +1,4 @@
-"""A site's policy: what may leave it. The owner's file, checked before it has effect."""
+"""A site's policy: the owner's file of what may leave, fully checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedveil.site.policy_blocks import (
 
 
 class Policy(CheckedJob):
-    """The owner's demands. No job, server or app can lift one of them."""
+    """The owner's demands. No job, server or app can relax one of them."""
 
     name: RunName = Field("site", description="name of the site")
     protections: list[Allowed] = Field(
@@ -43,12 +43,12 @@ class Policy(CheckedJob):
     code: CodeSettings = Field(default_factory=CodeSettings)
     people: dict[str, PublicKey] = Field(
         default_factory=dict,
-        description="people by name, with the public keys that `fedveil identity` prints",
+        description="names of people, each with the public key that `fedveil identity` prints",
     )
     starters: list[str] = Field(
         default_factory=list,
-        description="people who may start runs. Each job must then have the signature of one of "
-        "them. None: whoever the server lets start runs",
+        description="people who may start runs: each job needs the signature of one of them. "
+        "Empty: the server decides who starts runs",
     )
     data: dict[str, DataSetSettings] = Field(
         default_factory=dict, description="the data sets that jobs may train on, by name"
@@ -58,13 +58,13 @@ class Policy(CheckedJob):
     )
     counter: FileName | None = Field(
         None,
-        description="file on another disk that counts the accounts' lines, so that a folder that "
-        "was set back as a whole is refused. null: none",
+        description="file on another disk that counts the accounts' lines. It detects that the "
+        "whole folder was replaced by an older copy. null: no such file",
     )
 
     @property
     def limits(self) -> Limits:
-        """The limits of each account."""
+        """The limits for every account of the site."""
         most = self.epsilon
         return Limits(
             most.run, most.month, most.ever, most.delta, self.strength.unit, most.exact_sums
@@ -106,7 +106,7 @@ def _keys_of_a_job(policy: Policy) -> str | None:
 
 @RULES.rule("data", "servers")
 def _names_of_files(policy: Policy) -> str | None:
-    """The names in `data` and `servers` have only letters, digits, - and _, as names of files."""
+    """Names in `data` and `servers` have only letters, digits, - and _, because they name files."""
     for key, names in (("data", policy.data), ("servers", policy.servers)):
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
@@ -116,7 +116,7 @@ def _names_of_files(policy: Policy) -> str | None:
 
 @RULES.rule("data")
 def _one_account_each(policy: Policy) -> str | None:
-    """No two blocks of `data` have the same `named`: a data set has one account."""
+    """`named` is different in each block of `data`, because a data set has one account."""
     names = [block.named for block in policy.data.values()]
     twice = next((name for name in names if names.count(name) > 1), None)
     return None if twice is None else f"data has two blocks with named = {twice}: keep one of them"
@@ -124,7 +124,7 @@ def _one_account_each(policy: Policy) -> str | None:
 
 @RULES.rule("code.modules", "clear.answer_after_s")
 def _timed_code(policy: Policy) -> str | None:
-    """`code.modules` needs `clear.answer_after_s`: a study's code could report by its time."""
+    """`code.modules` needs `clear.answer_after_s`, so that no duration reveals data."""
     for name in policy.code.modules:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             return f"code.modules has {allowed.plain(name)}: name a module in the folder code"

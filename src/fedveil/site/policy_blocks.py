@@ -10,7 +10,7 @@ from fedveil.federated.blocks import DATASETS
 from fedveil.protections.description import Whose
 from fedveil.settings.settings import Block, function_text, or_function, text
 
-#: The protections whose guarantee does not rest on the server's word.
+#: The protections whose guarantee holds without trust in the server.
 Allowed = Literal["distributed_dp", "pw_encrypt", "dp_encrypt", "signds", "rr", "oue"]
 PublicKey = Annotated[str, text("64 hexadecimal digits", r"[0-9a-f]{64}")]
 Digest = Annotated[str, text("64 hexadecimal digits", r"[0-9a-f]{64}")]
@@ -20,15 +20,17 @@ Address = Annotated[str, text("HOST:PORT", r"\S+:[0-9]{1,5}")]
 
 
 class StrengthSettings(Block):
-    """The least strength of a protection, besides its epsilon."""
+    """The minimum strength of a protection, besides its epsilon."""
 
     unit: Whose = Field(
         "example",
-        description="whose data an epsilon must protect. example: each record. client: all data "
-        "of this site. A job that protects the whole site meets both",
+        description="the least data that an epsilon must cover. example: one record. A job that "
+        "covers all data of the site is allowed, too. client: all data of this site",
     )
     active_security: bool = Field(
-        True, description="if true, sums need signed keys and survivors, from the site's own roster"
+        True,
+        description="if true, a secure sum needs signatures of the clients' keys and of the list "
+        "of survivors. The site's own roster has the public keys to check them",
     )
     survivors: int = Field(
         3, ge=2, description="smallest number of sites whose updates may be in a sum"
@@ -37,52 +39,58 @@ class StrengthSettings(Block):
         1.0,
         gt=0,
         le=1,
-        description="largest `assume_honest` of a job: the share of sites that are trusted to add "
-        "their noise under distributed_dp",
+        description="largest `assume_honest` of a job: the share of clients that distributed_dp "
+        "trusts to add their noise",
     )
 
 
 class EpsilonSettings(Block):
-    """The epsilon that may be spent on each data set, and the sums that have none."""
+    """The largest epsilon for each data set, and the largest number of sums without an epsilon."""
 
-    run: float = Field(2.0, gt=0, description="most epsilon of one job")
-    month: float = Field(2.0, gt=0, description="most epsilon of all jobs in a calendar month")
-    ever: float = Field(10.0, gt=0, description="most epsilon of all jobs together, for ever")
-    delta: float = Field(1e-5, gt=0, lt=1, description="the delta that belongs to each epsilon")
+    run: float = Field(2.0, gt=0, description="largest epsilon of one job")
+    month: float = Field(
+        2.0, gt=0, description="largest epsilon of all jobs in a calendar month (UTC)"
+    )
+    ever: float = Field(10.0, gt=0, description="largest epsilon of all jobs for all time")
+    delta: float = Field(1e-5, gt=0, lt=1, description="the delta of each epsilon")
     exact_sums: int = Field(
         20,
         ge=0,
-        description="most sums without noise (pw_encrypt) that this site's updates may be in, in a "
-        "calendar month. Such a sum has no epsilon; it hides a site only among the others",
+        description="largest number of sums without noise (pw_encrypt) in a calendar month that "
+        "may include this site's updates. Such a sum has no epsilon: it hides a site only among "
+        "the other sites",
     )
 
 
 class ClearSettings(Block):
-    """Values that may leave without protection. No metric ever leaves."""
+    """Values that may leave unprotected. Metrics never leave."""
 
     counts: bool = Field(
-        False, description="if true, a job may reveal the number of examples, or weigh by it"
+        False,
+        description="if true, a job may reveal the site's number of examples, or weight its update "
+        "by this number",
     )
     answer_after_s: float | None = Field(
         60.0,
         gt=0,
-        description="seconds after a request at which every report leaves, so that its time "
-        "reveals nothing. null: when it is ready",
+        description="seconds from a request until its report leaves, always equal, so that the "
+        "duration reveals nothing. null: the report leaves when it is ready",
     )
 
 
 class JobsSettings(Block):
-    """The jobs that may run. A job needs one of these three permissions."""
+    """The jobs that may run. A job needs one of these permissions."""
 
     digests: list[Digest] = Field(
-        default_factory=list, description="digests of jobs, which `fedveil site check` prints"
+        default_factory=list,
+        description="digests of permitted jobs. `fedveil site check` prints a job's digest",
     )
     template: FileName | None = Field(
-        None, description="a job file of the site's own. A job that equals it may run"
+        None, description="a job file in the site's folder. A job with equal settings may run"
     )
     may_differ: list[str] = Field(
         default_factory=list,
-        description="keys and blocks in which a job may differ from the template",
+        description="keys and blocks whose values may differ from the template",
     )
     signed_by: list[str] = Field(
         default_factory=list, description="people whose signature permits a job"
@@ -90,47 +98,52 @@ class JobsSettings(Block):
 
 
 class CodeSettings(Block):
-    """A study's own code: models, tasks and learning-rate schedules. It trains in isolation."""
+    """A study's own code (models, tasks, learning-rate schedules), which trains in isolation."""
 
     modules: dict[str, Digest] = Field(
         default_factory=dict,
-        description="modules and packages in the site's folder `code` that jobs may name, each "
-        "with its digest, which `fedveil site check` prints. None: bundled models and tasks alone",
+        description="permitted modules and packages in the site's folder `code`, each with its "
+        "digest, which `fedveil site check` prints. Empty: jobs may name only bundled models and "
+        "tasks",
     )
     isolation: Literal["strong", "weak"] = Field(
         "strong",
-        description="strong: the code has no network, and no file but itself and the installed "
-        "packages (bubblewrap or namespaces of Linux). weak: it has limits and forbidden system "
-        "calls alone, and can read every file that the site's user can read",
+        description="strong: the code has no network, and sees no files except itself and the "
+        "installed packages (bubblewrap or Linux namespaces). weak: the code has resource limits "
+        "and forbidden system calls, but can read every file that the site's user can read",
     )
-    memory_gb: float = Field(4.0, ge=1, description="most memory of the process, in GB")
+    memory_gb: float = Field(4.0, ge=1, description="memory limit of the code's process, in GB")
 
 
 class DataSetSettings(Block):
-    """A data set of the site. It has an account of its own."""
+    """A data set of the site. Each data set has an account of its own."""
 
     named: Annotated[str, or_function(*DATASETS)] = Field(
-        "digits", description="the `data.name` of the jobs that may train on it"
+        "digits", description="jobs with this `data.name` may train on the data set"
     )
     reader: Reader | None = Field(
         None,
-        description="the site's own function that returns its examples, in a module in the site's "
-        "folder or an installed one. null: the site's part of the bundled data set",
+        description="the owner's function that returns the examples, from a module in the site's "
+        "folder or an installed module. null: the site's part of the bundled data set",
     )
 
 
 class ServerSettings(Block):
-    """A server that this site takes jobs from: a SuperLink of Flower."""
+    """A Flower SuperLink from which this site takes jobs."""
 
     superlink: Address = Field("127.0.0.1:9092", description="address of its SuperLink")
-    client: int = Field(0, ge=0, description="the number that this site has in its jobs")
+    client: int = Field(0, ge=0, description="this site's client number in the server's jobs")
     roster: FileName | None = Field(
-        None, description="file with the public keys of all sites. It never comes from the server"
+        None,
+        description="the roster: a file with the public keys of all sites. Never take it from the "
+        "server",
     )
     root_certificates: FileName | None = Field(
-        None, description="certificate of the SuperLink's authority. null: the system's"
+        None,
+        description="file with the certificate of the authority that signed the SuperLink's. null: "
+        "the system's authorities",
     )
     supernode_key: FileName | None = Field(
-        None, description="private key with which the SuperLink knows this site's SuperNode"
+        None, description="private key that identifies this site's SuperNode to the SuperLink"
     )
     insecure: bool = Field(False, description="if true, connect without TLS. For tests only")

@@ -1,4 +1,4 @@
-"""The reference of every key of a site's policy, generated from the settings themselves."""
+"""The reference page of all keys of a site's policy, generated from the settings."""
 
 from __future__ import annotations
 

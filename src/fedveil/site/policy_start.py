@@ -7,30 +7,30 @@ START = """\
 
 name: site
 
-# A report leaves under one of these protections alone.
+# A report may leave only under one of these protections.
 protections: [distributed_dp, pw_encrypt]
 
 strength:
-  unit: example           # an epsilon protects at least each record
-  active_security: true   # signed keys, from the site's own roster
-  survivors: 3            # updates of at least three sites in a sum
-  honest: 1.0             # how many sites may be trusted to add their noise
+  unit: example           # each epsilon covers at least one record
+  active_security: true   # sums need signatures, checked with the site's roster
+  survivors: 3            # a sum has updates of at least three sites
+  honest: 1.0             # a job may trust all sites to add their noise
 
-# The largest epsilon of all reports on a data set together.
+# The largest epsilon of a data set: of one job, of all jobs in a month, of all jobs for all time.
 epsilon:
   run: 2.0
   month: 2.0
   ever: 10.0
   delta: 1.0e-5
-  exact_sums: 20          # sums without noise a month: they have no epsilon
+  exact_sums: 20          # sums without noise in a month, which have no epsilon
 
-# Nothing leaves without protection.
+# Values that may leave unprotected.
 clear:
   counts: false
-  answer_after_s: 60.0    # every report leaves this long after its request
+  answer_after_s: 60.0    # seconds from a request until its report leaves
 
-# A job runs if its digest is here (`fedveil site check SITE JOB` prints it), if it equals a
-# template, or if one of `people` has signed it.
+# A job may run if its digest is in `digests` (`fedveil site check SITE JOB` prints it), if it
+# equals the template, or if a person in `signed_by` has signed it.
 jobs:
   digests: []
   # template: study.yaml
@@ -40,17 +40,17 @@ jobs:
 #   ada: "64 hexadecimal digits, printed by `fedveil identity`"
 # starters: [ada]
 
-# A study's own modules in the folder `code`, with their digests. They train in isolation.
+# Modules of a study in the folder `code`, with their digests. Their code trains in isolation.
 # code:
 #   modules: {heart_net: "64 hexadecimal digits"}
 
-# The data sets on which jobs may train. Each has an account of its own.
+# The data sets on which jobs may train. Each one has its own privacy account.
 data: {}
 #  heart:
-#    named: digits           # the jobs' data.name
+#    named: digits           # jobs with this data.name may train on it
 #    reader: readers:heart   # a function in readers.py in this folder
 
-# The servers that this site takes jobs from.
+# The servers from which this site takes jobs.
 servers: {}
 #  study:
 #    superlink: study.example.org:9092
@@ -59,6 +59,6 @@ servers: {}
 #    root_certificates: ca.crt
 #    supernode_key: node-key
 
-# A file on another disk, so that a folder that was set back as a whole is refused.
+# A file on another disk. It detects that this folder was replaced by an older copy.
 # counter: /mnt/other/site-counter
 """

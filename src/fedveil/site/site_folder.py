@@ -4,10 +4,10 @@
     identity.pem   the site's key for signed rounds
     account.key    the key that authenticates the accounts
     accounts/      an account for each data set
-    state/         keys and counts of rounds
-    logs/SERVER/   what left for a server, and what was refused
+    state/         keys and numbers of answered rounds
+    logs/SERVER/   a log for each server: every answer and every refusal
 
-The owner's functions that read data, `package.module:function`, may stand in modules in the folder.
+The folder may also contain modules with the owner's functions that read data.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Site:
 
     @classmethod
     def open(cls, folder: Path) -> Site:
-        """Open a site's folder. Raises `SiteError`, and `JobError` for a wrong policy."""
+        """Open a site's folder. Raises `SiteError`, or `JobError` for an invalid policy."""
         if not (folder / POLICY).is_file():
             raise SiteError(
                 f"{folder} is no site's folder. Make one with: fedveil site init {folder}"
@@ -64,7 +64,6 @@ class Site:
         return cls(folder, policy, Admission.of(policy, folder))
 
     def account(self, data_set: str) -> SiteAccount:
-        """Open the account of a data set."""
         counter = self.policy.counter
         return SiteAccount.open(
             self.folder / _ACCOUNTS,
@@ -74,7 +73,7 @@ class Site:
         )
 
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
-        """Return this site as a client of a server's job. Keys are for jobs with signed rounds."""
+        """Return this site as a client of a server's job. Signed rounds need keys and a roster."""
         of = self.policy.servers[server]
         state = StateFolder(self.folder / _STATE)
         signs = job.protection.position.needs_roster(job.protection.settings)
@@ -91,7 +90,7 @@ class Site:
         )
 
     def seat(self, server: str, *, signs: bool) -> Seat:
-        """Return this site's number, keys and roster at a server."""
+        """Return this site's number, keys and roster for the jobs of a server."""
         of = self.policy.servers[server]
         if signs and of.roster is None:
             raise SiteError(f"servers.{server}.roster is null: name a file with all sites' keys")
@@ -104,9 +103,9 @@ class Site:
 
     @contextmanager
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
-        """Open the log of a server, which one process at a time writes.
+        """Open the log for a server. Only one process at a time may write it.
 
-        Without `wait`, raises `SiteError` if another process writes it.
+        Raises `SiteError` if another process writes it and `wait` is False.
         """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +134,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Seat:
-    """A site among the clients of a server. `roster` and `identity` are for signed rounds."""
+    """A site's place among a server's clients. Signed rounds need `roster` and `identity`."""
 
     client: int
     state: StateFolder
@@ -150,14 +149,14 @@ class SiteLog:
         self._log = log
 
     def line(self, text: str) -> None:
-        """Write a line. Text from outside cannot break it."""
+        """Write a line. Control characters in `text` are escaped."""
         plain = escaped(" ".join(text.split()))
         short = plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
         self._log.append(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {short}")
 
 
 def server_of(policy: Policy, named: str | None) -> str:
-    """Return the name of the server to serve: the only one, if none is named."""
+    """Return the name of the server to serve: `named`, or the policy's only one."""
     if named is None and len(policy.servers) == 1:
         return next(iter(policy.servers))
     if named in policy.servers:
@@ -171,7 +170,7 @@ def server_of(policy: Policy, named: str | None) -> str:
 
 
 def create(folder: Path) -> str:
-    """Write a new site's folder, and return its public key. Nothing is overwritten."""
+    """Create a new site's folder, and return its public key. Never overwrites a file."""
     try:
         folder.mkdir(mode=0o700, parents=True)
         write_new(folder / POLICY, START.encode())

@@ -1,10 +1,10 @@
-"""A SuperNode of Flower whose apps are data: this process answers in place of the uploaded code.
+"""A Flower SuperNode for which this process answers, instead of the uploaded code.
 
-Flower's SuperNode receives messages and hands each to a process that installs and imports the
-run's app. Under `--isolation process` the operator provides that process. This is it: it takes
-tasks from the SuperNode's Runtime API with flwr's own client, reads the app's archive as data, and
-lets the door answer. A secret shared with the SuperNode keeps other local processes from taking
-tasks.
+Flower's SuperNode receives messages. It hands each one to a process that installs and imports the
+run's app. With `--isolation process` the operator provides that process, and this module is such a
+process. It takes tasks from the SuperNode's Runtime API with flwr's own client, reads the app's
+archive as data, and lets `Door` answer. The SuperNode and this process share a secret, so other
+local processes cannot take tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Message
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
@@ -48,14 +48,14 @@ _START_S = 60.0
 _LOOK_S = 0.5
 _STOP_S = 10.0
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-#: Flower sends usage data and looks for updates unless these say otherwise.
+#: Turns off Flower's telemetry and its search for updates.
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
     """Serve a server's jobs until the process is interrupted or the SuperNode ends."""
     os.environ.update(_QUIET)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the SuperNode ends, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the SuperNode
     sys.path.append(str(site.folder.resolve()))
     with ExitStack() as stack:
         log = stack.enter_context(site.log(server, wait=False))
@@ -84,7 +84,7 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
 
 
 def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
-    """Take the next task and answer it, or wait."""
+    """Take the next task and answer it. Wait if there is none."""
     kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     taken = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
     if not (taken.HasField("task") and taken.token):
@@ -98,8 +98,8 @@ def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None
     try:
         _answer(client, door)
     except Exception as error:
-        # Flower could not deliver the message or take the reply. Without a heartbeat, its SuperNode
-        # replies in words of its own that the process stopped.
+        # Flower could not deliver the message or accept the reply. Without a heartbeat, the
+        # SuperNode itself replies that the process stopped.
         log.line(f"lost a message: {type(error).__name__}: {error}")
     finally:
         client.close()
@@ -112,13 +112,9 @@ def _answer(client: RuntimeHttpClient, door: Door) -> None:
         message, context, _, fab = pull_task_input(client)
         reply: Message = door.answer(lambda: fab.content, message, context)
         push_message(client, reply, context)
-        _finish(client, context)
+        push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
     finally:
         beat.stop()
-
-
-def _finish(client: RuntimeHttpClient, context: Context) -> None:
-    push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
 
 
 def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""Takes from the calling process the system calls that training needs not: seccomp, on Linux.
+"""Forbids this process the system calls that training does not need, with seccomp on Linux.
 
 Afterwards the process cannot open a socket, start or signal a process, run a program, trace, mount,
-or allocate memory that its limits do not count. Threads are permitted. Nobody can undo this.
+or allocate memory outside its limits. It may start threads. No process can undo this.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import platform
 import struct
 import sys
 
-#: The architecture's code in a filter, and its numbers of system calls, from the kernel's tables.
+#: The code of each architecture in a filter, and its system call numbers, from the kernel's tables.
 _MACHINES = {
     "x86_64": (0xC000003E, {
         "clone": 56,
@@ -34,12 +34,13 @@ _MACHINES = {
         "userfaultfd": 282,
     }),
 }  # fmt: skip
-#: Calls that have one number everywhere: pidfd_send_signal, io_uring_setup, open_tree, move_mount,
-#: fsopen, fspick, pidfd_open, pidfd_getfd, mount_setattr, memfd_secret.
+#: Calls with the same number on every architecture: pidfd_send_signal, io_uring_setup, open_tree,
+#: move_mount, fsopen, fspick, pidfd_open, pidfd_getfd, mount_setattr, memfd_secret.
 _NEWER = (424, 425, 428, 429, 430, 433, 434, 438, 442, 447)
 _CLONE3, _CLONE_THREAD, _X32 = 435, 0x10000, 0x40000000
-#: Operations of a filter's machine: load a word, jump if equal, if not below, if a bit is set,
-#: return. A filter sees the call's number at 0, the architecture at 4, the first argument at 16.
+#: Operations of a filter: load a word, jump if equal, jump if not below, jump if a bit is set,
+#: return. The input of a filter has the call's number at byte 0, the architecture at byte 4, and
+#: the first argument at byte 16.
 _LOAD, _EQUAL, _NOT_BELOW, _BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
@@ -48,12 +49,12 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
 def can_forbid() -> bool:
-    """Return True if this system's calls can be forbidden."""
+    """Return True if `forbid` supports this system."""
     return sys.platform == "linux" and platform.machine() in _MACHINES
 
 
 def forbid() -> None:
-    """Forbid the calls, in all threads. Raises OSError if the kernel does not."""
+    """Forbid the calls in all threads. Raises OSError if the kernel refuses."""
     steps = b"".join(struct.pack("<HBBI", *step) for step in _filter(platform.machine()))
     held = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(held))
@@ -67,7 +68,9 @@ def forbid() -> None:
 
 
 def _filter(machine: str) -> list[tuple[int, int, int, int]]:
-    """Return the filter's steps: operation, steps to skip if true, if false, and its operand."""
+    """Return the filter's steps: (operation, steps to skip if true, steps to skip if false,
+    operand).
+    """
     code, numbers = _MACHINES[machine]
     head = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, code), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     tail = [

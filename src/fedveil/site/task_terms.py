@@ -1,4 +1,4 @@
-"""The terms of a protection for sites and a server that sends tasks, and its sum of reports."""
+"""A protection for sites and a server that sends tasks, and the server's sum of the reports."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedveil.protections.base import JobContext, Protection, RoundContext, Serve
 from fedveil.protections.secure_sum_settings import SecureSumSettings
 from fedveil.secagg.secret import Secret
 
-#: The protections whose reports can leave as arrays, and those that this file carries.
+#: The protections whose reports can leave as arrays, and all that this file supports.
 PLAIN = ("dp_encrypt", "rr", "oue")
 CARRIED = (*PLAIN, "signds", "distributed_dp", "pw_encrypt")
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A protection with its parameters, on which sites and server agree."""
+    """A protection with its parameters. Sites and server must use equal terms."""
 
     options: Options
 
@@ -35,8 +35,8 @@ class Terms:
     def read(cls, keys: Mapping[str, Any]) -> Terms:
         """Return the terms. Raises `JobError` or `InvalidValue`.
 
-        `keys` has the keys of a protected Flower app: `protection`, `keep`, and the protection's
-        own. A sum needs `clients`, the number of sites in it.
+        `keys` has the keys of a protected Flower app: `protection`, `keep`, and the parameters of
+        the protection. A sum also needs `clients`, the number of sites in the sum.
         """
         options = parse({"weighting": "equal", **keys})
         terms = cls(options)
@@ -60,7 +60,7 @@ class Terms:
 
     @property
     def summed(self) -> bool:
-        """True if the server learns a sum alone, in several messages."""
+        """True if the server sees only a sum, which takes several messages."""
         return isinstance(self.options.parameters, SecureSumSettings)
 
     @property
@@ -74,13 +74,13 @@ class Terms:
         return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
 
     def job(self, job: str, dimension: int) -> bytes:
-        """Return a digest of a job and of these terms, equal for all who take part."""
+        """Return a digest of a job and of these terms. It is equal for all participants."""
         words = Offer(self.options, "", dimension, self.options.clients or 1).words()
         named = {key: value for key, value in words.items() if key != ANSWER_AFTER_S}
         return hashlib.sha256(b"fedveil site tasks" + encode({**named, "job": job})).digest()
 
     def layout(self, arrays: Arrays) -> ArrayLayout:
-        """Return the places of the arrays in an update."""
+        """Return the position of each array in an update."""
         return ArrayLayout(arrays, self.options.kept, perturbed=self.options.noised)
 
     def protection(
@@ -90,9 +90,10 @@ class Terms:
         roster: Mapping[int, bytes] | None = None,
         identity: Secret | None = None,
     ) -> Protection:
-        """Return the protection for updates with this number of entries.
+        """Return the protection for updates with `dimension` entries.
 
-        `job` is a digest of the job (`job`). `roster` and `identity` are keys for signed rounds.
+        `job` is the digest that the method `job` returns. Signed rounds need `roster` and
+        `identity`.
         """
         context = JobContext(
             weighting="equal",
@@ -108,7 +109,7 @@ class Terms:
 
 
 class ReportSum:
-    """The server's half of a round, for the reports of `sites` from the model `arrays`."""
+    """The server's half of a round: the sum of the reports of `sites`, for the model `arrays`."""
 
     def __init__(self, terms: Terms, arrays: Arrays, round: int, sites: Collection[str]) -> None:
         if terms.needs_controller:
@@ -120,7 +121,7 @@ class ReportSum:
         self._half: ServerRound = protection.server_round(RoundContext(cohort, round, model, state))
 
     def add(self, site: str, report: bytes) -> None:
-        """Add a report. Raises `ReportRejected` or `MessageInvalid`, and adds nothing."""
+        """Add a report, or raise `ReportRejected` or `MessageInvalid` and add nothing."""
         self._half.receive(number_of(site), decode(report, self._half.longest))
 
     def mean(self) -> dict[str, npt.NDArray[Any]]:
@@ -129,17 +130,17 @@ class ReportSum:
         return shaped(self._layout, self._half.aggregate().update)
 
     def zero(self) -> dict[str, npt.NDArray[Any]]:
-        """Return an update that leaves the model as it is."""
+        """Return an update of zeros, which does not change the model."""
         return shaped(self._layout, np.zeros(self._layout.dimension))
 
 
 def number_of(site: str) -> int:
-    """Return the number of a site, from its name."""
+    """Return a site's number, computed from its name."""
     return int.from_bytes(hashlib.sha256(site.encode()).digest()[:7])
 
 
 def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return an update as arrays, by their names. Arrays that stay with the clients are absent."""
+    """Return an update as arrays by name, without those that stay with the clients."""
     return {
         place.name: update[place.span].reshape(place.shape).astype(place.dtype)
         for place in layout.places

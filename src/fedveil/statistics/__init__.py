@@ -1,1 +1,1 @@
-"""Statistics of the clients' rows, under the same protections and accounts as training."""
+"""Statistics about the clients' rows, under the protections and privacy accounts of training."""

@@ -1,4 +1,4 @@
-"""The folder of an answer: the question, the answers as JSON, and their page."""
+"""The folder of an answer: the question file, the answers as JSON, and a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUESTION, ANSWERS, PAGE = "question.yaml", "answers.json", "answers.html"
 
 
 def keep(answers: Answers, folder: RunFolder) -> str | None:
-    """Write the answers to a folder. Returns why there is no page, or None."""
+    """Write the answers to a folder. Returns why the page is missing, or None."""
     folder.write_atomically(QUESTION, answers.file.to_yaml().encode())
     text = json.dumps(strict(answers.data()), indent=2, allow_nan=False) + "\n"
     folder.write_atomically(ANSWERS, text.encode())

@@ -1,20 +1,21 @@
-"""The page of an answer: its figures with their intervals, pictures, and what the answer cost."""
+"""The page of an answer: the estimates with their intervals, plots, and the privacy cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
+from fedveil.base.quantity import quantity
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.statistics.answers import Answer, Answers, Estimate
 
-#: The most rows of a table, and bars of a picture, on the page.
+#: The largest number of rows in a table, and of bars in a plot.
 _MOST_ROWS = 1000
 _COUNTED = ("count", "histogram", "contingency", "heavy_hitters")
-#: What no epsilon covers, whatever the protection.
+#: Facts that no epsilon covers, under any protection.
 _UNCOVERED = (
     "The questions themselves, their cells and conditions are known to everyone.",
     "The number of clients that answer is not protected.",
@@ -67,8 +68,8 @@ def _facts(answers: Answers) -> Iterator[Fact]:
     file, line = answers.file, answers.lines[0]
     yield Fact(
         "Who was asked?",
-        f"{answers.clients:,} clients",
-        f"At most {answers.reports:,} reports were summed in a round.",
+        quantity(answers.clients, "client"),
+        f"The largest sum of a round has {quantity(answers.reports, 'report')}.",
     )
     yield Fact("Which protection?", file.protection.name, f"Unit: {file.unit}.")
     tone = "good" if line.figure.promise in ("strong", "meaningful") else "poor"
@@ -88,7 +89,7 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 
 
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
-    """Yield the answer's pictures: bars of cells or words, or a curve of quantiles."""
+    """Yield the answer's plots: bars for cells or words, curves for quantiles."""
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:
         return
@@ -111,9 +112,7 @@ def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     bars = Curve("estimate", list(range(len(labels))), *_columns(estimates), bars=True)
     axis = Axis(", ".join(estimates[0].label), names=labels if len(labels) <= 60 else ())
     title = {"heavy_hitters": "most frequent words"}.get(answer.ask, answer.ask)
-    value = (
-        "rows" if answer.ask in ("count", "histogram", "contingency", "heavy_hitters") else "value"
-    )
+    value = "rows" if answer.ask in _COUNTED else "value"
     yield Plot(answer.name, f"{answer.name}: {title}", axis, Axis(value), [bars], note)
 
 

@@ -1,4 +1,4 @@
-"""Turns the sums of a question's parts into its answer."""
+"""Turns the sums of a question into its answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EXACT = "the sums have no noise: the interval is that of sampling alone"
 def answer_of(
     file: QuestionFile, name: str, rounds: Sequence[Sequence[Sums]], schedule: Schedule
 ) -> Answer:
-    """Return the answer to a question. `rounds` are the sums of its parts in each round."""
+    """Return the answer to the question `name`, given the sums of its parts in each round."""
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]
     if question.ask == "heavy_hitters":
@@ -55,12 +55,12 @@ def answer_of(
 
 
 def _groups(question: QuestionSettings) -> list[dict[str, str]]:
-    """Return the label of each group. Without groups, there is one, whose label is empty."""
+    """Return the label of each group. Without groups, returns one empty label."""
     return [{str(question.by): str(group)} for group in question.groups] or [{}]
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
-    """Return the mean of each part's sums over the rounds, in which the noise is independent."""
+    """Return the mean of each part's sums over the rounds. The rounds' noise is independent."""
     many = len(rounds)
     return [
         Sums(

@@ -1,4 +1,4 @@
-"""Answers as data: every estimate has an interval, and the answers together have a cost."""
+"""Answers as data: estimates with intervals, and the privacy cost of all answers together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedveil.statistics.question import QuestionFile
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval.
+    """A number with a confidence interval.
 
-    `label` names its object, such as a cell or a word, by the column's name. `noise` and `sampling`
-    are the standard deviations of the protection's noise, and of a new sample of clients from their
-    population. The interval from `low` to `high` covers both.
+    `label` says what is estimated: for example {"age": "[40, 50)"} for a cell. `noise` is the
+    standard deviation of the protection's noise. `sampling` is the standard deviation that comes
+    from drawing the clients from a population. The interval from `low` to `high` covers both.
     """
 
     label: Mapping[str, str]
@@ -31,7 +31,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question: its estimates, and remarks about them."""
+    """The answer to one question: its estimates, and notes about them."""
 
     name: str
     ask: str
@@ -40,18 +40,17 @@ class Answer:
 
     @property
     def value(self) -> float:
-        """The only estimate's value. Raises `ValueError` if there are several."""
+        """The value of the only estimate. Raises `ValueError` if there are several."""
         (only,) = self.estimates
         return only.value
 
     def __getitem__(self, label: str) -> Estimate:
-        """Return the estimate whose label consists of the given words, joined by a comma."""
         found = {", ".join(e.label.values()): e for e in self.estimates}
         return found[label]
 
 
 def answers_of(data: Mapping[str, Any]) -> list[Answer]:
-    """Return the answers in the plain values that `Answers.data` returned."""
+    """Rebuild the answers from `Answers.data`."""
     return [
         Answer(name, kept["ask"], [Estimate(**e) for e in kept["estimates"]], kept["notes"])
         for name, kept in data["answers"].items()
@@ -62,9 +61,9 @@ def answers_of(data: Mapping[str, Any]) -> list[Answer]:
 class Answers:
     """The answers to a question file.
 
-    `lines` state the epsilon of all of them, and of the data set's account if there is one.
-    `in_clear` lists what no epsilon covers. `reports` is the number of reports in the costliest
-    round.
+    `lines` state the epsilon of all answers together and, if there is one, of the data set's
+    account. `in_clear` lists values that leave unprotected. `reports` is the largest number of
+    reports in a round.
     """
 
     file: QuestionFile
@@ -78,12 +77,11 @@ class Answers:
     folder: Path | None = None
 
     def __getitem__(self, name: str) -> Answer:
-        """Return the answer called `name`."""
         return self.answers[name]
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that a client's whole data, or one row, has spent on these answers."""
+        """The epsilon that all answers together cost one client, or one row under `unit: row`."""
         return self.lines[0].epsilon
 
     def records(self) -> list[dict[str, Any]]:
@@ -99,7 +97,7 @@ class Answers:
         ]
 
     def frame(self) -> Any:
-        """Return the estimates as a pandas DataFrame, one row each."""
+        """Return a pandas DataFrame with one row for each estimate."""
         try:
             from pandas import DataFrame
         except ImportError:
@@ -107,7 +105,7 @@ class Answers:
         return DataFrame(self.records())
 
     def data(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
+        """Return everything as plain values for JSON."""
         return {
             "name": self.file.name,
             "protection": self.file.protection.name,

@@ -1,4 +1,4 @@
-"""Asks a question file: charges, drives its rounds, and turns their sums into answers."""
+"""Runs a question file: charges the account, runs the rounds, and computes the answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedveil.statistics.simulation import Contributions, Simulated
 
 
 class Engine(ABC):
-    """Carries the messages of a question: to simulated clients, or over Flower."""
+    """Carries a question's messages to clients: to simulated ones, or over Flower."""
 
     #: True if reports leave the machine on which they are made.
     reports_leave: bool
@@ -40,17 +40,17 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the carrier of a step's messages."""
+        """Return the carrier for the messages of a step."""
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of all reports if it is drawn at once, or None if reports are made."""
+        """Return the mean of all reports if this engine draws it directly, otherwise None."""
         return None
 
 
 class Simulator(Engine):
-    """Plays all clients of a table on this machine."""
+    """Simulates the clients of a table in this process."""
 
     reports_leave = False
 
@@ -69,7 +69,7 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the sum of all reports from its exact distribution, under fidelity: aggregate."""
+        """Draw the sum of all reports from its exact distribution, if `fidelity` is `aggregate`."""
         if self._file.fidelity == "per_client":
             return None
         assert isinstance(carriage.protection, Frequencies), "the question file has checked it"
@@ -80,7 +80,7 @@ class Simulator(Engine):
 
 
 class Asking:
-    """The rounds of one question file."""
+    """Runs all rounds of one question file."""
 
     def __init__(self, file: QuestionFile, engine: Engine, root: Path = Path()) -> None:
         self.file, self._engine = file, engine
@@ -90,7 +90,7 @@ class Asking:
         self._account: DataAccount | None = None
         if file.account is not None:
             self._account = DataAccount(root / file.account, file.unit)
-        #: The sums of each part over all rounds, by the question's name.
+        #: The sums of each part in each round, by the question's name.
         self._sums: dict[str, list[list[Sums]]] = {}
         self._rejected: Counter[str] = Counter()
         self._reports = 0
@@ -98,7 +98,7 @@ class Asking:
         self._against = ""
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Answers:
-        """Ask everything, and return the answers. Raises `RunFailed` if a round is void."""
+        """Run all rounds, and return the answers. Raises `RunFailed` if a round is void."""
         done = 0
         while (step := self._schedule.next(done)) is not None:
             progress(f"round {step.round} of at most {self._schedule.rounds}")
@@ -167,7 +167,7 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` before a round that would exceed the file's own limit."""
+        """Raise `LimitReached` if the round would exceed `max_epsilon` of the question file."""
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:
             return
@@ -181,7 +181,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account before the first client is asked. rr and oue pay in round one only."""
+        """Charge the account before any client is asked. Under rr and oue only round one costs."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)
@@ -203,14 +203,14 @@ class Asking:
     def _add(
         self, step: Step, layout: Layout, carriage: Carriage, mean: Float64s, reports: int
     ) -> None:
-        """Add a round's sums to those of the questions, and grow the trees."""
+        """Add a round's sums to their questions, and extend the prefix trees."""
         total, noise = carriage.total(mean, reports), carriage.variance(mean, reports)
-        # Rows count as independent, unless their number depends on the clients that were asked.
+        # With `unit: row` the rows are independent, unless only some of the clients were asked.
         alone = self.file.unit == "row" and not (self.file.local and reports < self._clients)
         rows = None if alone else self.file.rows_of_a_client or 1
         found: dict[str, list[Sums]] = {}
         for part, ball, where in zip(layout.parts, layout.balls, layout.slices, strict=True):
-            # Clients that were not asked or dropped out are like those that reported.
+            # Assumes that clients that did not report are like those that reported.
             factor = 1.0 if alone else self._clients / reports
             scale = 1.0 if self.file.local else ball.scale
             values = total if self.file.local else ball.back(total[where], reports)
@@ -246,10 +246,11 @@ def ask(
     *,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Answers:
-    """Ask the clients of a table on this machine, and return the answers.
+    """Simulate the clients of a table on this machine, and return the answers to a question file.
 
-    `question` is a question file, its path, or its keys. `data` replaces the data that it names: a
-    path, columns by name, a DataFrame, an array, or a data set (`statistics.tables.as_table`).
+    `question` is a question file, its path, or its keys. `data` replaces the data that the file
+    names: a path, columns by name, a DataFrame, an array, or a data set
+    (`statistics.tables.as_table`).
 
         >>> import fedveil
         >>> answers = fedveil.ask(
@@ -268,7 +269,7 @@ def ask(
 
 
 def opened(question: QuestionFile | str | Path | dict[str, Any]) -> QuestionFile:
-    """Return the question file with this path or these keys."""
+    """Return the question file for a path or for keys."""
     if isinstance(question, QuestionFile):
         return question
     if isinstance(question, dict):

@@ -1,4 +1,4 @@
-"""Fits a protection to the vectors of a plan: its settings, its grid, and the noise in its sums."""
+"""Sends vectors through a protection: its settings, the rounding, and the noise of the sum."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from fedveil.secagg.secret import Secret
 from fedveil.statistics.one_hot import Frequencies
 from fedveil.statistics.question import QuestionFile
 
-#: Joint vectors of a client lie at most `_APART` from each other, and within `_CLIP` of zero. Under
-#: `unit: row`, two rows are `_APART` apart, and half of it is the clip of a contribution.
+#: Two possible joint vectors of a client are at most `_APART` from each other and at most `_CLIP`
+#: long. Under `unit: row`, two rows are at most `_APART` apart, and the clipping norm is half of
+#: it.
 _APART, _CLIP = 2.0, math.sqrt(2.0)
-#: Bits per entry under distributed_dp: the fewest to try, the most, and the share of the noise's
+#: Bits per entry under distributed_dp: the minimum, the maximum, and the share of the noise
 #: variance that rounding may add.
 _LEAST_BITS, _MOST_BITS, _ROUNDING = 16, 24, 0.005
-#: Fewer clients cannot share secrets.
+#: The smallest number of clients that can share secrets.
 _LEAST_SHARING = 3
-#: Arithmetic with float32 may move vectors apart by less than this share.
+#: Rounding to float32 moves vectors apart by less than this share.
 _FLOAT32 = 2.0**-17
 
 
 @dataclass(frozen=True)
 class Participants:
-    """The clients of a question, and the keys of a deployment. `simulated` is False there."""
+    """The clients of a question. A deployment has `simulated` = False and may have keys."""
 
     clients: int
     simulated: bool = True
@@ -53,7 +54,7 @@ class Participants:
 
 
 def digest(file: QuestionFile) -> bytes:
-    """Return a digest of the whole question file, to which messages are bound."""
+    """Return a digest of the question file. It identifies the question in messages and files."""
     return hashlib.sha256(file.to_yaml().encode()).digest()
 
 
@@ -62,9 +63,9 @@ def make_protection(
 ) -> Protection:
     """Return the protection for joint vectors of `dimension` entries in `rounds` rounds.
 
-    Without protection, a number is sent as two entries (`Carriage.update`). All rounds together
-    cost file.epsilon at file.delta. Under rr and oue a client takes part in one round, so each
-    costs the whole epsilon.
+    All rounds together cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part
+    in only one round, so each round costs the whole epsilon. Under not_encrypt a number is sent as
+    two entries (`Carriage.update`).
     """
     context = JobContext(
         weighting="equal",
@@ -103,9 +104,9 @@ def make_protection(
 
 
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
-    """Return the settings that follow from the question: the clip, and noise for its epsilon."""
+    """Return the settings that the question determines: the clipping norm, and the noise."""
     epsilon, delta = file.epsilon, file.delta
-    clip = _clip(file.unit)
+    clip = _APART / 2 if file.unit == "row" else _CLIP
     if epsilon is None:
         return {"clip": clip} if file.protection.name == "pw_encrypt" else {}
     ratio = ratio_for(epsilon, delta, rounds)
@@ -123,15 +124,12 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
     return {"clip": clip, "target_epsilon": epsilon}
 
 
-def _clip(unit: str) -> float:
-    return _APART / 2 if unit in ("row", "example") else _CLIP
-
-
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the bits per entry with which rounding adds little variance to the noise.
+    """Return the smallest number of bits per entry whose rounding adds little noise variance.
 
-    A step is 8 / (2^(bits - 1) √dimension), and rounding adds a variance of at most step² / 4 for
-    each of the `clients`. `ratio` is the noise of the sum over the distance of two vectors.
+    The rounding step is 8 / (2^(bits - 1) √dimension). Rounding adds a variance of at most step² /
+    4 for each of the `clients`. `ratio` is the standard deviation of the sum's noise, divided by
+    the largest distance of two vectors.
     """
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
@@ -142,12 +140,13 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 
 
 class Carriage:
-    """Moves joint vectors through a protection, and states the noise of their sum.
+    """Sends joint vectors through a protection, and states the noise of their sum.
 
-    Some protections round a vector towards zero on a grid. A sum of many vectors would then be
-    biased. So a vector is first rounded at random on that grid, without bias. Before that, all are
-    shortened, so that no two are moved further than `_APART` from each other: by a share √n · step,
-    for n entries that each move by less than a step.
+    Some protections round a vector towards zero on a grid, which would bias a sum of many vectors.
+    So each vector is first rounded to the grid at random, without bias. Rounding moves each of n
+    entries by less than a step, and so a vector by less than √n · step. All vectors are shrunk
+    beforehand by this amount, so that two rounded vectors are still at most `_APART` from each
+    other.
     """
 
     def __init__(self, protection: Protection) -> None:
@@ -165,10 +164,10 @@ class Carriage:
             )
 
     def most_rows(self, largest: float) -> int | None:
-        """Return the most rows of a client that a report can carry under `unit: row`, or None.
+        """Return the largest number of a client's rows in a report, or None for no limit.
 
-        An entry of a sum holds 2^24 steps, and the sensitivity is proved for 2^18 rows. `largest`
-        is the largest entry that a row adds.
+        Only `unit: row` has a limit. An entry of a sum holds 2^24 steps, and the sensitivity is
+        proved for 2^18 rows. `largest` is the largest entry that one row adds.
         """
         if self._exact or not self._by_row:
             return None
@@ -179,9 +178,9 @@ class Carriage:
         return LARGEST * grid_step(_APART / 2, self.protection.dimension)
 
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
-        """Return a client's joint vector as the update that its half of the protection takes.
+        """Return a client's joint vector as the update for its half of the protection.
 
-        not_encrypt takes it as 32-bit numbers, followed by what these lack of the 64-bit numbers.
+        Under not_encrypt each 64-bit number becomes two 32-bit numbers, whose sum is the number.
         """
         if self._plain:
             upper = vector.astype(np.float32)
@@ -192,21 +191,21 @@ class Carriage:
         if self._step:
             uniform = (entropy.words(len(scaled)) >> np.uint64(11)) * 2.0**-53
             whole = np.floor(scaled / self._step + uniform)
-            # A quarter of a step further from zero: the protection rounds towards zero.
+            # Adds a quarter of a step, because the protection rounds towards zero.
             scaled = (whole + np.copysign(0.25, whole)) * self._step
         return scaled.astype(np.float32)
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the sum of the clients' joint vectors from the aggregate, their mean."""
+        """Return the sum of the clients' joint vectors, given the aggregate `mean`."""
         if not self._exact:
             return mean * (reports / self._scale)
         whole_mean = mean.reshape(2, -1).sum(0) if self._plain else mean
         summed = whole_mean * self._codes(reports)
-        whole = np.rint(summed)  # which the division by the reports has moved by a rounding
+        whole = np.rint(summed)  # undoes the rounding error of the division by `reports`
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of `total`, rounding included."""
+        """Return the variance of the noise in each entry of `total`, including that of rounding."""
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
             return self.protection.law.variance(mean, codes) * codes**2
@@ -216,16 +215,16 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of codes in `reports` reports under rr and oue, else of the reports."""
+        """Return the number of one-hot codes in `reports` reports, or `reports` without codes."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:
-        """Return how far one forged report can move the total, in the joint vector's norm.
+        """Return the largest distance (L2) by which one forged report can move the total.
 
-        It is infinite under secure aggregation, which hides single vectors: a forged one may be any
-        element of the ring. central_gaussian refuses a vector beyond the clip, or under `unit: row`
-        an entry beyond 2^24 steps, and dp_encrypt an entry beyond the clip and ten deviations of
-        its noise.
+        It is infinite under secure aggregation, which hides single vectors: a forged vector may
+        have any values. central_gaussian refuses vectors longer than the clipping norm, or under
+        `unit: row` entries above 2^24 steps. dp_encrypt refuses entries larger than the clipping
+        norm plus ten standard deviations of its noise.
         """
         match self.protection:
             case CentralGaussian() if self._by_row:
@@ -241,7 +240,7 @@ class Carriage:
 
 
 def _grid_of(protection: Protection) -> float:
-    """Return the step of the grid on which the protection rounds towards zero, or 0."""
+    """Return the step of the grid to which the protection rounds towards zero (0: no grid)."""
     match protection:
         case CentralGaussian():
             return protection.noise.step
@@ -260,7 +259,7 @@ def _gaussian(protection: Protection) -> GaussianMechanism:
 
 
 def _noise_variance(protection: Protection, reports: int) -> float:
-    """Return the variance of an entry of the sum of `reports` reports' noise, in updates' units."""
+    """Return the noise variance of each entry of the sum of `reports` updates."""
     match protection:
         case CentralGaussian():
             return protection.noise.sigma**2

@@ -1,4 +1,4 @@
-"""The rows of each client, and those of them that the client contributes."""
+"""The rows of each client, and the choice of the rows that it contributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.federated.blocks import DATASETS
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.tables import Table, as_table
 
-#: A client's own log. What was cut from its data is written here alone.
+#: A client's own log. Only this log says how many rows and values were left out.
 log = logging.getLogger("fedveil.client")
 
 
@@ -27,7 +27,7 @@ log = logging.getLogger("fedveil.client")
 class Clients:
     """A table whose rows are grouped by client. Client c owns rows order[offsets[c]:offsets[c+1]].
 
-    `rows` is the largest number of rows that a client contributes. None: all of them.
+    `rows` is the largest number of rows that a client contributes. None means all.
     """
 
     table: Table
@@ -40,10 +40,10 @@ class Clients:
         return len(self.offsets) - 1
 
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
-        """Return the rows that a client contributes to every round, drawn with its own `entropy`.
+        """Return the rows that a client contributes, equal in every round.
 
-        `carried` is the most rows that a report can carry, if limited. Logs how many rows were
-        omitted.
+        They are drawn with its own `entropy`. `carried` is the largest number of rows that a report
+        can carry, or None. Logs how many rows were left out.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
@@ -56,10 +56,11 @@ class Clients:
 
 
 def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
-    """Group the rows of `table` by the column that names their client, or each row alone for None.
+    """Group the rows of `table` by the client named in `column`.
 
-    Clients are numbered in the order of their names. Raises `DataInvalid` for a row without a
-    client.
+    If it is None, every row is a client.
+
+    Clients are numbered in alphabetical order. Raises `DataInvalid` for a row without a client.
     """
     if column is None:
         return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)
@@ -83,7 +84,7 @@ def load(question: QuestionFile, data: Any = None) -> Clients:
 
 
 def _check(file: QuestionFile, table: Table) -> None:
-    """Read every column that the questions need, so that unusable data stops them beforehand."""
+    """Read every column that the questions need, so that invalid data is found before any round."""
     for question in file.questions.values():
         numbered = question.range or question.edges
         other_numbered = question.other_range or question.other_edges

@@ -1,8 +1,9 @@
 """Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
 
-Every encoding states `half`, half the largest distance between the vectors of two possible rows,
-one of which is the zero vector of a row that does not count. The noise of a sum is proportional to
-`half`. The `centre` is public, and no row's vector is further from it than √2 · half.
+An excluded row, such as one with a missing value, has the zero vector. `half` is half the largest
+distance between the vectors of two possible rows, excluded ones included. The noise of a sum is
+proportional to `half`. The `centre` is public. Every row's vector is at most √2 · half away from
+it.
 
     one-hot, 1 cell     half 1/2, centre 1/2
     one-hot, k cells    half 1/√2, centre 1/k in every entry
@@ -10,15 +11,16 @@ one of which is the zero vector of a row that does not count. The noise of a sum
     variance            (x, x² - 1, 1)                  half 1, centre (0, 0, 1)
     correlation         (x, y, x² - 1, y² - 1, xy, 1)   half √2, centre (0, 0, 0, 0, 0, 1)
 
-Proof for the correlation, of which the others are cases. With u = |x - x'| and s = |y - y'|, x + x'
-is at most 2 - u and y + y' at most 2 - s in magnitude. The squared distance is then at most
+Proof for the correlation; mean and variance are special cases. With u = |x - x'| and s = |y - y'|,
+x + x' is at most 2 - u and y + y' at most 2 - s in magnitude. The squared distance is then at most
 
     h(u, s) = g(u) + g(s) + (u + s - us)²,    g(u) = u² (1 + (2 - u)²).
 
 h rises in u if s <= 1, because g rises on [0, 2], and in s if u <= 1. With u = 1 + a and s = 1 + v
 above 1, h rises in u too: g'(u) = 2 (1 - a + 2a³) outweighs the other term, -2v (1 - av). So h is
 largest at an end, h(2, s) = 7 + (s - 1)⁴ <= 8. The vectors' own squared lengths are at most 2, 2
-and 4. So rows of two groups, which share no entry, are no further apart than rows of one.
+and 4. Rows of different groups share no nonzero entry, so they are no further apart than rows of
+one group.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from fedveil.statistics.tables import Table
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded rows: the index of each row's cell (-1: none), or a vector for each row.
+    """Encoded rows: each row's cell in `cells` (-1: excluded), or each row's vector in `values`.
 
-    `moved` marks rows with a value that was moved into its range. `lost` marks rows that do not
-    count, because a value is missing or has no cell. `spare` gives rows that do not count a cell to
-    report, or is None if they report none.
+    `moved` marks rows whose value was moved into its range. `lost` marks rows that are excluded
+    because a value is missing or has no cell. If `spare` is given, it has the cells that excluded
+    rows report.
     """
 
     width: int
@@ -62,7 +64,7 @@ class Rows:
         return np.bincount(cells[cells >= 0], minlength=self.width).astype(np.float64)
 
     def without(self, keep: Bools) -> Rows:
-        """Return these rows, in which only those that `keep` marks count."""
+        """Return these rows, with all rows excluded for which `keep` is False."""
         gone = ~keep
         spare = -1 if self.spare is None else self.spare
         cells = None if self.cells is None else np.where(keep, self.cells, spare)
@@ -74,17 +76,17 @@ class Encoding(ABC):
     """Turns a table's rows into bounded vectors of `width` entries."""
 
     width: int
-    #: The probability with which a row that does not count has the first cell.
+    #: The probability that an excluded row is put into the first cell.
     spare: float = 0.0
 
     @abstractmethod
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        """Encode every row of `table`. Each row is encoded on its own."""
+        """Encode every row of `table`, independently of the other rows."""
 
     @property
     @abstractmethod
     def centre(self) -> Float64s:
-        """Return a point from which no row's vector is further than √2 · half."""
+        """Return a public point that is at most √2 · half away from every row's vector."""
 
     @property
     @abstractmethod
@@ -93,20 +95,23 @@ class Encoding(ABC):
 
 
 class Axis(ABC):
-    """The cells of a column. `labels` name them."""
+    """The cells of one column. `labels` has a name for each cell."""
 
     column: str
     labels: Sequence[str]
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return the index of each row's cell (-1: none), and a mask of values that were moved."""
+        """Return the index of each row's cell (-1: none), and a mask of moved values."""
 
 
 class Bins(Axis):
-    """Cells between rising edges. A cell includes its lower edge, and the last one both.
+    """Cells between increasing edges. Each cell includes its lower edge.
 
-    With `clamp`, a value outside is moved into the first or the last cell. Otherwise it has none.
+    The last one includes both.
+
+    With `clamp`, a value outside all cells is moved into the first or the last cell. Otherwise it
+    has no cell.
     """
 
     def __init__(self, column: str, edges: Sequence[float], *, clamp: bool = False) -> None:
@@ -129,7 +134,7 @@ class Bins(Axis):
 
 
 class Categories(Axis):
-    """A cell for each of the listed words. Another word has none."""
+    """A cell for each listed word. Any other word has no cell."""
 
     def __init__(self, column: str, words: Sequence[object]) -> None:
         self.column = column
@@ -143,7 +148,7 @@ class Categories(Axis):
 
 
 class Cells(Encoding):
-    """One-hot codes of the cells of several axes together. Without axes, there is one cell."""
+    """One-hot codes over all combinations of the axes' cells. Without axes, there is one cell."""
 
     def __init__(self, *axes: Axis) -> None:
         self.axes = axes
@@ -168,14 +173,14 @@ class Cells(Encoding):
 
 
 class Scaled:
-    """A column's numbers, moved into a range and scaled to [-1, 1]."""
+    """The numbers of a column, clipped to a range and scaled to [-1, 1]."""
 
     def __init__(self, column: str, ends: Sequence[float]) -> None:
         self.column, (self.low, self.high) = column, ends
         self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
 
     def values(self, table: Table) -> tuple[Float64s, Bools, Bools]:
-        """Return the scaled numbers, and masks of the rows that were moved and of missing ones."""
+        """Return the scaled numbers, a mask of clipped numbers, and a mask of missing ones."""
         values = table.numbers(self.column)
         missing = np.isnan(values)
         outside = (values < self.low) | (values > self.high)
@@ -184,7 +189,7 @@ class Scaled:
 
 
 class Moments(Encoding):
-    """Powers of one or two scaled columns, as the table at the top of this file lists them."""
+    """Powers of one or two scaled columns, as in the table at the top of this file."""
 
     def __init__(self, columns: Sequence[Scaled], *, squares: bool) -> None:
         self.columns, self._squares = columns, squares
@@ -213,11 +218,11 @@ class Moments(Encoding):
 
 
 class Ends(Cells):
-    """Scaled numbers, each as a sum of `draws` independent draws of -1 or 1 around it.
+    """Scaled numbers, rounded at random to -1 or 1. Each number is rounded `draws` times.
 
-    A cell holds the sum of each column, so that moments are carried through one-hot codes. With u
-    and u' drawn for x, and v for y: E[u] = x, E[u u'] = x² and E[u v] = x y. Privacy is that of the
-    code: a draw is a function of the row alone.
+    A row's cell is given by the sum of the draws for each column, so moments can be computed from
+    one-hot codes. If u and u' are drawn for x, and v for y, then E[u] = x, E[u u'] = x² and E[u v]
+    = x y. The privacy is that of the code, because the draws depend only on the row.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:
@@ -240,8 +245,8 @@ class Ends(Cells):
 class Below(Encoding):
     """A single cell, for rows whose number is below an `edge`.
 
-    A row that does not count has the cell with probability q. So the expected number of rows in the
-    cell, less q times all rows, is positive exactly if the edge is above the quantile q.
+    An excluded row is in the cell with probability q. So the expected number of rows in the cell,
+    minus q times the number of all rows, is positive exactly if the edge is above the quantile q.
     """
 
     width = 1
@@ -268,7 +273,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """An encoding for each group of a column: a row counts in its own group alone."""
+    """An encoding repeated for each group of a column. A row is encoded only in its own group."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

@@ -1,9 +1,9 @@
-"""Turns noisy sums into estimates with intervals, which cover the noise and the sampling.
+"""Turns noisy sums into estimates with confidence intervals, which cover noise and sampling.
 
-The variance of the noise is that of the mechanism. It moves through a ratio or a product by the
-delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
+The noise variance of the sums comes from the mechanism. For a ratio or a product of sums it follows
+by the delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
 
-The variance of sampling is a bound that needs no further data, so that no budget is spent on it:
+The sampling variance is bounded from the noisy sums themselves, so it costs no further budget:
 
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
     mean        (high - mean) (mean - low) / n  (Bhatia and Davis), with 4 more rows in the middle
@@ -11,13 +11,13 @@ The variance of sampling is a bound that needs no further data, so that no budge
                 with one more row of the squared distance 1/2
     correlation (1 - r²)² / n, as for normal numbers, with r shrunk by n / (n + 4)
 
-Under rr and oue, a mean, a variance and a correlation are functions of the counts of drawn cells,
-and of their shares alone. Such a function's sampling variance moves through it like noise: a cell's
-count has the variance of its expected value, as if the counts were independent (their covariances
-cancel, because the function does not change if all counts are multiplied).
+Under rr and oue, a mean, a variance and a correlation are functions of the shares of cells. The
+sampling variance of such a function follows from the delta method too. Each cell's count then has a
+variance equal to its expected value, as if the counts were independent. (Their covariances cancel,
+because the function does not change if all counts are multiplied by one factor.)
 
-Several rows of one client may be equal. So n rows of clients that contribute up to m rows count as
-n / m independent ones.
+Several rows of one client may be equal. So n rows of clients that contribute up to m rows each
+count as n / m independent rows.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from fedveil.base.lazy import special
 from fedveil.statistics.answers import Estimate
 from fedveil.statistics.encodings import Scaled
 
-#: A ratio whose denominator's noise is a larger share of it than this states nothing.
+#: A ratio is not estimated if its denominator's noise is a larger share of the denominator.
 _MOST_NOISE = 0.25
-#: A smaller variance of a scaled column may be due to the rounding of 32-bit numbers.
+#: Rounding to 32-bit numbers can cause a variance below this in a scaled column.
 _ROUNDING = 1e-6
-#: Equal numbers have a smaller variance than this, by the rounding of 64-bit numbers.
+#: Rounding of 64-bit numbers can cause a variance below this between equal numbers.
 _ROUNDED = 1e-13
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Estimated sums of a part over all clients, with the variances of their noise.
+    """The estimated sums of a part over all clients, with the variances of their noise.
 
-    `asked` of the `clients` clients were asked. The sums are scaled to all of them. `rows` is the
-    largest number of rows that a client contributes, or None if the unit is a row.
+    Only `asked` of the `clients` clients reported. The sums are scaled up to all clients. `rows` is
+    the largest number of rows that a client contributes, or None if the unit is a row.
     """
 
     values: Float64s
@@ -57,24 +57,23 @@ class Sums:
     rows: int | None = 1
 
     def at(self, where: slice) -> Sums:
-        """Return some of the sums."""
         return Sums(self.values[where], self.noise[where], self.asked, self.clients, self.rows)
 
     @property
     def repeated(self) -> float:
-        """Factor of the sampling variance: of rows of the same client, and of clients not asked."""
+        """The factor of the sampling variance for repeated rows of a client and unasked clients."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
 def quantile_of_normal(confidence: float) -> float:
-    """Return z: a normal number is within z standard deviations with probability `confidence`."""
+    """Return z such that a standard normal number is in [-z, z] with probability `confidence`."""
     return float(special().ndtri((1 + confidence) / 2))
 
 
 def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estimate]:
     """Return the estimated number of rows in each cell.
 
-    An estimate may be negative: noise is not cut off, so that sums of cells stay unbiased.
+    An estimate may be negative. It is not clipped to 0, so that sums of estimates stay unbiased.
     """
     return [
         count(float(value), float(noise), sums, label, z)
@@ -83,10 +82,10 @@ def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estim
 
 
 def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: float) -> Estimate:
-    """Return one cell's estimate.
+    """Return the estimate for one cell.
 
-    The sampling variance is larger than the estimated one, as if z² more clients were in the cell.
-    So an empty cell has an interval too, a little wider than the exact one.
+    The sampling variance is computed as if the cell had z² more clients. So an empty cell has an
+    interval too. It is slightly wider than the exact interval.
     """
     rows = sums.rows or 1
     most = float(sums.clients * rows) if sums.rows is not None else math.inf
@@ -99,10 +98,10 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """A statistic of sums: its value, its sampling variance for one row, and its possible range.
+    """A statistic: its value, its sampling variance for one row, and its possible range.
 
-    `spread` is None for a function of the shares of cells. `divisor` is a further number by which
-    the statistic divides.
+    All functions take sums. `spread` is None for a function of the shares of cells. `divisor` is
+    another number by which the statistic divides, besides the number of rows.
     """
 
     value: Callable[[Float64s], float]
@@ -112,7 +111,7 @@ class Shape(NamedTuple):
     divisor: Callable[[Float64s], float] = lambda s: 1.0
 
 
-#: A statistic, and the number of rows in it, both as functions of sums.
+#: A statistic, and a function that returns the number of rows from the sums.
 Statistic: TypeAlias = tuple[Shape, Callable[[Float64s], float]]
 
 
@@ -121,8 +120,8 @@ def ratio(
 ) -> Estimate:
     """Return the estimate of a statistic that is a function of ratios of sums.
 
-    `present` returns the number of rows. If its own noise, or that of another divisor, is too
-    large, the answer is the whole range.
+    `present` returns the number of rows. If this number or `shape.divisor` is too noisy, the
+    interval is the whole possible range.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)
@@ -141,13 +140,13 @@ def ratio(
 
 
 def _with_sampling(sums: Sums) -> Sums:
-    """Return counts of cells whose noise includes that of drawing the clients."""
+    """Return the counts with a noise variance that includes the sampling of clients."""
     both = sums.noise + np.maximum(sums.values, 0.0) * sums.repeated
     return Sums(sums.values, both, sums.asked, sums.clients, sums.rows)
 
 
 def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
-    """Return True if noise is a small part of a divisor."""
+    """Return True if the noise of the divisor is small compared with its value."""
     size = divisor(sums.values)
     return size > 0 and math.sqrt(_through(divisor, sums)) <= _MOST_NOISE * size
 
@@ -167,13 +166,13 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return the mean of a scaled column, from (x, 1)."""
+    """Return the mean of a scaled column, from the sums of (x, 1)."""
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])
 
     def spread(s: Float64s) -> float:
-        shrunk = float(s[0] / (s[1] + 4))  # rows that are all at one end say little if they are few
+        shrunk = float(s[0] / (s[1] + 4))  # a few equal rows prove little
         return column.half**2 * (1 - min(1.0, shrunk**2))
 
     shape = Shape(
@@ -183,14 +182,14 @@ def mean(column: Scaled) -> Statistic:
 
 
 def variance(column: Scaled) -> Statistic:
-    """Return the variance of a scaled column, from (x, x² - 1, 1)."""
+    """Return the variance of a scaled column, from the sums of (x, x² - 1, 1)."""
 
     def scaled(s: Float64s) -> float:
         found = float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
         return 0.0 if abs(found) < _ROUNDED else found
 
     def spread(s: Float64s) -> float:
-        more = np.add(s, (0.0, -0.5, 1.0))  # one row, or equal rows, say little if they are few
+        more = np.add(s, (0.0, -0.5, 1.0))  # a few equal rows prove little
         inside = min(max(scaled(more), 0.0), 1.0)
         most = (1 + min(1.0, abs(more[0] / more[2]))) ** 2
         return float(column.half**4 * inside * (most - inside))
@@ -200,10 +199,10 @@ def variance(column: Scaled) -> Statistic:
 
 
 def correlation() -> Statistic:
-    """Return Pearson's correlation, from (x, y, x² - 1, y² - 1, xy, 1)."""
+    """Return Pearson's correlation, from the sums of (x, y, x² - 1, y² - 1, xy, 1)."""
 
     def spreads(s: Float64s) -> float:
-        """Return the product of the deviations of x and y."""
+        """Return the product of the standard deviations of x and y."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
         return math.sqrt(x * y) if min(x, y) > _ROUNDING else 0.0
@@ -220,7 +219,10 @@ def correlation() -> Statistic:
 
 
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
-    """Return the mean, or with `squares` the variance or correlation, from the cells of `Ends`."""
+    """Return a statistic from the counts of `Ends` cells.
+
+    For one column it is the mean or, with `squares`, the variance. For two it is the correlation.
+    """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws
     first = columns[0]
@@ -234,7 +236,7 @@ def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
         return found
 
     def deviations(s: Float64s) -> float:
-        """Return the product of both deviations."""
+        """Return the product of both standard deviations."""
         both = variances(s)
         return math.sqrt(both.prod()) if (both > 0).all() else 0.0
 

@@ -22,20 +22,20 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-#: What a comparison becomes if its value stands on the left.
+#: The comparison after its two sides are exchanged.
 _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.Eq, ast.NotEq: ast.NotEq, ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt,
     ast.GtE: ast.LtE,
 }  # fmt: skip
 _LONGEST = 1000
-#: 64-bit numbers represent every whole number below this, and round no larger one to a smaller.
+#: 64-bit floats represent every whole number below this exactly, and round no larger one below it.
 _EXACT = 1 << 53
 _QUOTED = re.compile(r"`([^`]+)`")
 _EXAMPLE = "write comparisons such as `age >= 65 and sex in ['f', 'm']`"
 
 
 class Named(Protocol):
-    """Columns by name."""
+    """A table whose columns have names."""
 
     def __len__(self) -> int: ...
 
@@ -47,12 +47,12 @@ class Named(Protocol):
 
 
 class Filter:
-    """A condition on a row: comparisons of a column with a value, joined by and, or and not.
+    """A condition on a row: comparisons of a column with a value, joined by `and`, `or` and `not`.
 
-    A column is compared as numbers with a number, and as words with a text. A comparison with a
-    missing value is false. `column in [value, ...]` compares with each value, and `18 <= age < 65`
-    with two. Backticks enclose a column's name that is not a word, such as `home town`. `place` is
-    the condition's key, for messages.
+    The type of the value decides: a column is compared with a number as numbers, and with a text as
+    words. A comparison with a missing value is false. `column in [value, ...]` and `18 <= age < 65`
+    are allowed. Write a name that is not a plain word in backticks, such as `home town`. `place` is
+    the condition's key in the question file, for error messages.
     """
 
     def __init__(self, text: str, place: str = "where") -> None:
@@ -87,12 +87,12 @@ class Filter:
         return sorted(set(_columns(self._tree)))
 
     def mask(self, table: Named) -> Bools:
-        """Return True for each row of `table` that meets the condition."""
+        """Return an array that is True for each row that meets the condition."""
         return _mask(self._tree, table)
 
 
 def _columns(node: ast.expr) -> Iterator[str]:
-    """Yield the columns of a condition. Raises ValueError if it is not one."""
+    """Yield the columns in a condition. Raises ValueError if it is not a valid condition."""
     match node:
         case ast.BoolOp(values=values):
             for value in values:
@@ -108,7 +108,7 @@ def _columns(node: ast.expr) -> Iterator[str]:
 
 
 def _comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.cmpop, ast.expr]]:
-    """Yield each column that is compared, how, and with which value."""
+    """Yield each comparison: its column, its operator, and its value."""
     sides = [node.left, *node.comparators]
     for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
         if isinstance(left, ast.Name):
@@ -120,7 +120,7 @@ def _comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.cmpop, ast.expr]]
 
 
 def _values(op: ast.cmpop, node: ast.expr) -> list[float] | list[str]:
-    """Return the values that a column is compared with: all numbers, or all texts."""
+    """Return the values to compare with: all numbers, or all texts."""
     found = ast.literal_eval(node)
     if isinstance(op, ast.In | ast.NotIn):
         values = list(found) if isinstance(found, list | tuple) else []

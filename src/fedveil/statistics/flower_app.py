@@ -1,4 +1,4 @@
-"""The Flower app of a question file: a folder that `flwr run` accepts, written and started."""
+"""Writes and runs the Flower app of a question file: a folder that `flwr run` accepts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _MAX_NAME = 32
 
 
 def deployable(file: QuestionFile) -> QuestionFile:
-    """Return the file with its clients' number. Raises `DeploymentError` for simulation keys."""
+    """Return the file with the number of clients filled in.
+
+    Raises `DeploymentError` for keys that are only for simulation.
+    """
     if file.fidelity == "aggregate":
         raise DeploymentError("fidelity = 'aggregate' is a simulation: use fidelity = 'per_client'")
     if file.randomness == "seeded":
@@ -37,10 +40,10 @@ def deployable(file: QuestionFile) -> QuestionFile:
 
 
 def write_app(folder: Path, file: QuestionFile) -> list[Path]:
-    """Write the app of a file that `deployable` returned. Returns its files.
+    """Write the app of a file that `deployable` returned. Returns the paths of the written files.
 
-    An existing file is never overwritten unless its content is equal. A roster that its owner has
-    filled in is kept.
+    Raises an error for an existing file with other content. Keeps a roster that the owner has
+    filled in.
     """
     name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
     name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")
@@ -62,7 +65,7 @@ def _needs_roster(file: QuestionFile) -> bool:
 
 
 def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
-    """Write the app to `folder`, run it with `flwr run`, and return its answers as plain values."""
+    """Write the app to `folder`, run it with `flwr run`, and return the answers as plain values."""
     program = shutil.which("flwr")
     if program is None:
         raise MissingExtra("flwr", "flower", "fedveil ask --on")

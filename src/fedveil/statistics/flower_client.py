@@ -1,7 +1,7 @@
-"""The ClientApp of a question: answers one message of a round from this client's own rows.
+"""The ClientApp of a question: answers a round's messages from this client's rows.
 
-Errors in the client's data, and the number of rows and values cut off, are only in its own log.
-Its account is charged before its rows are read.
+Errors in the client's data appear only in its own log, like the number of rows and values that were
+left out. The client's account is charged before its rows are read.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Member:
-    """This SuperNode, from its node configuration.
+    """The settings of this SuperNode, from its node configuration.
 
-    `client`: its number. `data`: its own rows, a file or package.module:function; without it, the
-    client has the rows of its number in the question's data. `question`: the operator's own copy of
-    the question file. `max_epsilon`: the most that it spends on this question. `identity`: the file
-    with its private key. `roster`: the file with every client's public key.
+    `client` is its number. `data` names its own rows: a file or package.module:function. Without
+    `data`, the client has the rows of its number in the question's data. `question` is the
+    operator's copy of the question file. `max_epsilon` is the largest epsilon that the client
+    spends on this question. `identity` is the file with its private key, `roster` the file with all
+    public keys.
     """
 
     client: int
@@ -82,7 +83,7 @@ class Member:
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return the clients whose rows this machine has, and its own number among them."""
+        """Return a set of clients that includes this one, and this client's number in it."""
         if self.data is None:
             return load(file), self.client
         clients = load(file.with_(data=self.data, client=None))
@@ -105,7 +106,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Turn an error in `handle` into a fixed word. Flower would send the exception's text."""
+    """Wrap `handle` so that an error becomes a fixed word, not the exception's text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:
@@ -126,7 +127,7 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the client has agreed to another question than the app's."""
+    """Raise an error if the app's question differs from the operator's copy."""
     if member.question is None:
         return
     own = QuestionFile.load(member.question)
@@ -196,7 +197,7 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 def _charge(
     file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
 ) -> None:
-    """Charge a report to the client's own account, which limits a server that lies."""
+    """Charge a report to the client's own account. This limits a dishonest server."""
     own = member.accounts
     spending = protection.spending(protection.initial_state())
     most = 1 if file.local else schedule.rounds

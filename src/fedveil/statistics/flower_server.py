@@ -1,4 +1,4 @@
-"""The ServerApp of a question: carries its rounds over Flower's grid, and keeps the answers."""
+"""The ServerApp of a question: runs its rounds over Flower's grid, and saves the answers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.schedule import Step
 
 FOLDER = "folder"
-#: A message stays available this long after the server has stopped waiting for its answer.
+#: Seconds for which a message stays available after the server has stopped waiting.
 _GRACE_S = 300.0
 
 
 def serve(folder: Path, grid: Grid, context: Context) -> Answers:
-    """Ask the question of the app in `folder`, and keep the answers."""
+    """Run the question of the app in `folder`, and save the answers."""
     file = QuestionFile.load(folder / QUESTION)
     named = context.run_config.get(FOLDER)
     asking = Asking(file, FlowerEngine(grid, file, read_roster(folder / ROSTER)))
@@ -49,7 +49,7 @@ def serve(folder: Path, grid: Grid, context: Context) -> Answers:
 
 
 class FlowerEngine(Engine):
-    """Carries messages to SuperNodes, which answer as clients from their own rows."""
+    """Carries messages to SuperNodes. Each one answers from its own rows."""
 
     reports_leave = True
 
@@ -74,7 +74,7 @@ class FlowerEngine(Engine):
 
 
 class GridCarrier(Carrier):
-    """Sends one step's messages over Flower's grid."""
+    """Sends the messages of one step over Flower's grid."""
 
     def __init__(self, grid: Grid, members: Members, step: Step, window_s: float) -> None:
         self._grid, self._members, self._step = grid, members, step

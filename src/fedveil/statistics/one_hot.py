@@ -1,4 +1,4 @@
-"""rr and oue for frequencies: perturbed one-hot codes from every client, and exact estimates."""
+"""The mechanisms rr and oue for frequencies: perturbed one-hot codes, and unbiased estimates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_EPS = 700.0
 
 
 class OneHot:
-    """Perturbs a one-hot code of `cells` bits, or the zero code of a client that has no cell.
+    """Perturbs a one-hot code of `cells` bits. A client without a cell has the zero code.
 
     Output: independent bits. A 1 stays 1 with probability p, and a 0 becomes 1 with probability q:
 
@@ -42,15 +42,15 @@ class OneHot:
         oue: p = 1/2,    q = 1 / (e^eps + 1)
         a single bit, both: p = 1 - q,  q = 1 / (e^eps + 1)  (Warner's randomized response)
 
-    q is rounded up to a double. With these numbers the distribution is exact.
+    q is rounded up to a double. The distribution is exact for the rounded q.
 
-    Privacy: eps for the whole code, pure, replace-one. Two codes differ in two bits or, if one is
-    zero, in one. A pair of bits has the likelihood ratio p (1 - q) / (q (1 - p)), which is e^eps
-    for both kinds. A single bit has at most max(p / q, (1 - q) / (1 - p)), which is smaller in a
-    longer code, and e^eps in a code of one bit.
+    Privacy: pure epsilon eps for the whole code, under replace-one. Two different codes differ in
+    two bits, or in one bit if one of them is zero. A pair of bits has the likelihood ratio p (1 -
+    q) / (q (1 - p)), which is e^eps for both kinds. A single bit has at most the ratio max(p / q,
+    (1 - q) / (1 - p)). This is e^eps in a code of one bit, and smaller in longer codes.
 
-    Estimate of the share f of clients in a cell, from n reports: (frequency - q) / (p - q). It is
-    unbiased, and its variance for fixed data is
+    The share f of clients in a cell is estimated from n reports as (frequency - q) / (p - q). The
+    estimate is unbiased. Its variance for fixed data is
 
         [f p (1 - p) + (1 - f) q (1 - q)] / (n (p - q)²).
     """
@@ -65,48 +65,48 @@ class OneHot:
         self.loss = PrivacyLoss(self.eps)
 
     def perturb(self, code: Uint8s, entropy: Entropy) -> Uint8s:
-        """Return the perturbed bits of a code of zeros and at most a single one."""
+        """Return the perturbed bits of `code`, which has at most one 1."""
         bits = entropy.bernoulli(self.q, self.cells)
         if len(own := np.flatnonzero(code)):
             bits[own] = entropy.bernoulli(self.p, len(own))
         return bits.astype(np.uint8)
 
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
-        """Draw, for each cell, the number of `codes` perturbed codes in which its bit is 1.
+        """Draw, for each cell, the number of perturbed codes whose bit for this cell is 1.
 
-        `counts` are the codes of each cell. The number is Binomial(count, p) + Binomial(codes -
-        count, q), independently for each cell: the distribution of the sum of single perturbed
-        codes, whose bits are independent.
+        There are `codes` codes, and `counts` of them are in each cell. Each number is drawn
+        independently as Binomial(count, p) + Binomial(codes - count, q). This is the exact
+        distribution of a sum of perturbed codes, because their bits are independent.
         """
         counts = counts.astype(np.int64)
         truths = Binomial(Fraction(self.p)).draw_each(counts, entropy)
         return truths + Binomial(Fraction(self.q)).draw_each(codes - counts, entropy)
 
     def shares(self, ones: Int64s, codes: int) -> Float64s:
-        """Return the estimated share of the codes that each cell has."""
+        """Return the estimated share of all codes in each cell."""
         estimated: Float64s = (ones / codes - self.q) / (self.p - self.q)
         return estimated
 
     def variance(self, share: Float64s, codes: int) -> Float64s:
-        """Return the variance of the estimated share of cells that have the true share `share`."""
+        """Return the variance of the estimated share of a cell whose true share is `share`."""
         f = np.clip(share, 0, 1)
         spread: Float64s = f * self.p * (1 - self.p) + (1 - f) * self.q * (1 - self.q)
         return spread / (codes * (self.p - self.q) ** 2)
 
     @property
     def influence(self) -> float:
-        """The most by which one forged code can move a cell's estimated count.
+        """The largest amount by which one forged code can move the estimated count of a cell.
 
-        Every bit of a forged code may be chosen. It moves the count by at most 1 / (p - q).
+        A forger may choose every bit. Each bit moves its cell's count by at most 1 / (p - q).
         """
         return 1 / (self.p - self.q)
 
 
 class Frequencies(Protection):
-    """Every client sends a sum of `rows` perturbed one-hot codes. The aggregate: each cell's share.
+    """Estimates the share of each cell. Every client sends a sum of `rows` perturbed one-hot codes.
 
-    The update is the sum of the client's codes. It may have fewer codes: zero codes fill it up,
-    so that a report does not depend on their number. Privacy: that of `OneHot` for each code.
+    The update is the sum of the client's codes. If it has fewer than `rows`, zero codes are added,
+    so the report does not reveal their number. Privacy: each code has the loss of `OneHot`.
     """
 
     phases = ("report",)
@@ -132,7 +132,7 @@ class Frequencies(Protection):
 
 
 class FrequencyRound(OneReportRound):
-    """Counts the codes in which each bit is 1."""
+    """Counts, for each bit, the codes in which it is 1."""
 
     sums = ("_ones",)
 

@@ -1,4 +1,4 @@
-"""Compiles questions to parts: bounded vectors, of which any protection that sums carries the sum.
+"""Compiles questions to parts: bounded vectors that a protection can add up over all clients.
 
     question        parts
     count           one cell
@@ -10,13 +10,15 @@
                     under rr and oue: whether a value is below an edge, another one in every round
     heavy_hitters   one-hot prefixes, new ones in every round
 
-Under a protection that sums, the parts of all questions form one vector. Part i is divided by its
-`half` and multiplied by w_i with Σ w_i² = 1, so that two vectors lie at most 2 apart. A question of
-a larger weight gets less noise. Parts that do not change are asked in every round, and their
-answers averaged: R releases of ratio z are worth one of ratio z / √R.
+Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
+by its `half` and multiplied by w_i, with Σ w_i² = 1. So two vectors are at most 2 apart. A question
+with a larger weight gets less noise. A part that does not depend on earlier rounds is asked in
+every round, and its answers are averaged: R releases with noise z are as accurate as one with noise
+z / √R.
 
-Under rr and oue every part is asked of clients of its own, with the whole epsilon: the noise grows
-with the square root of the number of parts, while a divided epsilon would multiply it.
+Under rr and oue each part is asked of different clients, with the whole epsilon. The noise then
+grows with the square root of the number of parts. Dividing the epsilon instead would multiply the
+noise by the number of parts.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ from fedveil.statistics.prefixes import Prefixes
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.question_settings import QuestionSettings
 
-#: Children of a node in a quantile's tree. The error of a quantile, with a budget shared by L
-#: levels of which each adds up to three nodes, is smallest near four.
+#: The children of a node in a quantile tree. L levels share the budget, and a quantile adds up at
+#: most three nodes of each. The error is smallest at about four children.
 FAN_OUT = 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a client's vector: the encoding of one question, or of one level of its tree."""
+    """One section of a client's vector: the encoding of a question, or of one level of its tree."""
 
     question: str
     encoding: Encoding
@@ -64,7 +66,7 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients. Rows that do not meet the conditions do not count."""
+        """Encode all rows of the clients. Rows that do not meet the conditions are excluded."""
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
             encoded = encoded.without(condition.mask(clients.table))
@@ -72,19 +74,19 @@ class Part:
 
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
-    """Return the edges of the cells of a quantile tree's `level`, counted from 1."""
+    """Return the edges of the cells at a level of a quantile tree. Levels are counted from 1."""
     cells = min(FAN_OUT**level, question.cells)
     low, high = question.range
     return np.linspace(low, high, cells + 1, dtype=np.float64)
 
 
 def levels(question: QuestionSettings) -> int:
-    """Return the number of levels of a quantile's tree."""
+    """Return the number of levels of a quantile tree."""
     return math.ceil(math.log(question.cells, FAN_OUT) - 1e-9)
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the cells of the column, or with the prefix "other_" those of the second column."""
+    """Return the cells of the first column or, with the prefix "other_", of the second column."""
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -94,7 +96,7 @@ def axis(question: QuestionSettings, prefix: str = "") -> Axis:
 
 
 def parts_of(file: QuestionFile, name: str) -> list[Part]:
-    """Return the parts of the question `name` that are known before the first round."""
+    """Return the parts of the question `name` that do not depend on earlier rounds."""
     question = file.questions[name]
     where = file.conditions(question)
     encodings = list(_encodings(question, local=file.local))
@@ -136,9 +138,9 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 
 
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
-    """Return the part of a round that counts the rows of question `name` below and above `edge`.
+    """Return the part that counts the rows of question `name` below and above `edge`.
 
-    It is a step in the search for the quantile `q` of `group`, which is None without groups.
+    It is one round in the search for the quantile `q` of `group`, which is None without groups.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -148,7 +150,7 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part of a round of heavy_hitters, in which clients count each group's words."""
+    """Return the part of a heavy_hitters round: it counts the candidates of each group."""
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
@@ -156,11 +158,11 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 
 @dataclass(frozen=True)
 class Ball:
-    """The affine map from a part's vector of one client to the joint vector, and back.
+    """The affine map between a client's vector of one part and its section of the joint vector.
 
-    A client's vector is the sum of at most `rows` rows. `centred` is False if the number of summed
-    vectors is not known: the map then keeps zero. `plain` is True if nothing is clipped: the
-    map is then the identity, so that sums of whole numbers stay exact.
+    A client's vector is the sum of at most `rows` rows. If `centred` is False, the number of summed
+    vectors is unknown, and the map keeps zero. If `plain` is True, nothing is clipped: the map is
+    the identity, so sums of whole numbers stay exact.
     """
 
     part: Part
@@ -171,7 +173,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the point of a client's vector that becomes zero."""
+        """Return the vector of a client that is mapped to zero."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -179,17 +181,17 @@ class Ball:
 
     @property
     def scale(self) -> float:
-        """The factor that turns an entry of the joint vector into the part's own value."""
+        """The factor from an entry of the joint vector to the part's own value."""
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors from the sum of their joint vectors."""
+        """Return the sum of `reports` clients' vectors, given the sum of their joint vectors."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
 
 class Layout:
-    """The joint vector of several parts."""
+    """The positions of several parts in the joint vector."""
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:
         self.parts = parts
@@ -207,7 +209,7 @@ class Layout:
         widths = [part.encoding.width for part in parts]
         self._scale = np.repeat([ball.scale for ball in self.balls], widths)
         self._centre = np.concatenate([ball.centre for ball in self.balls])
-        #: The largest entry that a single row adds to a vector that is not centred.
+        #: The largest entry that a single row adds to an uncentred vector.
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:

@@ -1,15 +1,14 @@
-"""The prefixes of unknown words, counted round after round along a tree.
+"""Finds frequent words that are not known in advance, by growing frequent prefixes round by round.
 
-In a round, the candidates are the frequent prefixes of the round before, each followed by further
-letters of the alphabet or by the end of the word. So the words themselves need not be known, and
-the number of candidates stays small. Every group has prefixes of its own. A row is in one group, so
-that all groups' candidates together are the cells of one one-hot code, and cost what one group
-costs.
+The candidates of a round are the frequent prefixes of the previous round, each extended by further
+letters of the alphabet or by the end of the word. So nobody needs to know the words, and the number
+of candidates stays small. Each group has its own prefixes. A row is in only one group, so all
+groups' candidates together are the cells of one one-hot code and cost the same as one group.
 
-Under rr and oue every round asks clients of its own. There the noise of a count grows with the
-number of rounds, and only slowly with the number of candidates. So a round adds as many letters as
-a report can carry, and the last round, which decides about the words, asks three times as many
-clients as each round before.
+Under rr and oue, each round asks different clients. The noise of a count then grows with the number
+of rounds, and only slowly with the number of candidates. So a round adds as many letters as a
+report can carry. The last round decides about the words, and asks three times as many clients as
+each earlier round.
 """
 
 from __future__ import annotations
@@ -27,24 +26,25 @@ from fedveil.statistics.encodings import Axis, Cells, Rows
 from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.tables import Table
 
-#: Ends a word that is shorter than the longest.
+#: Marks the end of a word that is shorter than `length`.
 END = "\0"
-#: Frequent prefixes that are kept, for each word that is asked for.
+#: The number of prefixes to keep, for each requested word.
 KEPT = 8
-#: The most candidates of a round, and under rr and oue: a report of one-hot bits then has 256 kB.
+#: The largest number of candidates in a round. The second one is for rr and oue, with reports of
+#: 256 kB.
 MOST_CANDIDATES, MOST_BITS = 1 << 18, 1 << 21
 
 
 def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
-    """Return the number of candidates if `letters` are added to each of the prefixes."""
+    """Return the number of candidates if up to `letters` letters are added to each prefix."""
     return int(prefixes * sum(alphabet**added for added in range(letters + 1)))
 
 
 def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
-    """Return how many letters each round of heavy_hitters adds to the prefixes.
+    """Return the number of letters that each round of heavy_hitters adds to the prefixes.
 
-    Under rr and oue (`local`), these are the fewest rounds whose candidates fit into a report.
-    Otherwise a round adds one letter, since a sum of long vectors is slow.
+    Under rr and oue (`local`), the rounds are as few as possible with candidates that fit into a
+    report. Otherwise each round adds one letter, because long vectors are slow to sum.
     """
     if not local:
         return [1] * question.length
@@ -59,18 +59,20 @@ def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
 
 
 def _groups(question: QuestionSettings) -> int:
-    """Return the number of groups, each of which has a tree. Without groups, there is one."""
+    """Return the number of groups, or 1 without groups. Each group has its own tree."""
     return max(1, len(question.groups))
 
 
 def too_many(question: QuestionSettings) -> bool:
-    """Return True if no round can add a letter: too many words are asked for."""
+    """Return True if even one more letter makes too many candidates for a report."""
     prefixes = _groups(question) * KEPT * question.most
     return _candidates(prefixes, len(question.alphabet), 1) > MOST_CANDIDATES
 
 
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
-    """Return the candidates: each prefix with up to `letters` letters and the end of the word."""
+    """Return the candidates: each prefix with `letters` more letters, or with fewer and the end
+    mark.
+    """
     return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
 
 
@@ -87,7 +89,7 @@ def _extended(prefix: str, question: QuestionSettings, letters: int) -> Iterator
 class Prefixes(Cells):
     """One-hot codes of a word's prefix among the `candidates` of the row's group.
 
-    A word longer than `length` is cut. A word with a letter outside the `alphabet` does not count.
+    A word longer than `length` is cut. A word with a letter outside the `alphabet` is excluded.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Prefixes(Cells):
 
 @dataclass(frozen=True)
 class Found:
-    """A word with its estimated count, the variance of its noise, and the round that counted it."""
+    """A complete word, its estimated count with its variance, and the round that counted it."""
 
     group: int
     word: str
@@ -127,7 +129,7 @@ class Found:
 
 
 class PrefixTree:
-    """The frequent prefixes of each group after each round, and the words that are complete."""
+    """The frequent prefixes of each group after the latest round, and the complete words so far."""
 
     def __init__(self, question: QuestionSettings, *, local: bool) -> None:
         self.question, self._local = question, local
@@ -138,12 +140,12 @@ class PrefixTree:
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds."""
+        """The largest possible number of rounds."""
         return len(self.letters)
 
     @property
     def shares(self) -> list[float]:
-        """The share of the clients that each round asks, if each asks clients of its own."""
+        """The share of the clients that each round asks, if each round asks different clients."""
         weights = [1.0] * (self.rounds - 1) + [3.0 if self.rounds > 1 else 1.0]
         return [weight / sum(weights) for weight in weights]
 
@@ -153,11 +155,11 @@ class PrefixTree:
         return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
-        """Return the length of the prefixes that are extended in a round, counted from 0."""
+        """Return the length of the prefixes that a round extends. Rounds are counted from 0."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent prefixes, given the estimated counts of all groups' candidates."""
+        """Keep the frequent prefixes. `counts` has the estimates for all groups' candidates."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -170,17 +172,17 @@ class PrefixTree:
     def _kept(
         self, group: int, candidates: Sequence[str], counts: Float64s, variance: Float64s
     ) -> list[str]:
-        """Return the frequent prefixes among the candidates of a group, and note its words."""
+        """Return a group's frequent candidates without an end. Records the complete words."""
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
         deviation = np.sqrt(variance)
-        # A frequent word's count has more noise than that of a word that nobody has.
+        # Uses the smallest deviation: the count of an absent word has the least noise.
         chosen = _frequent(counts[ended], float(deviation.min()), self.question.false_words)
         for i in np.flatnonzero(ended)[chosen]:
             word = candidates[i].removesuffix(END)
             counted = float(counts[i]), float(variance[i])
             self.found.append(Found(group, word, *counted, self._done - 1))
-        # A prefix that is dropped is lost, and one that is kept costs little under rr and oue.
+        # Under rr and oue an extra prefix costs little, so the bar is low.
         level = 1.0 if self._local else math.sqrt(2 * math.log(max(len(candidates), 2)))
         alive = np.flatnonzero(~ended & (counts > level * deviation))
         best = alive[np.argsort(-counts[alive], kind="stable")][: KEPT * self.question.most]
@@ -188,10 +190,10 @@ class PrefixTree:
 
 
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
-    """Return True for the counts that are told from the noise of a word that nobody has.
+    """Return True for each count that is significantly above the noise of an absent word.
 
-    Benjamini and Hochberg's rule: a share `false_words` of the counts that it chooses is expected
-    to be noise. Without noise, every positive count is chosen.
+    Uses the rule of Benjamini and Hochberg: the expected share of noise among the chosen counts is
+    at most `false_words`. Without noise, chooses every positive count.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

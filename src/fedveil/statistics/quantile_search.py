@@ -1,12 +1,14 @@
 """Quantiles under rr and oue: a search in which each client answers one yes-or-no question.
 
-A client answers if its value is below an edge, by randomized response with the whole epsilon. A
-client that does not count (another group, a missing value) says yes with probability q instead. So
-the share of yes, less q, is positive above the quantile q and negative below it, without the number
-of clients that count. Each round asks other clients about the edge in the middle of the current
-knowledge: the median of the places at which the answers so far put the quantile (a noisy binary
-search; Burnashev and Zigangirov, 1974). An edge near it that was asked before is asked again,
-because an interval is narrow if the answers about its edges are sure.
+A client says whether its value is below an edge, by randomized response with the whole epsilon. A
+client whose row is excluded (another group, a missing value) says yes with probability q instead.
+So the share of yes, minus q, is positive above the quantile q and negative below it. The number of
+excluded clients need not be known.
+
+Each round asks other clients about one edge (a noisy binary search; Burnashev and Zigangirov,
+1974). The edge is the median of the distribution of the quantile, given the answers so far. If an
+edge near this median was asked before, that edge is asked again, because precise answers at few
+edges give a narrow interval.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.lazy import special
 from fedveil.statistics.answers import Estimate
 
-#: An edge is asked again if the quantile is below it with a chance nearer to 1/2 than this.
+#: An edge is asked again if |Pr[quantile below it] - 1/2| is smaller than this.
 _AGAIN = 0.35
-#: A line is drawn through excesses of up to this share of q, if its slope has this many deviations.
+#: A line is fitted to excesses up to this share of min(q, 1 - q). Its slope must be this many
+#: standard deviations above 0.
 _LINE, _RISES = 0.3, 2.0
 
 
@@ -31,26 +34,21 @@ class Search:
 
     def __init__(self, edges: Float64s, q: float) -> None:
         self.edges, self.q = edges, q
-        #: For each edge that was asked: Σ excess / v, Σ 1 / v, and Σ noise / v², of the answers'
-        #: variances v.
+        #: For each asked edge: Σ excess / v, Σ 1 / v and Σ noise / v², where v is an answer's
+        #: variance.
         self._answers: dict[int, Float64s] = defaultdict(lambda: np.zeros(3))
 
     @property
-    def _near(self) -> float:
-        """The largest excess of an edge through whose answers a line is drawn."""
-        return _LINE * min(self.q, 1 - self.q)
-
-    @property
     def rounds(self) -> int:
-        """The number of rounds: twice as many as a binary search without noise would need."""
+        """The number of rounds: twice that of a binary search without noise."""
         return 2 * math.ceil(math.log2(len(self.edges) - 1))
 
     def next(self) -> int:
-        """Return the index of the edge to ask about, which is none of the two ends."""
+        """Return the index of the edge to ask about, which is never the first or the last edge."""
         weights = np.zeros(len(self.edges) - 1)
         for edge, (total, precision, _) in self._answers.items():
             score = total / math.sqrt(precision)
-            # The logarithm of the chance that the quantile is below the edge, or above it.
+            # The log probabilities that the quantile is below the edge, and above it.
             weights[:edge] += float(special().log_ndtr(score))
             weights[edge:] += float(special().log_ndtr(-score))
         chances = np.cumsum(np.exp(weights - weights.max()))
@@ -65,12 +63,13 @@ class Search:
         self._answers[edge] += [(share - self.q) / variance, 1 / variance, noise / variance**2]
 
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
-        """Return where a line through the answers near the quantile crosses zero.
+        """Return the estimated quantile with its interval.
 
-        Without enough of them, return where the rising function nearest to the answers crosses it.
-        The interval begins at the last edge before the first one that is not significantly below
-        the quantile, and ends likewise. It misses the quantile only if one given edge, the nearest
-        on that side, is significant by chance.
+        The estimate is the zero of a line fitted to the answers near the quantile. With too few
+        answers, it is the zero of the nearest increasing function. The interval starts at the last
+        edge that is significantly below the quantile without a gap before it, and ends likewise. It
+        misses the quantile only if one particular edge, the nearest on that side, is significant by
+        chance.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -84,7 +83,8 @@ class Search:
         ends = float(self.edges[places[low]]), float(self.edges[places[-1 - high]])
         first, last = min(ends), max(ends)
         risen = np.array(_rising(totals / precisions, precisions))
-        value = _line(self.edges[asked], totals, precisions, np.abs(risen) <= self._near)
+        near = np.abs(risen) <= _LINE * min(self.q, 1 - self.q)
+        value = _line(self.edges[asked], totals, precisions, near)
         if value is None:
             rising = np.array([-self.q, *risen, 1 - self.q])
             value = float(np.interp(0.0, *_strict(rising, self.edges[places])))
@@ -100,9 +100,9 @@ class Search:
 
 
 def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) -> float | None:
-    """Return where the weighted least-squares line through the `near` answers crosses zero.
+    """Return the zero of the weighted least-squares line through the `near` answers.
 
-    Returns None if there are fewer than three, or if the line does not clearly rise.
+    Returns None if there are fewer than three, or if the line does not clearly increase.
     """
     weights, places = precisions[near], edges[near]
     if len(places) < 3:
@@ -114,7 +114,7 @@ def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) 
 
 
 def _rising(values: Float64s, weights: Float64s) -> list[float]:
-    """Return the rising values nearest to `values` in weighted squares, by pooling neighbours."""
+    """Return the nondecreasing values nearest to `values` in weighted squares, by pooling."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pool = float(value), float(weight), 1
@@ -127,7 +127,7 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return values that rise strictly, with the mean place of equal ones."""
+    """Return strictly increasing values. Equal values become one, at the mean of their places."""
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

@@ -1,9 +1,9 @@
-"""Quantiles from a tree of noisy counts, whose levels are made consistent by least squares.
+"""Quantiles from a tree of noisy counts. Least squares makes the levels consistent.
 
-The counts of all levels are y = A x + noise, where x are the leaves' counts. The best linear
-unbiased estimate of x is (Aᵀ W A)⁻¹ Aᵀ W y with W = diag(1 / variance), and its covariance is
-(Aᵀ W A)⁻¹ (Hay, Rastogi, Miklau and Suciu, 2010). From it follows the variance of every sum of
-leaves, and so of the distribution function at every edge.
+The counts of all levels are y = A x + noise, where x has the true counts of the leaves. The best
+linear unbiased estimate of x is (Aᵀ W A)⁻¹ Aᵀ W y with W = diag(1 / variance), and its covariance
+is (Aᵀ W A)⁻¹ (Hay, Rastogi, Miklau and Suciu, 2010). The covariance gives the variance of the
+distribution function at every edge.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from fedveil.statistics.estimates import Sums
 def quantiles(
     levels: Sequence[Sums], edges: Float64s, at: Sequence[float], z: float, label: dict[str, str]
 ) -> list[Estimate]:
-    """Return the quantiles `at`, given each level's counts. `edges` are those of the leaves.
+    """Return the quantiles `at`, given the counts of each level.
 
-    The interval of the quantile q goes between the outermost edges e at which the number of rows
-    below e is not significantly different from q times all rows. One cell is added on each side,
-    since the distribution inside a cell is unknown.
+    `edges` are the edges of the leaves.
+
+    The interval of the quantile q spans all edges at which the number of rows below the edge does
+    not differ significantly from q times the number of all rows. It is one cell wider on each side,
+    because the distribution inside a cell is unknown.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])
@@ -60,7 +62,7 @@ def _quantile(
     near = possible if len(possible) else np.array([place])
     low = float(edges[max(0, min(int(near[0]) - 1, place - 1))])
     high = float(edges[min(len(edges) - 1, max(int(near[-1]) + 1, place))])
-    # The interval's width in the column's units, divided as the variances are.
+    # Splits the interval's width in the proportion of the two variances.
     width = (high - low) / (2 * z)
     both = max(float(noise[place]) + sampling, 1e-300)
     spread = [width * math.sqrt(part / both) for part in (float(noise[place]), sampling)]
@@ -68,10 +70,10 @@ def _quantile(
 
 
 def _rising(values: Float64s) -> Float64s:
-    """Return rising values near `values`: the mean of their running maximum and minimum.
+    """Return nondecreasing values near `values`: the mean of the running maximum and minimum.
 
-    A distribution function rises, so this moves no estimate further from every possible truth than
-    the largest error among them.
+    A distribution function is nondecreasing. So the result's largest error is at most that of
+    `values`.
     """
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]
@@ -80,7 +82,7 @@ def _rising(values: Float64s) -> Float64s:
 
 
 def _crossing(excess: Float64s, edges: Float64s) -> float:
-    """Return where a rising function with these values at the edges crosses zero."""
+    """Return the place at which an increasing function with these values at the edges is zero."""
     after = int(np.searchsorted(excess, 0.0))
     if after == 0 or after == len(excess):
         return float(edges[min(after, len(edges) - 1)])

@@ -1,4 +1,4 @@
-"""A question file: typed settings, all of them checked before any row is read."""
+"""A question file: typed settings, fully checked before any row is read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedveil.statistics.question_settings import QuestionSettings
 Unit: TypeAlias = Literal["client", "row"]
 #: Protections whose reports are perturbed one-hot codes.
 LOCAL = ("rr", "oue")
-#: Protections that carry sums of vectors.
+#: Protections that sum vectors.
 SUMS = ("not_encrypt", "dp_encrypt", "pw_encrypt", "distributed_dp", "central_gaussian")
-#: The settings of a protection that follow from the question.
+#: The settings of a protection that the question determines.
 _COMPUTED = {
     "not_encrypt": ("max_examples",),
     "dp_encrypt": ("dp_eps", "dp_delta", "dp_norm_clip", "noise"),
@@ -35,94 +35,96 @@ _COMPUTED = {
 
 
 class QuestionFile(CheckedJob):
-    """Questions about the rows of clients, asked together: they share one epsilon."""
+    """Questions that share one epsilon, about the rows of clients."""
 
-    name: RunName = Field("question", description="name of the answer's folder")
+    name: RunName = Field("question", description="name of the folder for the answers")
     data: str = Field(
         "",
-        description="a CSV or Parquet file, a data set of fedveil, or package.module:function, "
-        "which returns columns by name",
+        description="a CSV or Parquet file, a data set of fedveil, or a function "
+        "(package.module:function) that returns columns by name",
     )
     client: str | None = Field(
-        None, description="column that names each row's client. null: every row is a client"
+        None, description="column with the client of each row. null: each row is its own client"
     )
     unit: Unit = Field(
-        "client", description="whose data the epsilon protects: all rows of a client, or one row"
+        "client", description="the data that the epsilon covers: all rows of a client, or one row"
     )
     rows: int | None = Field(
         None,
         ge=1,
         le=1 << 24,
-        description="largest number of rows that a client contributes, drawn at random from its "
-        "rows. null: 1 under `unit: client`, and under `unit: row` as many as a report can carry. "
-        "rr and oue under `unit: row` need it: reports are padded to this number",
+        description="largest number of rows that a client contributes. They are drawn at random. "
+        "null: 1 under `unit: client`; as many as a report can carry under `unit: row`. rr and oue "
+        "under `unit: row` need a number, because they pad every report to it",
     )
-    where: str | None = Field(None, description="condition on a row, for all questions")
+    where: str | None = Field(None, description="condition: all questions count only these rows")
     protection: ProtectionSettings = Field(
         default_factory=ProtectionSettings, description="the protection of every report"
     )
     epsilon: float | None = Field(
-        None, ge=1e-3, le=700, description="epsilon of all answers together; null: no noise"
+        None, ge=1e-3, le=700, description="epsilon of all answers together. null: no noise"
     )
-    delta: float = Field(1e-6, gt=0, lt=1, description="the delta that belongs to epsilon")
+    delta: float = Field(1e-6, gt=0, lt=1, description="the delta of `epsilon`")
     max_epsilon: float | None = Field(
-        None, gt=0, description="nothing is asked that would bring the account above this epsilon"
+        None, gt=0, description="a round that would bring the account above this epsilon is refused"
     )
     account: str | None = Field(
         None,
-        description="file of the data set's account, which trainings (`privacy.account`) and "
-        "other questions share",
+        description="file of the data set's privacy account. Trainings (`privacy.account`) and "
+        "other questions charge the same file",
     )
     confidence: float = Field(
         0.95,
         gt=0.5,
         le=0.999999,
-        description="probability with which an interval holds the true value",
+        description="probability that an interval contains the true value",
     )
     randomness: Literal["secure", "seeded"] = Field(
-        "secure", description="source of the noise. seeded: from `seed`, for simulation only"
+        "secure", description="source of the noise. seeded: computed from `seed`, only to simulate"
     )
-    seed: int = Field(1, ge=0, description="seed of all randomness that is not secret")
+    seed: int = Field(1, ge=0, description="seed of all randomness that need not be secret")
     fidelity: Literal["per_client", "aggregate"] = Field(
         "per_client",
-        description="aggregate: under rr and oue, the server draws the sum of all reports from "
-        "its exact distribution; simulation only",
+        description="per_client: every client makes its report. aggregate: the sum of all reports "
+        "is drawn from its exact distribution (rr and oue, simulation only)",
     )
     masks: bool = Field(
-        True, description="false: secure aggregation without masks, with equal sums; simulation"
+        True,
+        description="if false, secure aggregation omits the masks. The sums are equal (simulation "
+        "only)",
     )
     answer_s: float = Field(
-        600.0, gt=0, description="seconds that a deployed server waits for a report"
+        600.0, gt=0, description="seconds for which a deployed server waits for a report"
     )
     clients: int | None = Field(
-        None, ge=1, description="number of clients of a deployment; null: as many as in the data"
+        None, ge=1, description="number of clients in a deployment. null: as many as in `data`"
     )
     questions: dict[str, QuestionSettings] = Field(
-        default_factory=dict, description="the questions, by the names of their answers"
+        default_factory=dict, description="the questions, each under the name of its answer"
     )
 
     @property
     def local(self) -> bool:
-        """True if reports are perturbed one-hot codes, of which only frequencies can be known."""
+        """True under rr and oue, whose reports are perturbed one-hot codes."""
         return self.protection.name in LOCAL
 
     @property
     def position(self) -> type[Protection]:
-        """The chosen protection."""
+        """The class of the chosen protection."""
         return POSITIONS[self.protection.name]
 
     @property
     def codes(self) -> int:
-        """The number of codes in a report under rr and oue: one for each row that is protected."""
+        """The number of one-hot codes in a report under rr and oue: one for each protected row."""
         return self.rows or 1 if self.unit == "row" else 1
 
     @property
     def rows_of_a_client(self) -> int | None:
-        """The largest number of rows that a client contributes. None: as many as it has."""
+        """The largest number of rows that a client contributes. None means all its rows."""
         return 1 if self.rows is None and self.unit == "client" else self.rows
 
     def conditions(self, question: QuestionSettings) -> list[Filter]:
-        """Return the conditions on a row of `question`: the file's and its own."""
+        """Return the conditions for rows of `question`: those of the file and of the question."""
         return [Filter(text) for text in (self.where, question.where) if text is not None]
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:

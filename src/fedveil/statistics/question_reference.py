@@ -1,6 +1,6 @@
-"""The reference of every key of a question file, generated from the settings themselves.
+"""The reference page of all keys of a question file, generated from the settings.
 
-The documentation shows it as a page (`docs/keys.py`), and `fedveil ask --keys` prints it.
+The documentation contains it (`docs/keys.py`), and `fedveil ask --keys` prints it.
 """
 
 from __future__ import annotations

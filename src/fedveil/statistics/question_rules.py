@@ -1,4 +1,4 @@
-"""Rules between the keys of one question."""
+"""Rules for combinations of the keys of one question."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.settings.allowed import shown
 from fedveil.statistics.prefixes import END, MOST_CANDIDATES, too_many
 from fedveil.statistics.question_settings import QuestionSettings
 
-#: Keys that a kind of question reads, besides ask, where and weight.
+#: Keys of each kind of question, besides ask, where and weight.
 _CELLS = ("edges", "categories")
 _GROUPED = ("by", "groups")
 READ = {
@@ -24,9 +24,9 @@ READ = {
     "contingency": ("column", "other", *_CELLS, "other_edges", "other_categories", *_GROUPED),
 }
 _ALWAYS = ("ask", "where", "weight")
-#: The least width of a range, as a part of its ends.
+#: The smallest width of a range, relative to its larger end.
 _NARROW = 1e-9
-#: Keys without which a question that reads them means nothing.
+#: Keys that are required for every kind of question that uses them.
 NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
@@ -59,7 +59,7 @@ def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
 
 
 def _widths(question: QuestionSettings) -> Iterator[int]:
-    """Yield the number of groups, and of cells of each column."""
+    """Yield the number of groups, then the number of cells of each column."""
     yield max(1, len(question.groups))
     for edges, categories in (
         (question.edges, question.categories),

@@ -18,7 +18,7 @@ Kind: TypeAlias = Literal[
     "heavy_hitters",
     "contingency",
 ]
-#: A category, as in the file. A number stands for its text.
+#: A category in the file. A number means its text.
 Word: TypeAlias = str | int
 
 
@@ -26,23 +26,26 @@ class QuestionSettings(Block):
     """One question about the clients' rows."""
 
     ask: Kind = Field("count", description="kind of question (docs/statistics.md)")
-    column: str | None = Field(None, description="the column that the question is about")
+    column: str | None = Field(None, description="the column to ask about")
     other: str | None = Field(
         None, description="second column of a correlation or a contingency table"
     )
     where: str | None = Field(
-        None, description="condition on a row, such as `age >= 65 and sex == 'f'`"
+        None, description="count only rows with this condition: `age >= 65 and sex == 'f'`"
     )
-    by: str | None = Field(None, description="column whose groups are answered separately")
-    groups: list[Word] = Field(default_factory=list, description="the groups of the column `by`")
+    by: str | None = Field(None, description="column that divides the rows into groups")
+    groups: list[Word] = Field(
+        default_factory=list, description="values of the column `by`. Each gets its own answer"
+    )
     range: list[float] = Field(
         default_factory=list,
-        description="lowest and highest value of the column. Values outside are moved to the ends",
+        description="lowest and highest value of the column. Values outside are clipped to it",
     )
     other_range: list[float] = Field(default_factory=list, description="the range of `other`")
     edges: list[float] = Field(
         default_factory=list,
-        description="edges of a histogram's cells. A cell includes its lower edge, the last both",
+        description="edges of a histogram's cells. Each cell includes its lower edge, and the last "
+        "cell also its upper edge",
     )
     other_edges: list[float] = Field(default_factory=list, description="the edges of `other`")
     categories: list[Word] = Field(default_factory=list, description="categories of the column")
@@ -50,27 +53,32 @@ class QuestionSettings(Block):
         default_factory=list, description="the categories of `other`"
     )
     at: list[float] = Field(
-        default_factory=list, description="shares for which quantiles are asked. 0.5: the median"
+        default_factory=list, description="the quantiles, as shares of the rows. 0.5: the median"
     )
-    cells: int = Field(256, ge=2, le=1024, description="cells of a quantile, a power of two")
+    cells: int = Field(
+        256,
+        ge=2,
+        le=1024,
+        description="number of cells into which quantiles divide the range, a power of two",
+    )
     alphabet: str = Field(
-        "abcdefghijklmnopqrstuvwxyz", description="the letters of the words of heavy_hitters"
+        "abcdefghijklmnopqrstuvwxyz", description="the letters that words of heavy_hitters may have"
     )
     length: int = Field(12, ge=1, le=64, description="longest word of heavy_hitters, in letters")
     most: int = Field(
-        20, ge=1, le=1000, description="number of words that heavy_hitters returns, of each group"
+        20, ge=1, le=1000, description="most words that heavy_hitters returns for each group"
     )
     false_words: float = Field(
         0.1,
         ge=1e-6,
         le=0.9,
-        description="expected share of words that noise alone brings into the answer of "
-        "heavy_hitters. A larger share finds more of the frequent words",
+        description="largest expected share of false words in the answer of heavy_hitters, which "
+        "are there only by noise. A larger share also finds more true words",
     )
     weight: float = Field(
         1.0,
         ge=1e-3,
         le=1e3,
-        description="share of the noise budget, relative to the other questions; under rr and oue "
-        "the share of the clients",
+        description="share of the privacy budget, relative to the other questions. Under rr and "
+        "oue: share of the clients",
     )

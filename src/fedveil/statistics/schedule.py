@@ -1,7 +1,7 @@
-"""The rounds of a question file: which parts are asked of whom, and in which round.
+"""The rounds of a question file: which clients are asked for which parts, in which round.
 
-Under a protection that sums, every client takes part in every round. Under rr and oue the clients
-are divided at random, with a public seed, and each takes part in one round.
+Under a protection that sums vectors, every client takes part in every round. Under rr and oue, each
+client takes part in one round. The clients are divided at random, with a public seed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fedveil.statistics.prefixes import KEPT, PrefixTree, extended
 from fedveil.statistics.quantile_search import Search
 from fedveil.statistics.question import QuestionFile
 
-#: Fields of a round's messages that describe its step.
+#: The message fields that describe a step.
 STEP_FIELDS = ("step", "prefixes", "edge")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A round: its number from 1, and what follows from the answers of earlier rounds.
+    """One round: its number, counted from 1, and its choices that depend on earlier answers.
 
-    `prefixes`: those that are extended, by group, for each heavy_hitters question in the round.
-    `edge`: the index of the edge that a quantile's search asks about, or 0.
+    `prefixes` has, for each heavy_hitters question and each group, the prefixes to extend. `edge`
+    is the index of the edge that a quantile search asks about, or 0.
     """
 
     round: int
@@ -45,12 +45,12 @@ class Step:
     edge: int = 0
 
     def message(self) -> Message:
-        """Return the step as fields of a message to the clients."""
+        """Return the step as fields of a message to clients."""
         return {"step": self.round, "prefixes": json.dumps(self.prefixes), "edge": self.edge}
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read the step in an untrusted message. Raises `MessageInvalid`."""
+        """Read the step from an untrusted message. Raises `MessageInvalid`."""
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
@@ -69,10 +69,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """A round under rr and oue. It asks a part of the clients about one question.
+    """A round under rr and oue. It asks some of the clients about one question.
 
-    The part of the clients is proportional to `share`. The round asks for a `part` of the question,
-    for the next letters of a prefix `tree`, or for the next step of a quantile `search`.
+    The number of clients is proportional to `share`. The clients answer a `part` of the question,
+    the next letters of a prefix `tree`, or the next edge of a quantile `search`.
     """
 
     question: str
@@ -84,7 +84,7 @@ class Turn:
 
 
 class Schedule:
-    """The steps of a question file, and the parts of each."""
+    """The steps of a question file, and the parts of each step."""
 
     def __init__(self, file: QuestionFile) -> None:
         self.file, local = file, file.local
@@ -93,7 +93,7 @@ class Schedule:
             for name, question in file.questions.items()
             if question.ask == "heavy_hitters"
         }
-        #: The searches of each quantiles question under rr and oue, with their groups.
+        #: The quantile searches of each question under rr and oue, each with its group.
         self.searches = {
             name: [
                 (group, Search(edges_of(question, levels(question)), q))
@@ -112,7 +112,7 @@ class Schedule:
         self.turns = list(self._turns()) if local else []
 
     def _turns(self) -> Iterator[Turn]:
-        """Yield the rounds under rr and oue. A question of a larger weight asks more clients."""
+        """Yield the rounds under rr and oue. A question with a larger weight asks more clients."""
         weights = {name: question.weight for name, question in self.file.questions.items()}
         for part in self.static:
             yield Turn(part.question, weights[part.question] * part.share, part)
@@ -127,13 +127,13 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds. The budget is divided among them."""
+        """The largest possible number of rounds. The budget is divided among them."""
         if self.file.local:
             return len(self.turns)
         return max((tree.rounds for tree in self.trees.values()), default=1)
 
     def next(self, done: int) -> Step | None:
-        """Return the step after round `done`, or None if nothing is left to ask."""
+        """Return the step after round `done`, or None if all questions are answered."""
         if self.file.local:
             return self._next_local(done)
         growing = {name: tree.prefixes for name, tree in self.trees.items() if not tree.over}
@@ -152,7 +152,7 @@ class Schedule:
         return None
 
     def check(self, step: Step) -> None:
-        """Raise `MessageInvalid` if a step from outside asks for what its round cannot ask."""
+        """Raise `MessageInvalid` if an untrusted step asks for something invalid in its round."""
         turn = self.turns[step.round - 1] if self.file.local else None
         search = None if turn is None else turn.search
         if not (1 <= step.edge < len(search.edges) - 1 if search else step.edge == 0):
@@ -175,12 +175,11 @@ class Schedule:
                     raise MessageInvalid(f"field prefixes holds a word not of {size} letters")
 
     def _level(self, name: str, step: Step) -> int:
-        """Return the level of the tree of question `name`, from 0, about which a step asks."""
+        """Return the level, from 0, of question `name` that a step asks about."""
         first = next((i for i, turn in enumerate(self.turns) if turn.question == name), 0)
         return step.round - 1 - first
 
     def parts(self, step: Step) -> list[Part]:
-        """Return the parts that clients are asked for in a step."""
         trees = []
         for name, groups in step.prefixes.items():
             letters = self.trees[name].letters[self._level(name, step)]
@@ -196,11 +195,10 @@ class Schedule:
         return trees if turn.part is None else [turn.part]
 
     def layout(self, step: Step) -> Layout:
-        """Return the joint vector of a step."""
+        """Return the layout of a step's joint vector."""
         return Layout(self.file, self.parts(step))
 
     def cohort(self, step: Step, clients: int) -> list[int]:
-        """Return the clients that are asked in a step."""
         if not self.file.local:
             return list(range(clients))
         order = Seeded(self.file.seed, "cohorts").permutation(clients)

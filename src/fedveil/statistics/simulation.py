@@ -1,4 +1,4 @@
-"""Plays the clients of a question on this machine: encodes their rows and makes their reports."""
+"""Simulates the clients of a question: encodes their rows and makes their reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return the update of a client. Only its own log says what was cut from its data."""
+        """Return a client's update.
+
+        Only its own log says how many rows and values were left out.
+        """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
         chosen = self._clients.contributed(client, entropy, carried)
@@ -49,15 +52,16 @@ class Contributions:
         return self._carriage.update(joint, self._entropy.stream("rounding", client))
 
     def counts(self, cohort: Sequence[ClientId]) -> Float64s:
-        """Return the sum of the codes of a cohort, for a simulation of the whole sum."""
+        """Return the sum of the codes of a cohort, from which the whole sum is drawn."""
         stream = self._entropy.stream
         chosen = [self._clients.contributed(c, stream("rows", c)) for c in cohort]
         return self._codes(np.concatenate(chosen), len(cohort), stream("missing"))
 
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
-        """Return the sum of the codes of `chosen` rows in `reports` reports.
+        """Return the sum of the codes of the rows `chosen`, in `reports` reports.
 
-        Codes of rows that do not count fill the reports up.
+        Missing rows are replaced by codes of excluded rows, so that every report has equally many
+        codes.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -69,7 +73,7 @@ class Contributions:
 
 
 def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
-    """Log how many of the client's values were moved into their range, or do not count."""
+    """Log how many of the client's values were moved into their range, or are excluded."""
     moved = sum(int(encoded.moved[chosen].sum()) for encoded in rows)
     lost = sum(int(encoded.lost[chosen].sum()) for encoded in rows)
     if moved or lost:
@@ -78,7 +82,7 @@ def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
 
 
 class Simulated(Carrier):
-    """Carries the messages of one round to clients that are played in this process."""
+    """Carries the messages of one round to simulated clients in this process."""
 
     def __init__(
         self, protection: Protection, made: Contributions, round: int, entropy: Entropy
@@ -96,7 +100,7 @@ class Simulated(Carrier):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Give every report to `server` as soon as it is made."""
+        """Give each report to `server` as soon as it is made."""
         for client, message in messages.items():
             answer = self._answer(client, message)
             if isinstance(answer, Answer):
@@ -134,7 +138,7 @@ class Simulated(Carrier):
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:
-        """Return a new client half for the same client, restored from the state `kept`."""
+        """Return a new half for the same client, restored from the state `kept`."""
         other = self._half(client)
         if kept:
             other.take_up(kept)

@@ -1,4 +1,4 @@
-"""The clients' rows as named columns: a CSV or Parquet file, a mapping, arrays or a Dataset."""
+"""The clients' rows as a table with named columns, from files, mappings, arrays or a Dataset."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables import table_file
 
 Words: TypeAlias = npt.NDArray[np.str_]
-#: Forms of files that nobody needs to be told.
+#: File forms that need no note.
 _USUAL = ("UTF-8, separated by comma", "Parquet")
 _NO_NUMBER = ("", "na", "nan")
 _SHOWN = 20
 
 
 class Table(ABC):
-    """Rows with named columns. Each column can be read as numbers, as words, or both."""
+    """Rows with named columns. A column can be read as numbers or as words."""
 
-    #: A name for messages: the file, or the function that returned the columns.
+    #: The file, or the function that returned the columns, for messages.
     name: str
-    #: Sentences on how a file was read, if its form was guessed.
+    #: Notes about guesses of a file's form.
     said: Sequence[str] = ()
     columns: Sequence[str]
 
     def __init__(self) -> None:
-        # A question reads a column once for its cells and once for each condition on it.
+        # Cached: a question reads a column for its cells and for each condition.
         self.numbers = lru_cache(maxsize=64)(self._checked_numbers)
         self.words = lru_cache(maxsize=64)(self._checked_words)
 
@@ -69,7 +69,7 @@ class Table(ABC):
 
 
 class FileTable(Table):
-    """A CSV file with a header, or a Parquet file. A column is read when it is needed."""
+    """A CSV file with a header, or a Parquet file. Each column is read when it is first needed."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class FileTable(Table):
 
 
 class ArrayTable(Table):
-    """Columns that are arrays of one length."""
+    """Columns in memory: arrays of equal length."""
 
     def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
         super().__init__()
@@ -151,14 +151,14 @@ class ArrayTable(Table):
 
 
 def _texts(column: Array) -> Array:
-    """Return a column, with bytes read as UTF-8."""
+    """Return a column in which bytes are decoded as UTF-8."""
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
     return column
 
 
 def _text_of(cell: object) -> str:
-    """Return a cell as a word. A whole number has no decimal point, and NaN is missing."""
+    """Return a cell as a word. A whole number has no decimal point, NaN is a missing word."""
     if isinstance(cell, float):
         if np.isnan(cell):
             return ""
@@ -169,10 +169,10 @@ def _text_of(cell: object) -> str:
 def as_table(data: Any, name: str = "data") -> Table:
     """Return `data` as a table.
 
-    It may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
-    array of rows, a pair (x, y), or a fedveil `Dataset`. Columns of an array are named 0, 1, ... Of
-    a pair or a Dataset, the column y has the targets, and the column client the owners. Only the
-    training examples of a Dataset are used.
+    `data` may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
+    array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are named 0, 1,
+    ... A pair or a Dataset also has the column y with the targets, and a Dataset the column client
+    with the owners. Only the training examples of a Dataset are used.
     """
     if isinstance(data, Table):
         return data

@@ -1,9 +1,9 @@
 """Vertical training between organisations: split learning.
 
-The parties have different features of the same examples; one party, the leader, has the labels.
-Each trains its part of one network. The parties exchange tensors and gradients at the cuts, the
-loss, and blinded ids, by which they find their common examples. docs/vertical.md has a table of
-what each message reveals to whom.
+The parties have different features of the same examples. One party, the leader, has the labels.
+Each party trains its part of one network. The parties exchange tensors and gradients at the cuts,
+the loss, and blinded ids to find their common examples. docs/vertical.md has a table of what each
+message reveals to whom.
 
     from fedveil.vertical import VerticalJob, train
     run = train(VerticalJob.load("job.yaml"))

@@ -1,9 +1,10 @@
 """Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
-Under EmbeddingDP an example pays each time it is sent: once in each epoch and, if it is held out,
-once in each evaluation. It pays once more for a step that a killed process had begun, if the next
-process repeats the step with fresh randomness. Randomness from the job's seed is the same in a
-repetition, so the repetition costs nothing. Under `reuse` an example pays only once.
+Under EmbeddingDP an example is charged each time it is sent: a training example once in each epoch,
+a held-out example once in each evaluation. If a process is killed during a step and the next
+process repeats the step with fresh randomness, the examples are charged again. With randomness from
+the job's seed, a repetition sends the same bits and costs nothing. Under `reuse` an example is
+charged only once.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Releases:
     """Counts how often each example was sent.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations, in each of which every held-out example is sent. With `fresh` randomness the counts
-    are on disk before a report is sent, so that a process that takes over knows what the killed
-    process before it may have sent.
+    evaluations. Each evaluation sends every held-out example. With `fresh` randomness, the counts
+    are on disk before a report is sent. So after a kill, the next process knows what may have been
+    sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -88,7 +89,7 @@ class Releases:
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
-        """Write the restored counts to disk. They cover the steps up to `step`."""
+        """Write the restored counts to disk, as those after `step`."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -96,18 +97,18 @@ class Releases:
         self._note()
 
     def begin_step(self, step: int, positions: npt.NDArray[np.int64]) -> None:
-        """Count the examples of a step as sent, before they are sent."""
+        """Count the examples of a step as sent. Call it before they are sent."""
         self.train[positions] += 1
         self._step = step
         self._note()
 
     def begin_calibration(self) -> None:
-        """Count the examples that are set aside as sent once more, before they are sent."""
+        """Count the examples set aside for calibration as sent. Call it before they are sent."""
         self.train[self._order.set_aside] += 1
         self.settle(self._step)
 
     def begin_look(self) -> None:
-        """Count the held-out examples as sent, before they are sent."""
+        """Count the held-out examples as sent. Call it before they are sent."""
         self.looks += 1
         self._note()
 
@@ -128,7 +129,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the step and the evaluation begun last. A crash of the process keeps the bytes."""
+        """Write the last begun step and evaluation. The bytes survive a crash of the process."""
         if self._folder is None:
             return
         if self._begun is None:
@@ -137,7 +138,7 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Return the step that the counts cover, and the step and the evaluation begun last."""
+        """Return the step that the counts cover, and the latest begun step and evaluation."""
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         missing = [path for path in (counts, begun) if not path.exists()]
@@ -168,11 +169,10 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """Return a ledger with each training example by position, and one entry for the held-out.
+    """Return a ledger with an entry per training example, by position, and one for the held-out.
 
-    Round n of the ledger is the nth time that an example was sent. All held-out examples were sent
-    equally often, so one entry stands for all of them. `label` is the loss of a label under
-    LabelDP.
+    The ledger's round n is the nth time that an example was sent. All held-out examples were sent
+    equally often, so they share one entry. `label` is the loss of a label under LabelDP.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -187,7 +187,7 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return the charge for sending an example once. Under `reuse`, only the first costs."""
+    """Return the charge for sending an example once. Under `reuse` only the `first` time costs."""
     return _charges(
         (part, privacy)
         for part, privacy in _private_parts(split, party)
@@ -200,8 +200,8 @@ def figures(
 ) -> list[Line]:
     """Return a party's epsilons: per bit, per one-hot row, per example sent once, and for the run.
 
-    The last is that of the example sent most often, and infinite if a crossing of this party is not
-    protected. A party that sends nothing of its own data has no figures.
+    The epsilon for the run is that of the example sent most often. It is infinite if a crossing of
+    this party is unprotected. A party that sends nothing of its own data has no epsilons.
     """
     found = []
     parts = _private_parts(split, party)
@@ -230,7 +230,7 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's first log lines, about EmbeddingDP, as MindSpore Federated words them."""
+    """Return a party's first log lines, about EmbeddingDP, worded as in MindSpore Federated."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = (
@@ -250,7 +250,7 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return a party's parts that send, without protection, outputs computed from its own data."""
+    """Return the parts of a party that send outputs of its own data without protection."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

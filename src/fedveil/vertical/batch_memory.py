@@ -1,9 +1,9 @@
-"""The memory that a batch needs while a party trains on it, computed before any is allocated.
+"""The memory that training on a batch needs, computed before any is allocated.
 
 The forward pass of a party's parts runs on torch's meta device, where tensors have shapes and no
-values. `saved_tensors_hooks` shows each tensor that autograd keeps for the backward pass. Added to
-these are two gradients as large as the largest of them, and 15% for torch's kernels and its
-allocator (benchmarks/vertical_batch.py).
+values. `saved_tensors_hooks` shows each tensor that autograd saves for the backward pass. The
+result is the size of these tensors, plus two gradients as large as the largest of them, plus 15%
+for torch's kernels and allocator (benchmarks/vertical_batch.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.overrides import TorchFunctionMode
 from fedveil.vertical.split import DTYPES, Part, SplitModel
 from fedveil.vertical.task import Task
 
-#: The gradients that are alive at a time: that of an operation's output, and that of its input.
+#: The number of gradients in memory at a time: of an operation's output, and of its input.
 _GRADIENTS = 2
 _OWN = 1.15
 
 
 def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
-    """Return the bytes for a batch of `rows` examples at `parties`, whose parts are on meta.
+    """Return the bytes for a batch of `rows` examples at `parties`. Their parts must be on meta.
 
-    Returns 0 for a task without `inputs`. Counts whole batches: a follower may have all
+    Returns 0 for a task without `inputs`. Counts whole batches, because a follower may have all
     micro-batches of one in its memory.
     """
     if not hasattr(task, "inputs"):
@@ -45,7 +45,7 @@ def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: i
                 kept.add(output)
             else:
                 output = torch.empty(rows, *part.output, dtype=DTYPES[part.dtype])
-            # A part gets another party's tensor as a copy of its own, with a gradient.
+            # A tensor from another party is a copy of its own here, with a gradient.
             crosses = any(c.part == part.name for c in split.crossings)
             values[part.name] = output.detach().requires_grad_() if crosses else output
         labels, outputs = columns.get("labels"), values[split.last.name]
@@ -64,7 +64,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts attention without the table of weights, as fused kernels on CPUs and GPUs do."""
+    """Counts attention without the matrix of weights, as fused kernels compute it."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class _FusedAttention(TorchFunctionMode):
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         asked, keys, values = args[:3]
-        mixed = asked + values  # of the right shape, and it needs a gradient if its inputs do
+        mixed = asked + values  # has the right shape, and needs a gradient if its inputs do
         for tensor in (asked, keys, values, mixed):
             self._kept.add(tensor)
         return mixed
 
 
 class _Kept:
-    """Adds up the storages that autograd keeps, each once, without those of parameters."""
+    """Adds up the sizes of the storages that autograd saves, except those of parameters."""
 
     def __init__(self, split: SplitModel) -> None:
         modules = [part.module for part in split.parts if part.module is not None]
@@ -94,7 +94,7 @@ class _Kept:
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._own:
-            self._kept[storage._cdata] = storage  # alive, so that no other gets its place
+            self._kept[storage._cdata] = storage  # so that no other gets its address
         return tensor
 
     @property

@@ -5,8 +5,8 @@
     BUNDLE/signatures.json   each party's certificate and its signature of the manifest
     BUNDLE/state/            what scoring adds: counts of sent examples, guesses and events
 
-A party's columns and weights stay in its own bundle: the manifest has only digests. `sent` holds
-digests of this party's training ids, so the bundle is as confidential as its training file.
+A party's columns and weights stay in its own bundle, because the manifest has only digests. `sent`
+has digests of this party's training ids. So the bundle is as confidential as the training data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Contents(Settings):
-    """A party's own files with their SHA-256, and the columns that its rows must have."""
+    """A party's own files with their SHA-256, and the columns that rows to score must have."""
 
     format: Literal[1] = 1
     party: str
@@ -61,7 +61,7 @@ class Contents(Settings):
 
 
 class Manifest(Settings):
-    """The text that all parties sign: the SHA-256 of each one's contents and of the agreed job."""
+    """The text that all parties sign: the SHA-256 of each one's contents, and of the agreed job."""
 
     format: Literal[1] = 1
     run: str
@@ -77,9 +77,9 @@ class Manifest(Settings):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files have the digests in its manifest.
+    """A checked bundle: its files have the digests in its manifest.
 
-    `name` is the manifest's SHA-256, equal in all parties' bundles of one model.
+    `name` is the manifest's SHA-256. It is equal in all parties' bundles of one model.
     """
 
     path: Path
@@ -90,7 +90,7 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Check every file of a bundle. Raises BundleInvalid for one that was edited."""
+        """Read a bundle and check every file. Raises BundleInvalid if a file was edited."""
         raw = read_small(held_in(path, CONTENTS, "a model bundle"))
         contents = _parsed(Contents, raw, path / CONTENTS)
         data = read_small(held_in(path, MANIFEST, "a complete model bundle"))
@@ -118,7 +118,7 @@ def write_contents(
     keep_job(folder, job, own_functions(job))
     write_model(folder, modules)
     files = {**files, SENT: sent}
-    for name in (CALIBRATOR, MANIFEST, SIGNATURES):  # those of an earlier end of the run
+    for name in (CALIBRATOR, MANIFEST, SIGNATURES):  # of an earlier end of this run
         folder.remove(name)
     for name, data in files.items():
         folder.write_atomically(name, data)
@@ -144,7 +144,7 @@ def write_contents(
 def manifest_of(
     job: VerticalJob, leader: str, run: str, step: int, contents: Mapping[str, bytes]
 ) -> Manifest:
-    """Return the text that all parties sign. `contents` has each party's SHA-256."""
+    """Return the manifest. `contents` has each party's SHA-256."""
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(
         run=run,
@@ -169,7 +169,7 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 
 
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
-    """Encode how often each example was sent until now, by a digest of its id."""
+    """Encode how often each example has been sent, by a digest of its id."""
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]
     empty = np.zeros((0, DIGEST_BYTES), np.uint8)
@@ -185,7 +185,7 @@ def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequenc
 
 
 def id_digests(ids: Ids) -> np.ndarray:
-    """Return a digest of each id, one in each row."""
+    """Return a digest of each id, one per row."""
     blake2b = hashlib.blake2b
     made = [blake2b(text, digest_size=DIGEST_BYTES).digest() for text in utf8(ids.astype(np.str_))]
     return np.frombuffer(b"".join(made), np.uint8).reshape(-1, DIGEST_BYTES)

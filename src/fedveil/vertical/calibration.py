@@ -1,9 +1,9 @@
-"""Calibrated probabilities: of all classes predicted with probability 0.2, a fifth is right.
+"""Calibrates probabilities: of all predictions with probability 0.2, a fifth should be right.
 
 A network is usually overconfident, and class weights make its probabilities of rare classes too
-high. Calibration multiplies all scores by one factor and shifts each class's scores by a constant.
-Both are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern Neural
-Networks, 2017), with a weak pull towards no change for small data sets.
+high. Calibration multiplies all scores by one factor, and adds a constant to each class's scores.
+These numbers are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern
+Neural Networks, 2017). A weak prior towards no change helps with small data sets.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LARGEST = 1000.0
 def calibrated(outputs: Array, labels: Array) -> Float64s:
     """Turn logits into calibrated probabilities [examples, classes].
 
-    Examples with even numbers are calibrated on the labels of those with odd numbers, and vice
-    versa, so that no example is calibrated on its own label.
+    Examples at even positions are calibrated on the labels of those at odd positions, and vice
+    versa. So no example is calibrated on its own label.
     """
     # A model may mask a class with minus infinity, whose product with 0 is NaN.
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
@@ -36,13 +36,13 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
 
 
 def fit(outputs: Array, labels: Array) -> tuple[float, Float64s]:
-    """Return the factor and the shifts, fitted to `labels`. `apply` uses them on other outputs."""
+    """Return the factor and the shifts that fit `labels` best."""
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     return _fit(scores, labels.reshape(-1).astype(np.int64))
 
 
 def apply(outputs: Array, factor: float, shifts: Float64s) -> Float64s:
-    """Turn logits into probabilities with a factor and shifts from `fit`."""
+    """Turn logits into probabilities, with a factor and shifts from `fit`."""
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     probabilities: Float64s = np.exp(log_softmax(factor * scores + shifts, axis=1))
     return probabilities

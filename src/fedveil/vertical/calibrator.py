@@ -1,7 +1,7 @@
-"""A stored calibrator: it turns a trained model's outputs into probabilities and decisions.
+"""A stored calibrator, which turns a trained model's outputs into probabilities and decisions.
 
-It is fitted once, after training, to examples that no step has trained on, and never to held-out
-ones. `calibration` describes the method.
+It is fitted once, after training, to examples that are in no training step and not held out.
+`calibration` describes the method.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedveil.base.array_types import Array, Float64s
+from fedveil.base.quantity import quantity
 from fedveil.settings.stored import Stored
 from fedveil.vertical.calibration import apply, fit
 
@@ -20,10 +21,10 @@ CALIBRATOR = "calibrator.json"
 
 
 class Calibrator(Stored):
-    """The factor of all scores, the shift of each class's scores, and the threshold.
+    """The factor of all scores, the shift of each class's scores, and the decision threshold.
 
-    With two classes, the second is predicted if its probability is at least `threshold`. With more,
-    there is no threshold: the class with the highest probability is predicted.
+    With two classes, the second is predicted if its probability is at least `threshold`. With more
+    classes there is no threshold: the most probable class is predicted.
     """
 
     what = "a calibrator"
@@ -38,7 +39,7 @@ class Calibrator(Stored):
     def fitted(
         cls, outputs: Array, labels: Array, criterion: Literal["balanced_accuracy", "f1"]
     ) -> Calibrator:
-        """Fit to logits and labels. `criterion` chooses the threshold between two classes."""
+        """Fit to logits and labels. The threshold between two classes maximises `criterion`."""
         factor, shifts = fit(outputs, labels)
         threshold = None
         if len(shifts) == 2:
@@ -53,7 +54,7 @@ class Calibrator(Stored):
         )
 
     def __str__(self) -> str:
-        found = f"calibrator of {self.examples:,} examples: factor {self.factor:.4f}"
+        found = f"calibrator of {quantity(self.examples, 'example')}: factor {self.factor:.4f}"
         if self.threshold is None:
             return found
         return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"
@@ -68,9 +69,9 @@ class Calibrator(Stored):
 
 
 def _threshold(likely: Float64s, truth: npt.NDArray[np.bool_], criterion: str) -> float:
-    """Return the probability from which the second class is predicted.
+    """Return the lowest probability at which the second class is predicted.
 
-    It lies halfway between two neighbouring probabilities, and is 0.5 if only one class occurs.
+    It lies halfway between two neighbouring probabilities. It is 0.5 if only one class occurs.
     """
     positives, negatives = int(truth.sum()), int((~truth).sum())
     if not positives or not negatives:

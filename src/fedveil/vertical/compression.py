@@ -1,12 +1,11 @@
 """Compression of values to 1 to 8 bits each, with optional error feedback.
 
-Every example's values are rounded to 2^bits evenly spaced levels between their minimum and maximum.
-These two are sent with the values as float32. Compression saves bytes and protects nothing.
+Every example's values are rounded to 2^bits evenly spaced levels between the example's minimum and
+maximum, which are sent as float32. Compression saves bytes and protects nothing.
 
-With error feedback, the sender saves the rounding errors of an example's values and adds them to
-its values in the next step with this example, so that errors do not accumulate (J. Wang et al.,
-Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees, 2022,
-for the forward pass).
+With error feedback, the sender saves an example's rounding errors and adds them to the example's
+values in its next step, so that errors do not accumulate (J. Wang et al., Fine-tuning Language
+Models over Slow Networks using Activation Compression with Guarantees, 2022, for the forward pass).
 """
 
 from __future__ import annotations
@@ -78,9 +77,7 @@ class Errors:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the rounding errors of the examples at `positions`.
-
-        An example's errors are 0 before its first step.
+        """Return the rounding errors of the examples at `positions`: 0 before their first step.
 
         `place` is the part and the direction. `like` has the shape and type of the result.
         """
@@ -91,7 +88,7 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Save the rounding errors of a step, now that the step has been applied."""
+        """Save the rounding errors of a step that has been applied."""
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1
@@ -119,5 +116,5 @@ class Errors:
 
 
 def staging() -> defaultdict[Place, list[tuple[Positions, Float32s]]]:
-    """Return an empty store for a step's rounding errors. A step that is applied saves them."""
+    """Return an empty store for the rounding errors of a step in progress."""
     return defaultdict(list)

@@ -1,4 +1,4 @@
-"""Sentences on what crosses between the parties of a run: what, in which direction, and to whom."""
+"""Sentences on what parties send to each other in a run: what, from whom, and to whom."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.vertical.split import Crossing, SplitModel
 
 
 def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
-    """Yield one sentence for each direction between two parties."""
+    """Yield one sentence for each pair of sender and receiver."""
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
         each += f" and of {held_out:,} held-out examples in every evaluation"

@@ -1,12 +1,12 @@
-"""The encoding of a tensor that is sent to another party, and the checks when it is received.
+"""The encoding of a tensor for another party, and the receiver's checks.
 
     {"kind": "tensor", "name": part, "step": n, "micro": m, "data": array}
 
-`name` is the part's name, with `.grad` for a returned gradient and `.test` for an output of an
-evaluation. `micro` is the number of the micro-batch. `data` contains the values unchanged, as
-float32 or as the 16 bits of a bfloat16. Under EmbeddingDP an output is sent as bits, one instead of
-each float, and decoded to 0.0 and 1.0. Under `compression`, `data` contains codes, and `ranges` the
-minimum and maximum of each example. Sending unchanged values copies nothing here; receiving copies
+`name` is the part's name. It ends in `.grad` for a returned gradient and in `.test` for an output
+in an evaluation. `micro` is the number of the micro-batch. `data` contains the values unchanged, as
+float32 or as the 16 bits of a bfloat16. Under EmbeddingDP, `data` has one bit in place of each
+float. A bit is decoded to 0.0 or 1.0. Under `compression`, `data` contains codes, and `ranges` the
+minimum and maximum of each example. Sending unchanged values copies nothing here. Receiving copies
 once if the bytes are read-only.
 """
 
@@ -40,7 +40,7 @@ def tensor_message(
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as an array. It shares the tensor's memory if that is the CPU's."""
+    """Return a tensor's values as an array. A tensor in CPU memory is not copied."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.uint16)
@@ -95,8 +95,8 @@ def from_wire(
 ) -> torch.Tensor:
     """Decode the tensor in a message of an untrusted peer. Raises ExchangeError if it is invalid.
 
-    Checks that name, step, micro-batch, type and shape are those of the tensor that is expected
-    now, and that all values are finite.
+    Checks that name, step, micro-batch, type and shape are those of the expected tensor, and that
+    all values are finite.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
@@ -172,8 +172,8 @@ def _decompressed(
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return True if no value is NaN or infinite.
 
-    The sum is computed first, in one pass without extra memory. If it is finite, so are all values.
-    If it is not, the values may just be too large to add up, so each value is checked.
+    The sum is computed first, in one pass without extra memory. If the sum is finite, so are all
+    values. Otherwise the values may only be too large to add up, so each value is checked.
     """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 

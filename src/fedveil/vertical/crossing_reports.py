@@ -1,7 +1,7 @@
 """The EmbeddingDP reports that a party sends: drawn for every step, or drawn once and reused.
 
-A report that will be reused is written to a file before it is sent. A process that takes over from
-a killed one then sends the same report, so the example pays only once.
+A report that will be reused is written to a file before it is sent. If the process is killed, the
+next one sends the same report, so the example is charged only once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _KEY_BYTES = 8
 class Reports:
     """Applies EmbeddingDP to a tensor before it is sent. Each report has its own random stream.
 
-    Reports of a crossing under `reuse` are saved in `folder`, or kept in memory if there is no
-    folder. Without `remember` every report is drawn anew. `note` is called with sentences for this
-    party alone.
+    Reports of a crossing under `reuse` are saved in `folder`, or in memory if there is no folder.
+    If `remember` is False, every report is drawn anew. `note` receives sentences for this party
+    only.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
-        """Return the values, all 0 for an example that has a NaN.
+        """Return the values, with all values of an example set to 0 if one of them is NaN.
 
-        The gradients that another party returns can push a part to NaN for chosen examples. An
-        omitted report would then reveal which examples these are, and no noise would cover that.
+        A malicious peer can return gradients that make a part output NaN for chosen examples. A
+        missing report would then reveal which examples these are, and no noise would hide it.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -81,7 +81,7 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError if the saved reports cover fewer than `examples` training ones."""
+        """Raise RunFolderError unless the reports of `examples` training examples are saved."""
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
@@ -109,7 +109,7 @@ class Reports:
 
 
 class _KeptMemory(ReportMemory):
-    """A memory of reports that is also saved to a file, as records of a key and a report."""
+    """Reports by key, in memory and in a file."""
 
     def __init__(self, width: int, path: Path) -> None:
         super().__init__(width)
@@ -124,7 +124,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of `keys`. New ones are drawn by `draw`, and saved first."""
+        """Return the reports of `keys`. Missing ones come from `draw`, and are saved before use."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

@@ -15,8 +15,8 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 class EmbeddingDPLayer(nn.Module):
     """Replaces its input by EmbeddingDP bits, 0 or 1, of the same shape and dtype.
 
-    The layer protects in training and in evaluation alike. It remembers no report, so every pass of
-    an example costs `loss` again. Without `entropy`, the layer uses secure randomness.
+    The layer protects in training and in evaluation. It caches no report, so each pass of an
+    example costs `loss` again. The default of `entropy` is secure randomness.
 
     `gradient` controls the backward pass:
 

@@ -1,4 +1,4 @@
-"""A party's limit on the privacy spent by its examples: `privacy.max_epsilon`."""
+"""A party's limit on the privacy cost of each of its examples: `privacy.max_epsilon`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedveil.vertical.split import SplitModel
 class Limit:
     """Refuses to send an example that would then have spent more than `epsilon` at `delta`.
 
-    An example pays for its values each time they are sent and, if it is trained on, once for its
-    label. Labels without LabelDP have no epsilon and no limit. Unprotected values have an infinite
-    epsilon, so the limit never lets them be sent.
+    An example is charged for its values each time they are sent and, if it is a training example,
+    once for its label. Labels without LabelDP have no epsilon and no limit. Unprotected values have
+    an infinite epsilon, so a limit forbids sending them.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class Limit:
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
-        """Raise `LimitReached` if an example that was sent `times` times would be above the limit.
+        """Raise `LimitReached` if an example that was sent `times` times exceeds the limit.
 
-        `labelled` is True for a training example. The error quotes `what`, the step or the
-        evaluation.
+        `labelled` is True for a training example. `what` names the step or the evaluation in the
+        error.
         """
         if self._epsilon is None:
             return
@@ -53,7 +53,7 @@ class Limit:
             )
 
     def forecast(self, epochs: int) -> str | None:
-        """Return a warning if the limit will end a run of `epochs` epochs early, otherwise None."""
+        """Return a warning if the limit would end a run before `epochs` epochs, otherwise None."""
         try:
             self.check(f"epoch {epochs}, the last,", epochs, labelled=True)
         except LimitReached as limit:
@@ -61,7 +61,7 @@ class Limit:
         return None
 
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
-        """Return True if an example with these counts (`figure`) is within the limit."""
+        """Return True if an example with these counts (see `figure`) is within the limit."""
         if self._epsilon is None:
             return True
         if self._sends_unprotected:
@@ -69,10 +69,10 @@ class Limit:
         return self.figure(times, labelled=labelled, scored=scored).epsilon <= self._epsilon
 
     def figure(self, times: int, *, labelled: bool, scored: int = 0) -> Figure:
-        """Return the privacy spent by an example that was sent `times` times.
+        """Return the privacy cost of an example that was sent `times` times.
 
-        `labelled` is True for a training example, which pays for its label too. The example was
-        also sent `scored` times to be scored, always with a new report.
+        `labelled` is True for a training example, which also pays for its label. `scored` is the
+        number of times that it was sent to be scored, each time with a new report.
         """
         key = times, labelled, scored
         if key not in self._spent:

@@ -1,7 +1,7 @@
 """The job of a vertical run: typed settings, all checked before anything starts.
 
-`VerticalJob()` is the default job; `VerticalJob.load` reads one from YAML. The same file serves
-every party, so it contains nothing that a party must hide from another, such as its data or its
+`VerticalJob()` is the default job, and `VerticalJob.load` reads a job from YAML. All parties use
+the same file. So it contains nothing that a party must hide from another, such as its data or
 modules.
 """
 
@@ -47,7 +47,7 @@ class VerticalJob(VerticalFields):
 
 
 def job_of_run(path: FilePath) -> VerticalJob:
-    """Load the job of a run folder. The error for a federated run names the right command."""
+    """Load the job of a run folder. For a federated run, the error names the right command."""
     try:
         return VerticalJob.load(path)
     except JobError:

@@ -1,6 +1,6 @@
-"""The reference page of every key of a vertical job, generated from the settings.
+"""The reference page of all keys of a vertical job, generated from the settings.
 
-The documentation shows it as a page (`docs/keys.py`), and `fedveil vertical keys` prints it.
+The documentation contains it (`docs/keys.py`), and `fedveil vertical keys` prints it.
 """
 
 from __future__ import annotations

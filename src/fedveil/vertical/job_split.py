@@ -1,4 +1,4 @@
-"""The task and the split model of a job. They are equal on every machine that takes part."""
+"""The task and the split model of a job, equal on every machine that takes part."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedveil.vertical.task import Task, build, initial
 
 
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
-    """Return the job's task. In a resumed run, it reads its own files from the run folder `folder`.
+    """Return the job's task. A resumed run reads the task's own files from the run folder `folder`.
 
-    Initial weights are drawn from `own_seed`, the party's own seed, or else from the job's seed.
+    Initial weights are drawn from `own_seed`, the party's own seed. None means the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
     task = build(job.task.name, job.task.settings, seed, folder)
@@ -54,8 +54,8 @@ def make_split(
 ) -> SplitModel:
     """Return the split model: the task's parts with the job's changes.
 
-    Modules that the job names, or that the task derives from a party's data, are built only for the
-    parties in `here`, or for all if `here` is None. `own_seed` is as in `make_task`.
+    Modules that the job names, or that depend on a party's data, are built only for the parties in
+    `here`. None means all parties. `own_seed` is as in `make_task`.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)

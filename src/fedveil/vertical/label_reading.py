@@ -1,11 +1,11 @@
-"""Attacks that read labels from the gradients returned to a follower in split training.
+"""Attacks that infer labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is (p - e_label), the predicted probabilities p minus 1 at the
+The gradient of an example's loss is p - e_label, the predicted probabilities p minus 1 at the
 label, passed back through the leader's part. If that part is linear and there are two classes,
-every gradient is a multiple of one vector, and its sign reveals the label. Otherwise the gradients
-of one class are closer to each other than to those of other classes. The attacker knows its own
-gradients, the sizes of the classes and, for some attacks, the labels of a few examples. It knows
-nothing of the leader's part.
+every gradient is a multiple of one vector, and its sign reveals the label. Otherwise gradients of
+the same class are closer to each other than gradients of different classes. The attacker knows its
+own gradients, the sizes of the classes and, for some attacks, the labels of a few examples. It
+knows nothing of the leader's part.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
@@ -23,16 +23,16 @@ from fedveil.base.array_types import Float64s, Int64s
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.label_dp import LabelDP
 
-#: The most iterations of the clustering, and its number of starts if no label is known.
+#: The largest number of iterations of the clustering, and its number of starts without labels.
 _ROUNDS, _STARTS = 30, 8
 
 
 def directions(looks: Sequence[Float64s]) -> Float64s:
     """Scale each example's gradients to length 1, and concatenate those of all `looks`.
 
-    A look contains the gradients of one of the follower's parts, [examples, values]. The inner
-    product of two rows of the result is the sum, over the looks, of the cosine between their
-    gradients. A row of zeros stays zero.
+    A look has the gradients of one of the follower's parts, [examples, values]. The inner product
+    of two rows of the result is the cosine between their gradients, summed over the looks. A row of
+    zeros stays zero.
     """
     found = []
     for gradients in looks:
@@ -43,11 +43,10 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
-    """Run the norm attack. A higher score means an example that is likelier of a rarer class.
+    """Return the scores of the norm attack. A higher score means that a rarer class is more likely.
 
-    A network that has learnt the class frequencies makes larger errors on the rarer class. The
-    score is the sum, over the looks, of an example's gradient norm divided by the mean norm in that
-    look.
+    A network that has learnt the class frequencies makes larger errors on rare classes. The score
+    of an example is its gradient norm divided by the mean norm in the look, summed over the looks.
     """
     scores = np.zeros(len(looks[0]))
     for gradients in looks:
@@ -59,10 +58,10 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 def by_sign(rows: Float64s) -> Float64s:
     """Return scores whose signs separate two classes, without saying which sign is which class.
 
-    `rows` come from `directions`. The score is a row's projection on the first right singular
+    `rows` come from `directions`. A score is the projection of a row on the first right singular
     vector of all rows.
     """
-    if rows.shape[1] > len(rows):  # the smaller of the two products gives the same scores
+    if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
         wide: Float64s = vectors[:, -1] * np.sqrt(max(values[-1], 0.0))
         return wide
@@ -76,7 +75,7 @@ class Window:
     """The gradients returned in a few consecutive steps.
 
     `rows` come from `directions`, and `places` has the position of each row's example. An example
-    may occur several times.
+    may have several rows.
     """
 
     places: Int64s
@@ -90,12 +89,12 @@ class Window:
 def by_known(
     windows: Sequence[Window], examples: int, known: Int64s, labels: Int64s, classes: int
 ) -> Float64s:
-    """Run the direction attack: score how near each example's gradients are to those of each class.
+    """Return the scores of the direction attack: how near each example is to each class.
 
-    Returns scores [examples, classes]. `labels` are those of the examples `known`. A class's centre
-    starts as the mean of its known rows in the first window. It then becomes the mean of all rows
-    that are nearest to it, repeatedly until nothing changes, in one window after another. A class
-    without a known example never has the best score.
+    The scores are [examples, classes]. `labels` are the labels of the examples `known`. A class's
+    centre starts as the mean of its known rows in the first window. It then becomes the mean of all
+    rows that are nearest to it. This is repeated until nothing changes, in one window after
+    another. A class without a known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -112,11 +111,11 @@ def by_known(
 
 
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
-    """Sort all `examples` into `classes` groups, without using any label.
+    """Sort all `examples` into `classes` groups without using any label.
 
-    Two groups are formed by `by_sign`, more groups by distance. The latter start at examples of the
-    first window that point in different directions, drawn from `seed`. Of several starts, the
-    result is the one whose examples are closest to the centre of their group.
+    Two groups are formed by `by_sign`. More groups are formed by distance, starting at examples of
+    the first window with different directions, drawn from `seed`. Of several starts, the best is
+    returned: its examples are closest to the centres of their groups.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -132,10 +131,10 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return the cosines to the centre of each group, summed over the windows: [examples, groups].
+    """Return each example's cosines to the centres of all groups, summed over the windows.
 
     The centres move with the weights of the leader's part. So each window starts from the centres
-    of the previous one, and adds the earlier cosines when it assigns an example to a group.
+    of the previous one, and adds the earlier cosines when it assigns examples to groups.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -145,13 +144,13 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn `groups` into classes, so that most known `labels`, of those at `places`, are right."""
+    """Turn `groups` into classes such that most of the known `labels` at `places` are right."""
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
 
 
 def decided(scores: Float64s, common: int) -> Int64s:
-    """Return each example's class with the best score, or `common` if all its scores are equal."""
+    """Return the class with each example's best score, or `common` if all its scores are equal."""
     found: Int64s = scores.argmax(axis=1).astype(np.int64)
     found[scores.max(axis=1) == scores.min(axis=1)] = common
     return found
@@ -161,21 +160,22 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
     """Return the success rate of the best attacker who sees only LabelDP's randomised label.
 
     `shares` are the prior probabilities of the k classes. If they are equal, the best guess is the
-    randomised label, which is right with probability e^eps / (e^eps + k - 1). Otherwise it is the
-    class c with the largest
+    randomised label. It is right with probability e^eps / (e^eps + k - 1). Otherwise the best guess
+    is the class c with the largest
 
-        share(c) · e^eps   if c is the randomised label,   share(c)   for any other c,
+        share(c) · e^eps   if c is the randomised label,   share(c)   for any other c.
 
-    divided by e^eps + k - 1. An attacker who can infer the label from the features is right more
-    often, but so is anyone with a model of the features: that is no leak of the label. `eps` is
-    None without LabelDP.
+    The success rate is the sum of this largest value over all k randomised labels, divided by e^eps
+    + k - 1. An attacker who can infer the label from the features is right more often. But so is
+    anyone with a model of the features, so that is not a leak of the label. `eps` is None without
+    LabelDP.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())
 
 
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
-    """Return the likeliest true class of each label `told` by LabelDP, for prior `shares`."""
+    """Return the most likely true class for each randomised label in `told`."""
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]
 
@@ -192,7 +192,7 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move the centres until each is the mean of the rows nearest to it.
 
-    Returns the centres and the rows' cosines to them. `before` are the scores of earlier windows,
+    Returns the centres, and the rows' cosines to them. `before` has the scores of earlier windows,
     which are added to the cosines when a row's nearest centre is chosen.
     """
     near = rows @ centres.T
@@ -215,7 +215,7 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows, likelier ones far from those drawn. Depends on `seed` and try `start`."""
+    """Draw `count` rows, preferring rows far from those drawn. Depends on `seed` and `start`."""
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -229,7 +229,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a distinct class for each group, so that most labels are right."""
+    """Return a different class for each group, such that most labels are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -1,17 +1,17 @@
-"""Measures how well followers can read the labels, in a run's first and last steps.
+"""Measures how well followers could infer the labels, in a run's first and last steps.
 
-The leader attacks the gradients that it sends, after any protection, and compares with the labels
+The leader attacks the protected gradients that it sends, and compares the result with the labels
 that it trains on. It groups examples by the directions of their gradients (`label_reading`). Every
-second example decides which group is which class, and the other examples test the result. The run
-itself does not depend on the measurement.
+second example decides which group is which class, and the other examples test the result. The
+measurement does not change the run.
 
-Accuracy is misleading for a rare class, because always guessing the common class is nearly always
-right. So labels count as read if the confidence interval of the accuracy, of a score's AUC, or of
-the rarest class's recall (against its false positive rate) is above chance. A few examples of the
-rarest class are too few for an interval. They count as read if they have the highest scores and
-chance rarely gives them those. The stated confidence covers all of these tests together. If nothing
-is above chance, the log line says which AUC is not excluded. At the end the watch also tests each
-example's gradients added up over all epochs.
+Accuracy is misleading if a class is rare, because always guessing the common class is nearly always
+right. So labels count as inferred if the confidence interval of one of three measures is above
+chance: the accuracy, the AUC of a score, or the rarest class's recall against its false positive
+rate. If the rarest class has too few examples for an interval, they count as inferred if they have
+the highest scores and this is unlikely by chance. The stated confidence covers all these tests
+together. If nothing is above chance, the log line says up to which AUC an attack is not excluded.
+The last measurement also attacks each example's sum of gradients over all epochs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from fedveil.vertical.label_reading import (
 from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion, Returned
 
-#: The number of observed steps at the start and at the end, and of examples and values in each.
+#: The number of measured steps at each end of the run, and of examples and values in them.
 STEPS, _EXAMPLES, _VALUES = 20, 640, 1 << 22
-#: The number of tokens used, if the examples are sequences.
+#: The number of attacked tokens, if the examples are sequences.
 _TOKENS = 4096
 _READ, _OPEN = "reveal them", "leave open whether they can be read"
 _AGAINST = "labels: privacy.label_protection hinders that, and privacy.label_dp bounds it"
@@ -59,8 +59,9 @@ class WatchedGradients:
 class LabelWatch:
     """Measures what gradients reveal about labels after `passed` has protected them.
 
-    `classes` is the task's number of classes. After the first steps, `tell` is called with a
-    sentence for each cut of a follower and, if there are several, one for all its cuts together.
+    `classes` is the task's number of classes. After the first steps, `tell` is called with one
+    sentence for each cut of a follower. A follower with several cuts gets one more, for all of them
+    together.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """Return True once `tell` has been called with the result of the first steps."""
+        """True after `tell` has been called with the result of the first steps."""
         return len(self._windows) < self._all or not self._all
 
     @property
@@ -176,7 +177,7 @@ def _classes_read(where: str, looks: Sequence[Float64s], labels: Int64s, classes
     counts = np.bincount(labels, minlength=classes)
     guess = float((labels[judged] == counts.argmax()).mean())
     ranked = _scores(rows, looks, labels, naming, classes)
-    error = (1 - CONFIDENCE) / (2 * len(ranked) + 2)  # all intervals and chances hold together
+    error = (1 - CONFIDENCE) / (2 * len(ranked) + 2)  # so that all statements hold together
     confidence = 1 - error
     right = int((told[judged] == labels[judged]).sum())
     found = share("", right, len(judged), guess=guess, confidence=confidence)
@@ -215,9 +216,10 @@ def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
 def _scores(
     rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, classes: int
 ) -> list[tuple[str, int, Float64s]]:
-    """Return scores that rank a class above the others: a name, the class, and each row's score.
+    """Return scores on which one class should rank highest: name, class, and the score of each row.
 
-    Two classes have two scores, the sign and the norm. More classes have one each, the nearness.
+    For two classes there are two scores, the sign and the norm. For more classes there is one score
+    for each class, the nearness.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -250,7 +252,7 @@ def _shown(measured: Measured) -> str:
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Attack the labels of sequences: guess the nearest of every second one, which are known."""
+    """Attack the labels of sequences: guess that of the nearest one, if every second is known."""
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)
@@ -276,9 +278,9 @@ def _correlation(left: Float64s, right: Float64s) -> float:
 class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for each part.
 
-    Each micro-batch's gradients are divided by their root mean square norm, because gradients
-    shrink as a model learns, and noise in proportion to their size shrinks with them. At most
-    `examples` examples are followed, with at most `values` numbers in total.
+    Gradients shrink as a model learns, and noise in proportion to them shrinks too. So each
+    micro-batch's gradients are divided by their root mean square norm. At most `examples` examples
+    are followed, with at most `values` numbers in total.
     """
 
     def __init__(self, examples: int, values: int) -> None:
@@ -297,7 +299,7 @@ class GradientSums:
                     self._rows[place] = len(self._rows)
                     self._labels[place] = label
         chosen = [at for at, place in enumerate(places) if place in self._rows]
-        if not chosen:  # most steps of an epoch contain none
+        if not chosen:  # most steps of an epoch contain no followed example
             return
         gradients = rows.detach().float().cpu().flatten(1).double().numpy()
         scale = float(np.sqrt((gradients**2).sum(axis=1).mean()))

@@ -14,8 +14,8 @@ _LARGEST_KEPT = 1 << 30
 def keep_freed_memory() -> None:
     """Make this process keep the memory of freed tensors. Does nothing without glibc.
 
-    Every step allocates tensors of the same sizes. By default glibc returns blocks of a megabyte to
-    the system and gets them back page by page, which takes longer than computing their contents.
+    Every step allocates tensors of the same sizes. By default glibc returns large blocks to the
+    system and gets them back page by page. This takes longer than the computation on them.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -22,7 +22,7 @@ LABELS = "labels"
 
 
 def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Rows:
-    """Return `rows` with labels randomised by `mechanism`, from a stream of `entropy`."""
+    """Return `rows` with labels that `mechanism` has randomised, with a stream of `entropy`."""
     assert rows.labels is not None, "the leader has the labels"
     truth = rows.labels.reshape(-1).long().numpy()
     return _with(rows, mechanism.perturb_classes(truth, classes, entropy.stream("labels")))

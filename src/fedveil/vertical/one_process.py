@@ -1,7 +1,7 @@
-"""A vertical run with every party in one process, exact and repeatable.
+"""A vertical run with every party in one process: exact and repeatable.
 
-The run folder contains the job and a folder for each party, which equals the one on the party's own
-machine in a distributed run.
+The run folder contains the job and a folder for each party. This folder is the same as the party's
+run folder on a separate machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class VerticalRun:
 
 
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
-    """Evaluate on held-out examples, protected as in training. Returns metrics and accounts."""
+    """Evaluate a run on held-out examples, protected as in training.
+
+    Returns metrics and accounts.
+    """
     with ExitStack() as stack:
         parties = reopened(folder, stack)
         quality = parties.look(PartyRun.evaluate)
@@ -80,7 +83,7 @@ def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]
 
 
 def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the ids of the held-out examples, and the last part's output for each."""
+    """Return the ids of the held-out examples, and the last part's outputs for them."""
     with ExitStack() as stack:
         parties = reopened(folder, stack)
         outputs = parties.look(PartyRun.predict)
@@ -89,7 +92,7 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """Run the exchange `how` among all parties with the run's model. Returns its result."""
+    """Run the exchange `how` among all parties with a saved run's model. Returns its result."""
     with ExitStack() as stack:
         return reopened(folder, stack).look(how)
 
@@ -101,7 +104,7 @@ def reopened(
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> Parties:
-    """Return the parties of the run in a folder. `stack` closes what they open."""
+    """Return the parties of the run in a folder. `stack` closes the files that they open."""
     folder, job = reopen(path, job_of_run, stack)
     stack.enter_context(threads(job.threads))
     parties = Parties(job, folder.path, encoded)
@@ -110,7 +113,7 @@ def reopened(
 
 
 class Parties:
-    """All parties of a job, connected in one process. Writes nothing before `enter`."""
+    """All parties of a job, connected in one process. Nothing is written before `enter`."""
 
     def __init__(self, job: VerticalJob, old: Path | None, encoded: bool) -> None:
         self._began = time.perf_counter()
@@ -175,7 +178,7 @@ class Parties:
         return last_common(self.folder.path, folders)
 
     def train(self, step: int) -> VerticalRun:
-        """Train from `step`, which all parties have saved, to the end of the run."""
+        """Train from `step`, a step that all parties have saved, to the end of the run."""
         with how_to_resume(lambda: from_last_step(COMMAND, self.folder.path)):
             self._restore(step)
             what = beginning("step", step)
@@ -208,7 +211,7 @@ class Parties:
         return {name: run.figures() for name, run in self.runs.items()}
 
     def _bundle(self) -> None:
-        """Complete every party's model bundle. Nobody signs: one user has all parties' files."""
+        """Complete every party's model bundle, unsigned, because one user has all files."""
         contents = {name: run.contents for name, run in self.runs.items()}
         known = {name: found for name, found in contents.items() if found is not None}
         if len(known) < len(contents):

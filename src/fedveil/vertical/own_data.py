@@ -10,8 +10,8 @@ from fedveil.vertical.split import Part
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the parts whose output is computed from their owner's own columns.
 
-    A part counts if it reads columns, or the output of another part of its owner that counts. An
-    input from another party does not make it count, even one computed from the owner's data.
+    This is a part that reads columns, or the output of such a part of the same owner. Inputs from
+    another party do not count, even if they were computed from the owner's data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

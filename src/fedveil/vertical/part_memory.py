@@ -21,7 +21,7 @@ from fedveil.vertical.part_optimizers import trained
 from fedveil.vertical.split import Optimizer, OwnOptimizer, Part, SplitModel
 from fedveil.vertical.task import Task
 
-#: The bytes of a parameter, and of each number that training stores for it.
+#: The bytes of a parameter, and of each number that training stores for a parameter.
 _BYTES = 4
 
 
@@ -30,7 +30,7 @@ class PartMemory:
     """A part's number of parameters, and the bytes needed to train it.
 
     A parameter that several parts share counts for the first of them. `stepping` is the temporary
-    memory of torch's optimiser while it changes one parameter on a CPU.
+    memory of torch's optimiser on a CPU while it updates one parameter.
     """
 
     part: str
@@ -45,8 +45,7 @@ class PartMemory:
 def sizable(job: VerticalJob, task: Task) -> list[str]:
     """Return the parties whose parts have known shapes before any part is built.
 
-    There are none if the job names a user's function for a module. Otherwise the task's `by_shape`
-    lists them.
+    These are the parties in the task's `by_shape`, or none if the job names a user's module.
     """
     if any(part.module is not None for part in job.parts.values()):
         return []
@@ -61,7 +60,7 @@ def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
 
 
 def memory_of(split: SplitModel) -> list[PartMemory]:
-    """Return the memory for training each part whose module exists here."""
+    """Return the training memory of each part whose module is on this machine."""
     having = [part for part in split.parts if part.module is not None]
     learning: dict[str, list[int]] = {}
     for owner in {part.owner for part in having}:
@@ -72,13 +71,16 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
 
 
 def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
-    """Return the bytes that `parts` need together, with `batch` bytes for a batch."""
+    """Return the bytes that `parts` and a batch of `batch` bytes need together."""
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
     return held + max([batch, *(part.stepping for part in parts)])
 
 
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
-    """Raise ModelInvalid if the parts of `here` (None: all) need more memory than is free."""
+    """Raise ModelInvalid if the parts of the parties in `here` need more memory than is free.
+
+    None means all parties.
+    """
     wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
         return
@@ -142,10 +144,10 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return how many temporary numbers an optimiser needs while it changes the parameters in turn.
+    """Return how many temporary numbers an optimiser needs while it updates parameters one by one.
 
-    `learning` has the size of each parameter. For weight decay, SGD creates one tensor of a
-    parameter's size. Adam creates two, and frees the second only after creating those of the next
+    `learning` has the size of each parameter. For weight decay, SGD creates one temporary tensor of
+    a parameter's size. Adam creates two. It frees the second only after creating those of the next
     parameter.
     """
     if not isinstance(optimizer, Optimizer):

@@ -1,4 +1,4 @@
-"""The optimisers of a party's parts, from torch, with their saved state."""
+"""The torch optimisers of a party's parts. Their state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 from fedveil.errors import InvalidValue
 from fedveil.vertical.split import Optimizer, Part, SplitModel, module_of
 
-#: The names of Adam's state for a parameter, and those of them that are never negative.
+#: The names of Adam's state of a parameter, and the names of state that is never negative.
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
 _NEVER_NEGATIVE = {"step", "exp_avg_sq"}
-#: An optimiser's state: a parameter's number -> a name -> a tensor.
+#: An optimiser's state: the number of a parameter -> a name -> a tensor.
 Held = Mapping[int, Mapping[str, torch.Tensor]]
 
 
@@ -32,7 +32,7 @@ class PartOptimizers:
         return part in self._made
 
     def step(self, number: int) -> None:
-        """Update the weights by their gradients. `number` is the number of the step, from 1."""
+        """Update the weights by their gradients. Steps are numbered from 1."""
         for made in self._made.values():
             made.step(number)
 
@@ -68,7 +68,7 @@ class PartOptimizers:
 
 @dataclass(frozen=True)
 class _Made:
-    """The optimiser of a part's own parameters, with its learning rate schedule if it has one."""
+    """The optimiser of a part's own parameters, with its learning rate schedule if there is one."""
 
     part: Part
     own: list[nn.Parameter]
@@ -90,16 +90,16 @@ class _Made:
             for group in self.optimizer.param_groups:
                 group["lr"] = rule.lr_of(number)
         elif self.schedule is not None:
-            with warnings.catch_warnings():  # a resumed run takes all earlier steps at once
+            with warnings.catch_warnings():  # torch warns when a resumed schedule skips steps
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 while self.schedule.last_epoch < number - 1:
                     self.schedule.step()
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Return True if these values can be the state for a parameter of this shape."""
+        """Return True if `values` are a valid optimiser state for a parameter of this shape."""
         if not isinstance(self.part.optimizer, Optimizer):
-            return shape is not None  # only the task knows the state of its own optimiser
+            return shape is not None  # the state of a task's own optimiser cannot be checked
         sgd = isinstance(self.optimizer, torch.optim.SGD)
         return set(values) == ({"momentum_buffer"} if sgd else _MOMENTS) and all(
             tensor.is_floating_point()

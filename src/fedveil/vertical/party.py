@@ -1,7 +1,7 @@
 """A party: its parts, their optimisers, and its side of every step.
 
-The same class serves a run in one process and a party alone on its machine. A party asks an engine
-to send and receive (see `channel`), and does not know where the other parties are.
+The same class serves a party in one process with the others and a party on its own machine. It asks
+an engine to send and receive (see `channel`), and does not know where the other parties are.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class Party:
 
     A step trains on one batch with all parties. Either all of them apply it, or none does:
 
-    - the receiver checks every tensor: name, step, micro-batch, type, shape, finiteness;
-    - weights and optimisers change only after the party knows that every party has checked
-      everything that it receives in the step (`schedule` defines the message that says so);
-    - an unexpected tensor ends the step with ExchangeError at every party, and restores weights,
-      optimiser states and running statistics to those before the step.
+    - The receiver checks every tensor: name, step, micro-batch, type, shape, finiteness.
+    - A party changes weights and optimisers only after it knows that every party has received and
+      checked all tensors of the step. `schedule` defines the message that says so.
+    - An unexpected tensor ends the step with ExchangeError at every party. All parties then restore
+      the weights, optimiser states and running statistics from before the step.
 
-    There is one exception. After one party knows that all have checked the step, a process may die,
-    a link break, or an unexpected `ready` or `commit` arrive. One party may then have applied the
-    step and another not. Both go back to the last checkpoint that both have.
+    There is one exception. After one party knows that all have checked the step, a process may
+    still die, a link may break, or an unexpected `ready` or `commit` may arrive. Then one party may
+    have applied the step, and another not. Both go back to the last checkpoint that both have.
 
-    With `in_flight = 1` a step computes the same as the joined model, to the bit. With more, the
-    gradients of the micro-batches are added up, each weighted by its share of the batch, and the
-    weights change at the end of the step: no gradient is ever stale.
+    With `in_flight = 1`, a step's results are bit-identical to those of the joined model. With more
+    micro-batches, their gradients are added up, each weighted by its share of the batch. The
+    weights change at the end of the step, so no gradient is ever stale.
 
-    `loss` returns a batch's mean loss; only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, `seed` that of dropout. If given, `report` is called instead of EmbeddingDP
-    to perturb a crossing's values, and `returned` processes the gradients that the leader sends
-    back.
+    `loss` returns a batch's mean loss. Only the leader has it. `entropy` is the randomness of
+    EmbeddingDP, and `seed` that of dropout. If `report` is given, it perturbs a crossing's values
+    in place of EmbeddingDP. If `returned` is given, it processes the gradients that the leader
+    returns.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Party:
     def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
         """Train on a batch. Returns its mean loss, or None if this party does not learn the loss.
 
-        The caller numbers the steps, equally for every party. `settled` is True if every example
-        was in an earlier step, so that parts under `reuse` learn no more (`SplitModel.settled`).
+        All parties must give a step the same number. `settled` is True if every example was in an
+        earlier step, so that parts under `reuse` learn no more (`SplitModel.settled`).
         """
         self._context = self._contexts[settled]
         self._switch(training=True)
@@ -136,10 +136,10 @@ class Party:
     def look(
         self, number: int, batch: Batch, *, occasion: int = 0, subset: str = "test"
     ) -> Exchange[torch.Tensor | None]:
-        """Run only the forward pass, with the same protection. Returns the outputs at the leader.
+        """Run only the forward pass, under the same protection. Returns the outputs at the leader.
 
-        `occasion` distinguishes the reports of one `number` that are drawn at different times. The
-        batch's positions are those of examples of `subset`.
+        `occasion` distinguishes reports with equal `number` that are drawn at different times. The
+        batch's positions refer to the examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -155,7 +155,7 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer but `but` that the step is over, and why. `at_limit` ends the run."""
+        """Tell every peer except `but` that the step is over, and why. `at_limit` ends the run."""
         for peer in self._peers:
             if peer != but:
                 with suppress(LinkLost, PeerRefused):  # the original error matters more
@@ -175,7 +175,7 @@ class Party:
         return tensors | self._optimizers.state() | self._errors.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `state` returned. The caller must not use the tensors afterwards.
+        """Restore a state that `state` returned. The caller must not use its tensors afterwards.
 
         Raises `InvalidValue` if the state does not fit this party.
         """
@@ -288,7 +288,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 
 class _Statistics:
-    """A copy of the buffers that forward passes change, such as BatchNorm's, to restore them."""
+    """A copy of the buffers that a forward pass changes, such as BatchNorm's. Can restore them."""
 
     def __init__(self, modules: nn.Module) -> None:
         self._buffers = list(modules.buffers())

@@ -12,7 +12,7 @@ Progress = Callable[[Record], None]
 
 
 class PartyLog:
-    """Writes and shows a party's records and sentences. Call `open` before anything is written."""
+    """Writes and shows a party's records and sentences. Call `open` before the first one."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class PartyLog:
         self._recorder: Recorder | None = None
 
     def open(self, metrics: Metrics) -> None:
-        """Open the folder's files. They then hold the records of `metrics` and nothing later."""
+        """Open the folder's files, and remove records after those of `metrics`."""
         self.close()
-        self._recorder = Recorder(self._folder, metrics, durable=False)
+        self._recorder = Recorder(self._folder, metrics)
         self.records = self._recorder.records
 
     def show_records(self) -> None:
@@ -47,7 +47,7 @@ class PartyLog:
 
     @property
     def head(self) -> tuple[int, str]:
-        """Return the number of events, and the head of their chain."""
+        """The number of events, and the hash of the last one in their chain."""
         return self._opened.log_head
 
     def say(self, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The parts of one party's side of a run, made from its job, its data and its randomness."""
+"""Builds the parts of one party's side of a run from its job, its data and its randomness."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fedveil.vertical.task import Subset, Task
 class Setting:
     """Everything from which a party's side of a run is built.
 
-    `rows` are its examples in the agreed order. The leader's `order_seed` determines the order of
-    training. `entropy` is the randomness of everything that the party sends, `folder` its run
-    folder. `own_seed` determines its initial weights and dropout; None uses the job's seed.
+    `rows` are its examples in the agreed order. `order_seed`, from the leader, determines the order
+    of training. `entropy` is the randomness of everything that the party sends. `folder` is its run
+    folder. `own_seed` determines its initial weights and dropout. None means the job's seed.
     """
 
     job: VerticalJob
@@ -64,7 +64,7 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Return the parts of the party's run. Its reports are noted in `log`."""
+    """Return the parts of the party's run. Notes about its reports go to `log`."""
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.event)
@@ -122,9 +122,10 @@ def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
-    """Draw the labels for training, once for the run. Returns the rows, and the loss of a label.
+    """Return the rows with the labels for training, and the loss of a label.
 
-    A resumed run reads the file that has them before anything is computed from them.
+    LabelDP draws labels once for the run. A resumed run reads the file with them before it computes
+    anything from labels.
     """
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:

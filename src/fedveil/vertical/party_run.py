@@ -1,7 +1,7 @@
 """One party's side of a whole run: epochs, evaluations, records and checkpoints.
 
-A party alone on its machine agrees with its peers on the step from which to resume, restores it and
-runs `train` over its channels.
+A party on its own machine agrees with its peers on the step to resume from, restores it and runs
+`train` over its channels.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from fedveil.vertical.task import SUBSETS, Measured, Task, files_of
 def begin(
     setting: Setting, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> PartyRun:
-    """Return the party's run. `progress` is called with its records, `say` with its sentences."""
+    """Return the party's run. `progress` receives its records, and `say` its sentences."""
     log = PartyLog(setting.party, setting.folder, progress, say)
     return PartyRun(setting, assemble(setting, log), log)
 
 
 class PartyRun:
-    """A party in a run. Call `restore` with a step that all have saved, then `train`.
+    """A party in a run. Call `restore` with a step that all parties have saved, then `train`.
 
     After an error in `train`, call both again.
     """
@@ -63,7 +63,7 @@ class PartyRun:
         self.log = log
         self.stopped: str | None = None
         self.done = 0
-        #: The SHA-256 of this party's part of the model bundle, once the run has ended.
+        #: The SHA-256 of this party's part of the model bundle, set at the end of the run.
         self.contents: bytes | None = None
         self._parts = parts
         self._has_told = False
@@ -82,12 +82,12 @@ class PartyRun:
         return self.setting.job.epochs * self._parts.order.steps
 
     def restore(self, step: int) -> None:
-        """Load the checkpoint after `step`, and remove everything later from the folder."""
+        """Load the checkpoint of `step`, and remove everything later from the folder."""
         self.load(step)
         self.settle()
 
     def load(self, step: int) -> None:
-        """Load the checkpoint after `step`. Raises an error if one of its files is damaged."""
+        """Load the checkpoint of `step`. Raises an error if one of its files is damaged."""
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
         if saved.fingerprint != self._parts.fingerprint:
@@ -109,17 +109,17 @@ class PartyRun:
         self.done, self._metrics = step, metrics
 
     def settle(self) -> None:
-        """Remove everything later than the loaded step from the folder."""
+        """Remove everything after the loaded step from the folder."""
         forget_after(self.setting.folder, self.done)
         self._parts.releases.settle(self.done)
         self.log.open(self._metrics)
 
     def train(self) -> Exchange[None]:
-        """Run all remaining steps, and write the files with which a run ends.
+        """Run all remaining steps, and write the final files of the run.
 
-        The run ends early, without an error, before a step or an evaluation that would bring an
-        example above its party's `privacy.max_epsilon`. If a module of this party fails, its folder
-        gets the traceback.
+        A step or an evaluation that would bring an example above its party's `privacy.max_epsilon`
+        ends the run early, without an error. If a module of this party fails, the traceback goes to
+        its folder.
         """
         self.stopped = None
         try:
@@ -190,7 +190,7 @@ class PartyRun:
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
-        """Return this party's epsilons so far. A leader's include the epsilon of its labels."""
+        """Return this party's epsilons so far. A leader also has the epsilon of its labels."""
         parts, split, delta = self._parts, self.setting.split, self.setting.job.privacy.delta
         found = account.figures(split, self.name, parts.releases, delta, parts.label_loss)
         if found and (self.setting.folder.path / TRACEBACK).exists():
@@ -248,7 +248,8 @@ class PartyRun:
     def _calibrate(self, epoch: int) -> Exchange[None]:
         """Send the examples that are set aside. The leader fits the calibrator to them.
 
-        The leader's own labels are used, not those drawn for `label_dp`: the calibrator stays here.
+        It uses its true labels, not those drawn for `label_dp`, because the calibrator stays at the
+        leader.
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside
@@ -339,7 +340,7 @@ class PartyRun:
 
 
 def keep_run(folder: RunFolder, job: VerticalJob, task: Task, parties: Iterable[str]) -> None:
-    """Save the job, and those files of the task that `parties` need to resume the run."""
+    """Save the job, and the task's files that `parties` need to resume the run."""
     keep_job(folder, job, own_functions(job))
     for party in parties:
         for name, data in files_of(task, party).items():

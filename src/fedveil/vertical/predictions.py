@@ -1,4 +1,4 @@
-"""A file with a model's predictions for the held-out examples: a table, or the model's outputs."""
+"""A file with a model's predictions for the held-out examples: a table, or the raw outputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Array
 from fedveil.base.own_code import called
+from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.record.run_folder import explained
@@ -27,7 +28,7 @@ TABLE, ARRAYS = ".csv", ".npz"
 class Predictions:
     """The ids of the held-out examples, the last part's outputs, and columns of predictions.
 
-    There are no columns if the outputs are written to an .npz file unchanged.
+    An .npz file has the raw outputs and no columns.
     """
 
     ids: npt.NDArray[Any]
@@ -38,8 +39,8 @@ class Predictions:
 class PredictionFile:
     """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
 
-    An existing file is never overwritten. The constructor checks this before anything is sent. It
-    also checks that the task's outputs fit a line, so that no report is wasted.
+    Never overwrites a file. The constructor checks this, and checks that the task's outputs fit a
+    line, before anything is sent. So no report is wasted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +73,11 @@ class PredictionFile:
             lines = csv.writer(table, lineterminator="\n")
             lines.writerow(("id", *found.columns))
             lines.writerows(zip(found.ids.tolist(), *found.columns.values(), strict=True))
-        return f"{len(found.ids)} predictions"
+        return quantity(len(found.ids), "prediction")
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return the path of a new file. Raises an error for another ending or an existing file."""
+    """Return the path of a new file. Raises an error for a wrong ending or an existing file."""
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():
@@ -95,10 +96,10 @@ def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[st
 def told_classes(
     outputs: Array, labels: Array, names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return each example's predicted class and the probabilities of all classes, as columns.
+    """Return, as columns, each example's predicted class and the probabilities of all classes.
 
-    Classes are named by `names`, or by their number without it. The prediction is the class with
-    the highest output. The probabilities are calibrated.
+    Classes have the names in `names`, or their numbers without it. The prediction is the class with
+    the highest output. The probabilities are calibrated on the held-out `labels`.
     """
     return told_scores(calibrated(outputs, labels), outputs.argmax(axis=1), names)
 
@@ -106,7 +107,7 @@ def told_classes(
 def told_scores(
     shares: Array, chosen: npt.NDArray[np.int64], names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return the columns of the classes `chosen` and of their probabilities `shares`."""
+    """Return columns for the classes `chosen` and for the probabilities `shares`."""
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]
     columns = {"probability": likely}

@@ -1,7 +1,7 @@
 """The gradients that the leader returns to followers, under `privacy.label_protection`.
 
-An example's noise at a crossing is drawn once for the run. So an attacker who adds up an example's
-gradients over all epochs adds up the same noise, not independent noise.
+The noise of an example at a crossing is drawn once for the run. So adding up an example's gradients
+over all epochs does not average the noise away.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from fedveil.base.array_types import Float64s
 from fedveil.base.message import only_fields, take
+from fedveil.base.quantity import all_of
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue, RunFolderError
@@ -33,7 +34,7 @@ from fedveil.vertical.split import Crossing, SplitModel
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
 
-#: The file in the leader's folder from which the run's noise is drawn. It is a secret.
+#: The file in the leader's folder with the secret key of the run's noise.
 NOISE_KEY = "label-noise-key"
 _KEY_BYTES = 32
 
@@ -41,8 +42,8 @@ _KEY_BYTES = 32
 class ReturnedGradients:
     """Adds noise to the gradients of each micro-batch at each crossing before they are sent.
 
-    The noise depends on the labels with which the run trains. Every crossing has noise of its own.
-    `key` determines all noise of a run; a resumed run needs the same key.
+    The noise depends on the labels used for training, and is independent for each crossing. `key`
+    determines all noise of a run. A resumed run needs the same key.
     """
 
     def __init__(self, settings: LabelProtectionSettings | None, key: bytes) -> None:
@@ -67,7 +68,7 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each example, equal in every call."""
+        """Return `values` standard normal numbers for each example, equal for equal arguments."""
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 
@@ -75,14 +76,14 @@ class ReturnedGradients:
 def projection(
     split: SplitModel, settings: LabelProtectionSettings, rare_share: float, epochs: int
 ) -> Iterator[str]:
-    """Yield a sentence for each follower: what its gradients may reveal about a label in the run.
+    """Yield a sentence for each follower: what its gradients may reveal about labels in the run.
 
-    Marvell bounds the AUC of an attack on one gradient of each cut, if gradients of a class are
-    equal or Gaussian. The divergences of the cuts add up, since every cut has noise of its own.
+    Marvell bounds the AUC of an attack on one gradient of each cut, if the gradients of a class are
+    equal or Gaussian. The divergences of the cuts add up, because each cut has independent noise.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
-        f"An example has the same noise in all {epochs} epochs: an unchanged gradient "
+        f"An example has the same noise in {all_of(epochs, 'epoch')}: an unchanged gradient "
         f"reveals nothing new, a changed one does. Only privacy.label_dp bounds that"
     )
     for follower in dict.fromkeys(cut.sender for cut in cuts):
@@ -107,10 +108,10 @@ def drawn_key(entropy: Entropy) -> bytes:
 
 
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
-    """Return the noise key in a leader's folder. Draws and saves it for a new run.
+    """Return the noise key in a leader's folder. A new run draws and saves one.
 
-    Raises `RunFolderError` if a run that has begun has lost its key: with other noise, the
-    difference of two epochs would reveal what the noise hides.
+    Raises `RunFolderError` if a started run has lost its key. With other noise, the difference of
+    two epochs would reveal what the noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

@@ -20,7 +20,7 @@ from fedveil.vertical.task import Columns
 #: The number of rows read from disk at a time.
 _AT_ONCE = 1 << 16
 
-#: Fewer common ids than one in this many of a party's own are little.
+#: A warning is due if fewer than 1 in this many of a party's own ids are common.
 LITTLE = 10
 
 Positions = npt.NDArray[np.int64]
@@ -28,10 +28,10 @@ Ids = npt.NDArray[Any]
 
 
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
-    """Return each party's positions of the examples that all parties have, in the leader's order.
+    """Return each party's positions of the common examples, in the leader's order.
 
     A party without ids has no data and takes part in all examples. If the leader has no ids, the
-    order is that of the first party with ids.
+    order is that of the first party that has ids.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -59,9 +59,9 @@ def with_hint(sentence: str, hint: str) -> str:
 class Rows:
     """One party's examples of a subset, in the agreed order.
 
-    A party without data has `count` rows and no columns. `ids` are those of the party's own rows,
-    or none if it has no data. Columns stay in `stored`, possibly on disk, at the positions `at`
-    (None means all, in order).
+    A party without data has `count` rows and no columns. `ids` are the ids of its own rows, or None
+    without data. Columns stay in `stored`, possibly on disk. `at` has the positions there of the
+    examples. None means all, in order.
     """
 
     count: int
@@ -108,7 +108,7 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add a tensor's rows `at` to a digest, in that order and a limited number at a time."""
+    """Add the rows of a tensor at the positions `at` to a digest, a limited number at a time."""
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):
@@ -121,9 +121,9 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 class Order:
     """The examples of each training step, equal for all parties.
 
-    Every epoch uses all examples once, in an order of its own that the seed determines. Its last
-    step may have fewer examples. Steps are numbered from 1, epochs from 0. `aside` examples, which
-    the seed determines too, are in no step.
+    Each epoch uses all examples once, in its own order, which the seed determines. Its last step
+    may have fewer examples. Steps are numbered from 1, epochs from 0. The seed also chooses `aside`
+    examples that are in no step.
     """
 
     seed: int
@@ -154,7 +154,7 @@ class Order:
         return np.split(np.arange(self.count), range(self.batch_size, self.count, self.batch_size))
 
 
-@lru_cache(maxsize=2)  # of the parties in one process, some may be an epoch ahead
+@lru_cache(maxsize=2)  # in one process, a party may be an epoch ahead
 def _epoch(seed: int, count: int, number: int, aside: int) -> Positions:
     trained = _parted(seed, count, aside)[1]
     return trained[Seeded(seed, "order", number).permutation(len(trained))]

@@ -1,23 +1,23 @@
 """The schedule of a step: each party's operations in order, computed beforehand by every party.
 
-A batch is cut into micro-batches so that one party computes while another's tensors travel. The
-order comes from list scheduling with simulated times. A free party takes the operation that can
-start first. Among several it prefers a forward pass that another party waits for, then an operation
-that leads to a gradient that another party waits for, and then the earliest micro-batch. So a
-follower runs ahead with its forward passes while the leader works, and the leader returns each
-gradient before it turns to the next micro-batch. The resulting programs read no clock: they are
-lists of instructions, and a party waits for each message in its list.
+A batch is cut into micro-batches, so one party can compute while another's tensors travel. List
+scheduling with simulated times gives the order. A free party takes the operation that can start
+first. Among several, it prefers a forward pass that another party waits for, then an operation that
+leads to a gradient that another party waits for, then the earliest micro-batch. So a follower runs
+ahead with its forward passes while the leader works. The leader returns each gradient before it
+starts the next micro-batch. The resulting programs are lists of instructions. They read no clock: a
+party waits for each message in its list.
 
 Whatever the speeds, the programs of one step guarantee:
 
-- every operation is in its owner's program once; those of one part are in micro-batch order, so
-  that gradients are always added up in the same order;
+- every operation is once in its owner's program;
+- operations of one part are in micro-batch order, so gradients are always added in the same order;
 - weights change in `apply`, the last instruction of a training program: no gradient is stale;
-- a party receives from another in the order in which that one sends, so that a link is a queue;
-- a party that applies knows that every party has received and checked every tensor of the step:
+- a party receives messages in the order in which the other party sends them: a link is a queue;
+- before `apply`, a party knows that every party has received and checked all tensors of the step:
 
-      `ready`    follower -> leader: it has checked everything that it receives in this step
-      `commit`   leader -> follower: so has every party
+      `ready`    follower -> leader: the follower has checked all that it receives in the step
+      `commit`   leader -> follower: every party has
 
   Each is sent as early as possible, while the last gradients are computed. It is omitted if the
   last tensor in that direction implies it: if that tensor is sent after its sender's last receipt
@@ -34,7 +34,7 @@ from typing import Literal, TypeAlias
 from fedveil.vertical.split import Crossing, Part, SplitModel
 
 Kind: TypeAlias = Literal["forward", "loss", "backward"]
-#: An operation on each micro-batch: its kind, and the part.
+#: An operation that is done on each micro-batch: its kind and the part.
 _Stage: TypeAlias = tuple[Kind, str]
 
 #: The simulated durations of operations and transfers, relative to a forward pass.
@@ -46,7 +46,7 @@ _LATENCY = 1
 class Compute:
     """An instruction to run one part on one micro-batch, forward or backward.
 
-    The kind `loss` means both passes of the last part, with the loss between them.
+    The kind `loss` runs both passes of the last part, with the loss in between.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One tensor that is sent: a part's output or, if `gradient`, the gradient of that output."""
+    """One sent tensor: a part's output or, if `gradient` is True, the gradient of that output."""
 
     crossing: Crossing
     micro: int
@@ -78,7 +78,7 @@ class SendTensor:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTensor:
-    """An instruction to wait for another party's next tensor, and check it."""
+    """An instruction to wait for the next tensor of another party, and to check it."""
 
     transfer: Transfer
 
@@ -97,7 +97,7 @@ class ReceiveWord:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An instruction to update the weights by the gradients of the whole batch."""
+    """An instruction to update the weights with the gradients of the whole batch."""
 
 
 Instruction: TypeAlias = Compute | SendTensor | ReceiveTensor | SendWord | ReceiveWord | Apply
@@ -107,7 +107,7 @@ Program: TypeAlias = tuple[Instruction, ...]
 def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
     """Return each party's program for a step of `micros` micro-batches.
 
-    Without `training`, parts run only forward, up to the last part.
+    Without `training`, the parts run only forward.
     """
     orders = _orders(split, micros, training)
     sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
@@ -118,7 +118,7 @@ def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[s
 
 
 def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
-    """Return the sizes of min(`rows`, `in_flight`) micro-batches, the larger ones first."""
+    """Return the sizes of min(`rows`, `in_flight`) micro-batches, in descending order."""
     micros = min(rows, in_flight)
     size, larger = divmod(rows, micros)
     return (size + 1,) * larger + (size,) * (micros - larger)
@@ -132,7 +132,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     ends: dict[Compute, int] = {}
     free = dict.fromkeys(split.parties, 0)
     orders: dict[str, list[Compute]] = {party: [] for party in split.parties}
-    following = dict.fromkeys(needs, 0)  # each stage's next micro-batch
+    following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
         """Return the earliest start of the stage's next operation, or None if still unknown."""
@@ -163,7 +163,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return each stage's prerequisites within a micro-batch. A stage comes after them."""
+    """Return, for each stage, the stages of the same micro-batch that must end before it starts."""
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -194,9 +194,9 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts whose forward, and those whose backward pass leads to another party.
+    """Return the parts whose forward pass leads to another party, and the same for backward passes.
 
-    Both sets follow chains of parts of one owner only.
+    Only chains of parts of one owner are followed.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -216,9 +216,9 @@ def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
 def _with_sends(
     split: SplitModel, party: str, order: Sequence[Compute]
 ) -> list[Compute | SendTensor]:
-    """Return a party's operations, with each tensor sent as soon as it is ready.
+    """Return a party's operations, with instructions to send each tensor as soon as it is ready.
 
-    A gradient is complete when all of the party's parts that read the output have run `backward`.
+    A gradient is complete after all the party's parts that read the output have run `backward`.
     """
     program: list[Compute | SendTensor] = []
     backward: set[tuple[str, int]] = set()
@@ -240,7 +240,7 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Insert each receipt before its first use, in sending order. Returns `party`'s program."""
+    """Return the program of `party`, with each receipt before its use and in sending order."""
     due = {
         peer: deque(
             step.transfer
@@ -303,7 +303,7 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if the last tensor to `peer` follows the last receipt: it implies the word."""
+    """Return True if the last tensor to `peer` follows the last receipt, which implies the word."""
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 

@@ -34,7 +34,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Each party's signature of one manifest. There are none if the parties had no certificates."""
+    """Each party's signature of one manifest. Empty if the parties had no certificates."""
 
     by_party: Mapping[str, Signed] = field(default_factory=dict)
 
@@ -61,11 +61,12 @@ class Signatures:
     def check(
         self, manifest: bytes, parties: Collection[str], own: Credentials | None
     ) -> str | None:
-        """Raise BundleInvalid unless all parties signed the manifest, or none did and none must.
+        """Raise BundleInvalid if a required signature of the manifest is missing or invalid.
 
         With `own` credentials, every party must have signed, with a certificate that names it and
-        is of an authority that `own` trusts. Without credentials, no certificate is checked, only
-        the signatures made with its key. Returns a sentence on what could not be checked, or None.
+        comes from an authority that `own` trusts. Without credentials, either all parties signed or
+        none did, and only the signatures are checked, not the certificates. Returns a sentence on
+        what was not checked, or None.
         """
         missing = [party for party in parties if party not in self.by_party]
         if missing and (own is not None or self.by_party):

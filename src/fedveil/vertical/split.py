@@ -1,10 +1,10 @@
 """The split of a network into parts, their owners, and the tensors that the parties exchange.
 
-A split model is an ordered list of parts. Each part belongs to one party and reads columns of its
-owner's data, or outputs of earlier parts. An output that another party's part reads is a crossing;
-its gradient is returned to the sender. The last part belongs to the leader, the only party with the
-labels and the loss. Every crossing has the leader at one end: followers exchange nothing with each
-other.
+A split model is an ordered list of parts. Each part belongs to one party. It reads columns of its
+owner's data, or outputs of earlier parts. If another party's part reads an output, this is a
+crossing, and the output's gradient is returned to the sender. The last part belongs to the leader,
+the only party with the labels and the loss. Every crossing starts or ends at the leader. Followers
+exchange nothing with each other.
 
     followers' bottoms, leader's top     left:  bank   <- data.x
                                          right: shop   <- data.x
@@ -29,7 +29,7 @@ from fedveil.errors import SplitInvalid
 from fedveil.link.names import check_name
 from fedveil.vertical.compression import Compression
 
-#: Inputs with this prefix are columns of the owner's data; all others are names of earlier parts.
+#: An input with this prefix is a column of the owner's data. Any other input is an earlier part.
 DATA = "data."
 #: A function that makes an optimiser of a part's parameters, optionally with a learning rate
 #: schedule.
@@ -42,8 +42,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Optimizer:
     """The settings of one of torch's optimisers for a part.
 
-    The learning rate rises linearly over the first `warmup_steps` steps and is `lr` from then on.
-    In each step, the gradient of all the part's parameters together is clipped to the L2 norm
+    The learning rate rises linearly during the first `warmup_steps` steps. After that it is `lr`.
+    In each step, the gradient of all parameters of the part together is clipped to the L2 norm
     `gradient_norm`.
     """
 
@@ -78,10 +78,11 @@ class Optimizer:
 class EmbeddingPrivacy:
     """The settings of EmbeddingDP for a part's output, applied before it is sent.
 
-    `eps` is the source's epsilon: a bit has epsilon eps/2. None means quantisation without noise,
-    which guarantees nothing. Under `gradient = "none"` no gradient is returned. `reuse` saves the
-    report of an example and sends it again: the part learns in the first epoch, from the gradients
-    of its reports. From the second epoch on it does not change, and no gradient is returned.
+    `eps` is the epsilon of a one-hot row, as in the source. A single bit has epsilon eps/2. None
+    means quantisation without noise, which guarantees nothing. With `gradient = "none"` no gradient
+    is returned. With `reuse`, an example's report is saved and sent again in every epoch. The part
+    then learns only in the first epoch. From the second epoch on it does not change, and no
+    gradient is returned.
     """
 
     eps: float | None = None
@@ -98,12 +99,12 @@ class EmbeddingPrivacy:
 class Part:
     """One party's piece of the network.
 
-    `module` is called with one tensor for each of `inputs`, with the examples along the first
-    dimension. It returns one tensor of shape (examples, *output) and type `dtype`. `module` is None
-    if another party has it. The parameters of a `frozen` part do not change. `optimizer` may be a
-    function from the parameters to any torch optimiser, or to an optimiser and its learning rate
-    schedule, which advances once a step. `privacy` is applied when the output is sent to another
-    party, never when the owner's own parts read it. `compression` is applied to everything sent.
+    `module` takes one tensor for each of `inputs`, with the examples along the first dimension. It
+    returns one tensor of shape (examples, *output) and type `dtype`. `module` is None if another
+    party has it. The parameters of a `frozen` part do not change. `optimizer` may be a function of
+    the parameters. It returns a torch optimiser, or a pair with a learning rate schedule that
+    advances once a step. `privacy` is applied only when the output is sent to another party.
+    `compression` is applied to everything sent.
     """
 
     name: str
@@ -130,7 +131,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """One part's output, sent once to another party, for all parts there that read it.
+    """One part's output on its way to another party.
+
+    It is sent once for all parts there that read it.
 
     An example's values have the shape `output`. `gradient` is True if their gradient is returned.
     """
@@ -146,7 +149,7 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """Return the compression of the output or its gradient. EmbeddingDP bits have none."""
+        """Return the compression of the output, or of its gradient. EmbeddingDP bits have none."""
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None
@@ -154,7 +157,7 @@ class Crossing:
 
 
 class SplitModel:
-    """An ordered list of checked parts. Raises SplitInvalid if they do not fit together."""
+    """A checked list of parts. Raises SplitInvalid if the parts do not fit together."""
 
     def __init__(self, parts: Sequence[Part], *, leader: str) -> None:
         self.parts = tuple(parts)
@@ -186,29 +189,29 @@ class SplitModel:
         return tuple(part for part in self.parts if name in part.sources)
 
     def columns(self, party: str) -> tuple[str, ...]:
-        """Return the columns that a party's parts read, once each."""
+        """Return the columns that a party's parts read, without repetition."""
         return tuple(
             dict.fromkeys(column for part in self.owned_by(party) for column in part.columns)
         )
 
     def runs_backward(self, name: str) -> bool:
-        """Return True if the part gets a gradient that its own or earlier weights need."""
+        """Return True if the part receives a gradient that its own or earlier weights need."""
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:
-        """Return True if no weight changes in the part or in those on which it depends."""
+        """Return True if no weight changes in the part or in parts on which it depends."""
         part = self.by_name[name]
         moves = self.runs_backward(name) and not part.frozen
         return not moves and all(self.is_constant(source) for source in part.sources)
 
     def replace(self, name: str, **changes: Any) -> SplitModel:
-        """Return the model with `changes` to the part `name`. The result is checked again."""
+        """Return the model with `changes` to the part `name`, checked again."""
         parts = [replace(part, **changes) if part.name == name else part for part in self.parts]
         return SplitModel(parts, leader=self.leader)
 
     @cached_property
     def settled(self) -> SplitModel:
-        """Return the model for epochs after the first: parts under `reuse` learn no more."""
+        """The model for epochs after the first, in which parts under `reuse` learn no more."""
         bare = self
         for part in self.parts:
             if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":
@@ -220,12 +223,12 @@ class SplitModel:
         return settled
 
     def joined(self) -> Joined:
-        """Return all parts as one module, as one machine would train it, without privacy."""
+        """Return all parts as one module for one machine, without privacy."""
         return Joined(self)
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Map each part to True if its output's gradient would change its or earlier weights."""
+        """Map each part to True if its output's gradient would change a weight in or before it."""
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))
@@ -294,7 +297,7 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if the privacy of `source` makes `consumer` return no gradient to it."""
+    """Return True if the privacy of `source` means that `consumer` returns no gradient."""
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

@@ -1,4 +1,4 @@
-"""One party's execution of its program: a training step, or the evaluation of a batch."""
+"""Executes one party's program: a training step, or the evaluation of a batch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """Identifies the randomness of a report: no two reports of a run have equal occasions."""
+    """Identifies the randomness of a report. Any two reports of a run have different occasions."""
 
     subset: str
     number: int
@@ -81,30 +81,30 @@ class Context:
     split: SplitModel
     device: torch.device
     report: Report
-    #: Set at the leader alone.
+    #: Only the leader has it.
     loss: Loss | None = None
     #: If True, followers receive the loss of every step.
     tell_loss: bool = True
-    #: Processes gradients before they are returned. Set at the leader alone.
+    #: Processes gradients before they are returned. Only the leader has it.
     returned: Returned | None = None
     #: The compression errors, for error feedback.
     errors: Errors = field(default_factory=Errors)
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number. Numbers are further apart than micro-batches."""
+        """Map each part to a number. The numbers leave room for the micro-batches in between."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
 @dataclass(eq=False)
 class Step:
-    """One party's instructions for one batch, executed one after another.
+    """One party's side of a step: executes the program's instructions for one batch, in order.
 
-    `tells` are the indices in the program of the messages that carry the loss (`last_words`).
-    `number` is the number of the step or look. `occasion` distinguishes reports of one `number`
-    that are drawn at different times. `subset` names the examples to which the batch's positions
-    refer. `seed` is for torch's random numbers in the party's modules. Bytes are counted if
-    `measure` is True.
+    `number` is the number of the step, or of the evaluation. `tells` has the indices in the program
+    of the messages that carry the loss (`last_words`). `occasion` distinguishes reports with equal
+    `number` that are drawn at different times. The batch's positions refer to the examples of
+    `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure` is True,
+    bytes are counted.
     """
 
     context: Context
@@ -186,7 +186,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Return the message without the loss, after saving the loss if there is one."""
+        """Save the loss in the message, if it has one, and return the other fields."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -232,7 +232,10 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the output of `source` as an input. Its readers here add up their gradients."""
+        """Return the output of `source` as an input.
+
+        It adds up the gradients of all readers here.
+        """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))
@@ -305,7 +308,8 @@ class Step:
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Raise ExchangeError if the tensor contains NaN or infinity.
 
-        The error describes the tensor by `what`, and names the parties whose values went into it.
+        `what` describes the tensor in the error, which also names the parties whose values entered
+        it.
         """
         if is_finite(tensor):
             return
@@ -323,7 +327,7 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the report of a part's output. It is the same report for every receiver."""
+        """Return the report of a part's output. All receivers get the same report."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])
@@ -347,7 +351,7 @@ class Step:
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
     def _failure(self, part: str, error: Exception) -> PartFailed:
-        """Return the error to raise for `part`. Other parties learn only the part's name."""
+        """Return the error for a failure in `part`. Other parties learn only the part's name."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
         place = place_of(error)
         where = "" if place is None else f" ({place})"

@@ -1,8 +1,8 @@
-"""A party's checkpoints: a file for each saved step, with data only, written atomically.
+"""A party's checkpoints: one file for each saved step, written atomically. It holds data, no code.
 
-All parties save after the same steps. A party keeps its last two checkpoints, because it may have
-been killed before or after its peers saved. No party begins a step before all have ended the
-previous one, so one of the two is the last that all parties have.
+All parties save after the same steps. A party may be killed before or after its peers saved, so it
+keeps its last two checkpoints. No party begins a step before all have ended the previous one. So
+one of the two is the last checkpoint that all parties have.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    Tensors are written from their own memory, and read from the file one at a time. `metrics_bytes`
-    and `metrics_digest` identify the metrics file's content at that step. `window` has the sums for
-    its next line.
+    Tensors are written without a copy, and read from the file one at a time. `metrics_bytes` and
+    `metrics_digest` identify the content of the metrics file at that step. `window` has the sums
+    for the next line of that file.
     """
 
     step: int
@@ -42,9 +42,9 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
 
     def write(self, folder: RunFolder) -> None:
-        """Save this checkpoint, and delete those from which no party can resume any more.
+        """Save this checkpoint, and delete those from which no party can still resume.
 
-        Checkpoints of later steps are already deleted (`forget_after`).
+        The checkpoints of later steps must already be deleted (`forget_after`).
         """
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
@@ -71,7 +71,7 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Set `party` to this checkpoint's state. An error names the tensor that does not fit."""
+        """Load this state into `party`. An error names the tensor that does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 
@@ -108,7 +108,7 @@ def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
 
 
 def from_last_step(command: str, path: Path) -> str:
-    """Return a sentence that says how to resume a run with `command`."""
+    """Return a sentence on how to resume the run in `path` with `command`."""
     return (
         f"resume it with `{command} --resume {path}`, from the last step that all parties "
         f"have saved"
@@ -116,7 +116,7 @@ def from_last_step(command: str, path: Path) -> str:
 
 
 def forget_after(folder: RunFolder, step: int) -> None:
-    """Delete the checkpoints of steps after `step`, which the resumed run repeats."""
+    """Delete the checkpoints of steps after `step`. The resumed run repeats these steps."""
     for later in held(folder):
         if later > step:
             (folder.path / _file(later)).unlink()

@@ -1,4 +1,4 @@
-"""The figures of a training record: sums over the steps since the previous record."""
+"""The numbers of a training record: sums over the steps since the previous record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedveil.vertical.party import Party
 
 
 class StepWindow:
-    """Sums over the steps since the last record: loss, bytes, seconds, examples.
+    """Sums over the steps since the previous record: loss, bytes, seconds, examples.
 
-    A checkpoint saves `kept`, which has all sums except the times.
+    `kept` has all sums except the times. Checkpoints save it.
     """
 
     def __init__(self, party: Party, kept: Message | None = None) -> None:
@@ -37,7 +37,7 @@ class StepWindow:
         self._waited += self._at[3] - waited
 
     def look_away(self) -> None:
-        """Exclude the time since the last step from the sums."""
+        """Exclude the time from the last step until now."""
         party = self._party
         self._at = (time.perf_counter(), party.sent_bytes, party.received_bytes, party.waited_s)
 

@@ -1,9 +1,9 @@
 """The task of a split model: its parts, the parties' columns, the loss and the metrics.
 
-A job names a built-in task or a function of its own, `package.module:function`, which is called
-with a seed for initial weights and returns an object with the attributes of `Task`. In one process
-the seed is the job's. A party on a machine of its own has a secret seed, so data and ids must not
-depend on it.
+A job names a built-in task, or a function `package.module:function`. The function is called with a
+seed for initial weights and returns an object with the attributes of `Task`. In one process the
+seed is the job's. On separate machines each party has its own secret seed, so a task's data and ids
+must not depend on it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from fedveil.vertical.task_settings import TASKS
 Subset: TypeAlias = Literal["train", "test"]
 SUBSETS: tuple[Subset, ...] = ("train", "test")
 Unit: TypeAlias = Literal["examples", "tokens"]
-#: A follower's side of an exchange with the trained model. Its reports use the given entropy.
+#: Runs a follower's side of an exchange with the trained model. The entropy is for its reports.
 Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """One party's data of a subset: a row of every column for each id.
+    """One party's data of a subset: ids, and columns with a row for each id.
 
     Ids are distinct whole numbers or texts. Rows of different parties belong together if their ids
-    are equal, in whatever order each party has them. Only the leader has labels.
+    are equal. Each party may have its own order. Only the leader has labels.
 
         >>> import numpy as np
         >>> import torch
@@ -78,8 +78,8 @@ class Columns:
 class NewRows:
     """A party's rows to score, without labels.
 
-    `notes` are sentences for this party about columns that differ from the training rows, and
-    `drift` the figures of all columns.
+    `notes` are sentences for this party about columns that differ from the training data. `drift`
+    has the drift statistics of all columns.
     """
 
     columns: Columns
@@ -127,16 +127,10 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """Return the model's parts. The seed determines initial weights.
-
-        Shapes do not depend on it.
-        """
+        """Return the model's parts. The seed determines initial weights, never shapes."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data, without ids if it has none.
-
-        Never reads another party's data.
-        """
+        """Return a party's own data, without ids if it has none. Reads no other party's data."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch."""

@@ -1,9 +1,11 @@
-"""Tensors as fields of a message in a file: written from their own memory, read one at a time.
+"""Tensors as fields of a message in a file.
+
+Writing does not copy them, reading loads one at a time.
 
     layout       := JSON of {name: [type, shape]}
     tensor/NAME  := its bytes
 
-A file of gigabytes is never in memory as a whole, neither in writing nor in reading.
+A file of gigabytes is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return the other fields of a sealed file first, and its tensors, read one at a time."""
+    """Return the message fields of a sealed file, and its tensors, read one at a time."""
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -41,7 +43,7 @@ def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
 
 
 def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
-    """Return the fields that store the tensors. Contiguous tensors in CPU memory are not copied."""
+    """Return message fields that store the tensors. Does not copy contiguous tensors on the CPU."""
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     layout = {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -56,7 +58,7 @@ def taken(
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
     """Return a message's other fields, and its tensors. Raises `MessageInvalid` for invalid fields.
 
-    `let_go` is called before each tensor's bytes are copied: it may free those of earlier tensors.
+    `let_go` is called before each tensor's bytes are copied. It may free earlier tensors.
     """
     names = [name for name in message if name.startswith(_TENSOR)]
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}

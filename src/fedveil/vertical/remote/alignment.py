@@ -1,13 +1,13 @@
-"""Alignment: how parties on different machines find the examples that all of them have.
+"""Alignment: how parties on different machines find their common examples.
 
-The common examples are used in the leader's order. Parties align by `intersection` (that module
-says what each learns), or by digests, for ids that are no secret. For digests, a follower sends a
-keyed digest of each id, under a key that the leader draws anew every time. Digests reveal:
+The common examples are used in the leader's order. There are two methods. `intersection` is for
+secret ids; its module says what each party learns. Digests are for ids that are not secret. A
+follower sends a keyed digest of each id, and the leader draws a new key each time. Digests reveal:
 
-- to the leader, which of its own examples each follower has, and how many further examples a
-  follower has; the leader learns any further id only by guessing it (ids from a small range, such
-  as consecutive numbers, can all be guessed at once);
-- to a follower, which of its own examples all parties have, in the leader's order, and nothing
+- to the leader: which of its own examples each follower has, and how many other examples the
+  follower has. The leader can learn another id only by guessing it. Ids from a small range, such as
+  consecutive numbers, can all be guessed.
+- to a follower: which of its own examples all parties have, in the leader's order, and nothing
   about any other id.
 """
 
@@ -31,8 +31,8 @@ DIGEST_BYTES = 16
 Digests = npt.NDArray[np.uint8]
 
 
-#: Each party's positions of the examples of one subset that all parties have, and a sentence for
-#: every follower whose examples differ from the leader's.
+#: Each party's positions of the common examples of one subset, and a sentence for every follower
+#: whose examples differ from the leader's.
 Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
@@ -48,10 +48,10 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
 def align_found(
     found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
 ) -> Aligned:
-    """Align parties by `found`: each follower's position of each of the leader's ids, or -1.
+    """Align parties by `found`: for each follower, its position of each of the leader's ids, or -1.
 
     `sizes` has each party's number of examples. A party of size 0 has no data and takes part in all
-    examples. If the leader is such a party, only one follower may have data, and its order is used.
+    examples. If the leader has size 0, only one follower may have data, and its order is used.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
@@ -91,7 +91,7 @@ def _lacking(
 
 
 def digests(ids: Ids, key: bytes) -> Digests:
-    """Return a digest of 16 bytes for each id, one in each row."""
+    """Return a digest of 16 bytes for each id, one per row."""
     keyed = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
 
     def digest(text: bytes) -> bytes:

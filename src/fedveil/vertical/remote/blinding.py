@@ -1,10 +1,11 @@
-"""Blinding of ids in a group, so that two parties find their common ids and learn no others.
+"""Blinding of ids, so that two parties can find their common ids and learn no others.
 
 The group is ristretto255 (RFC 9496), of prime order. H maps an id to a point whose logarithm nobody
-knows: SHA-512, then the group's own map of 64 bytes. A party draws an exponent k, and blinds an id
-x as H(x)^k. Exponents commute: if the other party has exponent l, H(x)^(k l) does not depend on who
-blinds first. Without k and l, telling H(x)^k from a random point is as hard as the decisional
-Diffie-Hellman problem, if H is a random oracle. That holds for ids from a small range too.
+knows: SHA-512, then the group's own map of 64 bytes to a point. A party draws an exponent k and
+blinds an id x as H(x)^k. Exponents commute: if the other party has the exponent l, H(x)^(k l) does
+not depend on who blinds first. Without k and l, distinguishing H(x)^k from a random point is as
+hard as the decisional Diffie-Hellman problem, if H is a random oracle. This also holds for ids from
+a small range.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _DOMAIN = b"fedveil: an id of %s\0"
 
 
 class Blinding:
-    """A secret exponent k, drawn once for an alignment and never saved."""
+    """A secret exponent k, drawn for each alignment and never saved."""
 
     def __init__(self, entropy: Entropy) -> None:
         self._exponent: bytes = group().crypto_core_ristretto255_scalar_reduce(entropy.token(64))
 
     def blinded(self, ids: Ids, subset: str) -> Points:
-        """Return H(x)^k of every id x, in order. Each `subset` of examples has a different H."""
+        """Return H(x)^k for every id x, in order. Each `subset` of examples has its own H."""
         domain = _DOMAIN % subset.encode()
         joined = b"".join(hashlib.sha512(domain + text).digest() for text in texts(ids))
         hashes = np.frombuffer(joined, np.uint8).reshape(-1, HASH_BYTES)
         return _in_pieces(lambda some: point_batches.hashed(hashes[some], self._exponent), len(ids))
 
     def raised(self, points: Points) -> Points:
-        """Return P^k of every point P.
+        """Return P^k for every point P.
 
         Raises `MessageInvalid` for an invalid point or the identity.
         """
@@ -55,12 +56,12 @@ class Blinding:
 
     @property
     def commitment(self) -> bytes:
-        """Return G^k with the group's generator G: the commitment that proofs refer to."""
+        """Return G^k for the group's generator G. Proofs refer to this commitment."""
         committed: bytes = group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
-        """Prove that `raised` are `points` raised to the exponent in the commitment."""
+        """Return a proof that `raised` are the `points` to the exponent in the commitment."""
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())
 
@@ -68,7 +69,7 @@ class Blinding:
 def check_raised(
     commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
 ) -> None:
-    """Raise `MessageInvalid` unless the exponent of `commitment` turns `points` into `raised`.
+    """Raise `MessageInvalid` unless `raised` are the `points` to the exponent in `commitment`.
 
     The proof also shows that the prover knows this exponent.
     """
@@ -81,22 +82,22 @@ def check_raised(
 def _weighted(
     commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
 ) -> tuple[bytes, bytes]:
-    """Return Σ d_i B_i and, if `both`, Σ d_i D_i, else an empty value.
+    """Return Σ d_i B_i, and also Σ d_i D_i if `both` is True (otherwise empty).
 
-    B_i are `points`, D_i are `raised`, and d_i their weights in the proof (`exponent_proof`).
+    B_i are `points`, D_i are `raised`, and d_i are their weights in the proof (`exponent_proof`).
     """
     drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
     return _sum(drawn, points), _sum(drawn, raised) if both else b""
 
 
 def _sum(weights: Points, points: Points) -> bytes:
-    """Return Σ d_i P_i for weights d_i and points P_i, computed in pieces by several threads."""
+    """Return Σ d_i P_i for weights d_i and points P_i. Several threads compute pieces of it."""
     found = _in_pieces(lambda some: point_batches.summed(weights[some], points[some]), len(points))
     return point_batches.total(found)
 
 
 def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
-    """Apply `work` to the rows, on one thread per core. It releases the GIL."""
+    """Apply `work` to slices of the rows, on one thread per core. `work` releases the GIL."""
     pieces = [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
     try:
         return np.concatenate([_NO_POINTS, *_threads().map(work, pieces)])
@@ -105,7 +106,7 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """Return the ids as bytes. The bytes of a whole number and of a text are never equal."""
+    """Return the ids as bytes. Whole numbers and texts never have equal bytes."""
     if ids.dtype.kind == "U":
         return map(b"text ".__add__, utf8(ids))
     return (b"number %d" % number for number in ids.tolist())

@@ -26,7 +26,7 @@ _DIGEST_BYTES = 32
 
 
 def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[None]:
-    """Complete this party's bundle. `identity` is the run's, `own` signs the manifest."""
+    """Complete this party's bundle. `identity` identifies the run, and `own` signs the manifest."""
     split = run.setting.split
     others = split.followers if run.name == split.leader else (split.leader,)
     side = _lead(run, identity, own) if run.name == split.leader else _follow(run, identity, own)
@@ -42,7 +42,7 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 
 
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message, skipping those of a step that a limit ended."""
+    """Return the peer's next message, skipping messages of a step that a limit ended."""
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)
@@ -97,7 +97,7 @@ def _follow(
 
 
 def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
-    """Decode the manifest in a message. Raises MessageInvalid unless it is this party's too."""
+    """Decode a manifest. Raises MessageInvalid unless it is the one that this party expects."""
     if len(data) > bundle.MOST_SIGNATURES_BYTES:
         raise MessageInvalid(f"its manifest has {len(data):,} bytes")
     told = bundle.parsed_manifest(data)

@@ -1,16 +1,16 @@
 """Proofs that several points were raised to the same exponent, without revealing the exponent.
 
-A leader claims that some of a follower's blinded ids are among its own. For each claimed id it
-shows the point D_i = k B_i, where B_i is the follower's point, G the group's generator and K = k G
-the leader's commitment to k. The proof is that of Chaum and Pedersen (1992) for one pair of points,
-batched as in RFC 9497, 2.2.1:
+A leader claims that some of a follower's blinded ids are among its own ids. For each claimed id it
+shows the point D_i = k B_i. B_i is the follower's point, G is the group's generator, and K = k G is
+the leader's commitment to k. The proof is that of Chaum and Pedersen (1992) for one pair of points.
+It is batched as in RFC 9497, 2.2.1:
 
     M = Σ d_i B_i,   Z = Σ d_i D_i       with weights d_i hashed from K and all points
     prover:    draws r, sends c = hash(K, M, Z, r G, r M) and s = r - c k
     verifier:  c = hash(K, M, Z, s G + c K, s M + c Z)
 
 A prover who succeeds knows k. If any D_i is not k B_i, an attempt succeeds with probability about
-2^-128, as the weights have 128 bits. Both statements hold in the random-oracle model.
+2^-128, as the weights have 128 bits. Both hold in the random-oracle model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Scalar = bytes
 def prove(
     group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
 ) -> bytes:
-    """Return the proof that the point `weighted` (M) was raised to the commitment's exponent."""
+    """Return a proof that `weighted` (M) was raised to the exponent in the commitment."""
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
     challenge = _challenge(
@@ -66,9 +66,9 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 
 
 def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
-    """Return a weight of 128 bits for each pair of points, the highest byte first.
+    """Return a weight of 128 bits for each pair of points, with the highest byte first.
 
-    The weights are hashes of all points, so points cannot be chosen to suit the weights.
+    A weight is a hash of all points, so nobody can choose points to suit the weights.
     """
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
     for rows in (points, raised):

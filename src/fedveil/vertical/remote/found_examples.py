@@ -1,4 +1,4 @@
-"""The examples that all parties have. Each party saves its own, so that they align only once."""
+"""The common examples of all parties. Each party saves its own rows, so they align only once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ NAME_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class FoundExamples:
-    """A party's positions of the examples that all parties have, in the agreed order.
+    """A party's positions of the common examples, in the agreed order.
 
-    The leader draws `name` once for each alignment. Parties with the same name have the same
-    examples.
+    The leader draws `name` once for each alignment. Parties whose examples have the same name have
+    the same examples.
     """
 
     name: bytes
     positions: Mapping[Subset, Positions]
 
     def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Encode for the party's folder. The bytes are valid only for these ids."""
+        """Encode the examples as a file. It is valid only for `ids`."""
         rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
         return sealed({"name": self.name, "ids": _digest(ids), **rows})
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """Decode saved examples. Returns None if they belong to other ids.
+        """Decode saved examples, or return None if they are for other ids.
 
         Raises `MessageInvalid`.
         """

@@ -1,15 +1,14 @@
 """The handshake of parties on different machines before they train, evaluate or predict.
 
-    begin    leader -> followers   the attempt, the run, the purpose, its number of ids
-    apply    follower -> leader    its job, parts, number of ids and saved steps
+    begin    leader -> followers   the attempt, the run, the purpose, the leader's number of ids
+    apply    follower -> leader    the follower's job, parts, number of ids and saved steps
              (`alignment`)         the common examples, unless all have saved the same ones
-    agreed   leader -> followers   the step to resume from, and which of their examples are used
+    agreed   leader -> followers   the step to resume from, and the follower's rows to use
 
-Whenever a party has restarted, the leader begins a new attempt, and every exchange in progress is
-void. The leader compares each application with its own state. If it rejects one, it says why in one
-sentence. A follower uses its own job, whatever the leader says: it answers only in the order of
-`_DUE`, and uses only examples that it has saved, or whose ids the leader has proved to have sent
-(`intersection`).
+Whenever a party has restarted, the leader begins a new attempt. This voids every exchange in
+progress. The leader compares each application with its own state. If it rejects one, it says why in
+one sentence. A follower always uses its own job. It answers only in the order of `_DUE`. It uses
+only examples that it has saved, or whose ids the leader has proved to have sent (`intersection`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from fedveil.vertical.task import SUBSETS, Subset
 TRAIN = "train"
 RUN_BYTES = 16
 
-#: The messages that a leader may send to a follower, by the state since the last `begin`.
+#: The messages that a leader may send to a follower, by the follower's state since `begin`.
 _DUE: Mapping[str, frozenset[str]] = {
     "new": frozenset({"begin"}),
     "applied, to exchange ids": frozenset({"begin", "blinded", "agreed"}),
@@ -46,8 +45,8 @@ _DUE: Mapping[str, frozenset[str]] = {
 
 
 def described(split: SplitModel) -> dict[str, Any]:
-    """Describe a model's parts and crossings as data, so that parties can compare them."""
-    # A module, or an optimiser of its own, is known to its owner alone.
+    """Describe a model's parts and crossings as data that parties can compare."""
+    # Only the owner has a module or a task's own optimiser.
     parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
     for part in split.parts:
         del parts[part.name]["name"], parts[part.name]["module"]
@@ -67,8 +66,7 @@ def lead(
 ) -> Exchange[Agreement]:
     """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
-    `keep_run` saves the run's identity at the leader. It is called before any follower may save
-    that identity.
+    `keep_run` saves the run's identity at the leader. It is called before a follower can save it.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -120,7 +118,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side. `begin` is the leader's message, if already received."""
+    """Run a follower's side. `begin` is the leader's first message, if it was already received."""
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -219,7 +217,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the ids of a new attempt to the saved count for `party`. Returns the new count."""
+    """Add the ids of a new attempt to the saved count of `party`. Returns the new count."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -228,7 +226,7 @@ def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
-    """Return the common examples, and for each follower the fields that prove them."""
+    """Return the common examples, and for each follower the message fields that prove them."""
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
         if own.align_by == "digests":
@@ -247,7 +245,7 @@ def _aligned(
                 fields |= found.proof(subset, follower, aligned[subset][0][follower])
         return aligned, proofs
     except FewCommon as error:
-        # The hint counts own ids, so it stays here.
+        # The hint reveals numbers of own ids, so it is not sent.
         raise ExchangeError(with_hint(str(error), own.id_hint), told=str(error)) from None
     except DataInvalid as error:
         raise ExchangeError(str(error)) from None
@@ -331,7 +329,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield sentences for this party's log on what each peer has learnt about its ids."""
+    """Yield a sentence for this party's log on how many of its ids each peer may have tested."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -357,9 +355,9 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    After an intersection, the message refers to ids in the order of `exchanged`. Raises
-    `MessageInvalid` for rows whose ids the leader has not proved to have sent. `leads` is the
-    leader's stated number of ids.
+    After an intersection, the rows in the message refer to the order of `exchanged`. `leads` is the
+    leader's stated number of ids. Raises `MessageInvalid` for rows whose ids the leader has not
+    proved to have sent.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

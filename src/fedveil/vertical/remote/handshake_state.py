@@ -1,4 +1,4 @@
-"""A party's state before the handshake, and the agreement that results from it."""
+"""A party's state before the handshake, and the agreement after it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from fedveil.vertical.task import SUBSETS, Subset
 class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` identifies the run in its folder; it is empty for a new run. `examples` are the common
-    ones that were saved for these ids. The party accepts at most `most_ids` ids from another party,
-    in all intersection attempts together, since each id may be a guess. `brought` counts them, and
-    `keep_brought` saves the count before any is answered. An intersection with fewer than
-    `least_common` examples is rejected. If `least_common` is 0, a leader without ids may use all
-    examples. `id_hint` is a sentence on this party's ids, for its own errors only.
+    `run` identifies the run in its folder, and is empty for a new run. `examples` are the common
+    examples that were saved for these ids. In all intersection attempts together, the party accepts
+    at most `most_ids` ids from another party, because each id may be a guess. `brought` has the
+    count for each party, and `keep_brought` saves it before ids are answered. An intersection with
+    fewer than `least_common` examples is rejected. If `least_common` is 0, a leader without ids may
+    use all examples. `id_hint` is a sentence about this party's ids that only its own errors may
+    contain.
     """
 
     party: str
@@ -46,13 +47,13 @@ class Standing:
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:
-        """Return the saved examples if their alignment has that name, else None."""
+        """Return the saved examples if `name` is theirs, else None."""
         return self.examples if self.examples is not None and self.examples.name == name else None
 
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """The agreement of all parties: the run, the purpose, the step, and this party's examples."""
+    """The result of the handshake: the run, the purpose, the step, and this party's examples."""
 
     run: bytes
     purpose: str

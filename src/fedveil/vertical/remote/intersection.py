@@ -3,25 +3,26 @@
 For every subset, with the leader's exponent k and a follower's l (`blinding`), in batches:
 
     blinded   leader -> follower   H(y)^k of the leader's ids y, in its order
-    raised    follower -> leader   these to the power of l; and H(x)^l of the follower's ids x, in
-                                   an order that it draws
+    raised    follower -> leader   these to the power of l, and H(x)^l of the follower's ids x, in
+                                   an order that the follower draws
 
 The leader raises H(x)^l to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. It then
-tells each follower which of its ids, in the drawn order, all parties have, and proves it: with the
-commitment G^k it shows H(x)^(l k) for each of these ids, and proves that the exponent is k
-(`exponent_proof`). The follower accepts an id only if that value is one that it raised itself. This
-shows that the leader has sent the id: a leader cannot claim an example that it does not know.
+tells each follower which of the follower's ids all parties have, by positions in the drawn order.
+It also proves the claim. It shows H(x)^(l k) for each of these ids and the commitment G^k, and
+proves that the exponent is k (`exponent_proof`). The follower accepts an id only if the shown value
+is one that the follower itself raised. So the leader must have sent this id: it cannot claim an
+example that it does not know.
 
 If both follow the protocol, they learn:
 
-- the leader: how many ids a follower has, and which of the leader's own ids the follower has;
+- the leader: how many ids a follower has, and which of the leader's own ids it has;
 - a follower: how many ids the leader has, and which of the follower's own ids all parties have, in
-  the leader's order. It learns nothing about another follower.
+  the leader's order. It learns nothing else about other followers.
 
-A party that does not follow the protocol may send guessed ids. A leader learns for each guess
-whether the follower has that id, a follower only for those that all parties have. So every id that
-a party sends may be a guess. The other party counts them in its run folder, over all attempts and
-restarts, before it answers them. It rejects more than its job's `alignment.most_ids`.
+A dishonest party may send guessed ids. A leader learns for each guess if the follower has the id. A
+follower learns only which guesses all parties have. So each party counts the ids that another party
+sends, over all attempts and restarts, and saves the count in its run folder before it answers. It
+refuses more than its job's `alignment.most_ids`.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from fedveil.vertical.remote.blinding import Blinding, check_raised
 from fedveil.vertical.ristretto.point_batches import POINT_BYTES, Points
 from fedveil.vertical.rows import Ids, Positions
 
-#: The number of ids sent at a time, while the same number is raised on either side.
+#: The number of ids in a message. Meanwhile each side raises as many.
 BATCH = 1 << 12
 
-#: A set of examples: one of a task's, or the rows to score.
+#: The name of a set of examples: a subset of the task, or the rows to score.
 Set: TypeAlias = Any
 #: The number of ids, by set.
 Counts = Mapping[Set, int]
@@ -54,8 +55,8 @@ Counts = Mapping[Set, int]
 class Found:
     """The leader's result of the exchange, with the values that prove it.
 
-    `places[subset][follower]` has, for each of the leader's ids, its place in the order that the
-    follower drew, or -1 if the follower does not have it.
+    `places[subset][follower]` has, for each of the leader's ids, its position in the follower's
+    drawn order, or -1 if the follower does not have the id.
     """
 
     places: Mapping[Set, Mapping[str, Positions]]
@@ -63,7 +64,7 @@ class Found:
     _blinding: Blinding
 
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
-        """Return the fields that prove to a follower which of its ids the leader found."""
+        """Return the message fields that prove to a follower which of its ids are common."""
         if follower not in self._raised[subset]:
             return {}
         theirs, raised = (points[rows] for points in self._raised[subset][follower])
@@ -76,10 +77,10 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Exchanged:
-    """A follower's view of the complete exchange for one subset.
+    """A follower's record of the exchange for one subset.
 
-    The follower sent its ids in the order `order`, blinded, as `own`. `raised` are the leader's
-    blinded ids, raised to the follower's exponent.
+    The follower sent its blinded ids as `own`, in the order `order`. `raised` are the leader's
+    blinded ids to the power of the follower's exponent.
     """
 
     order: Positions
@@ -103,10 +104,10 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find the places of the leader's ids at each follower. Raises Unfit for an invalid answer.
+    """Find the positions of the leader's ids at each follower. Raises Unfit for an invalid answer.
 
-    `counts` has each follower's stated number of ids. There is nothing to find if a follower or the
-    leader has none.
+    `counts` has each follower's stated number of ids. There is nothing to find if the follower or
+    the leader has no ids.
     """
     blinding = Blinding(Secure())
     places: dict[Set, Mapping[str, Positions]] = {}
@@ -123,8 +124,9 @@ def follow(
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
     """Run a follower's side. Returns the leader's last message, and the exchanges by subset.
 
-    `leads` has the leader's stated numbers of ids; `first` is its first message. A subset is
-    omitted if one side has no ids or the leader breaks off. Raises `MessageInvalid`.
+    `leads` has the leader's stated numbers of ids. `first` is the leader's first message. A subset
+    is missing from the result if one side has no ids or the leader breaks off. Raises
+    `MessageInvalid`.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -154,7 +156,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange for one subset, with each follower's number of ids."""
+    """The leader's exchange for one subset. `counts` has each follower's number of ids."""
 
     ids: Ids
     counts: Mapping[str, int]
@@ -163,7 +165,9 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the places, and each follower's ids, as sent and raised to the leader's power."""
+        """Return the positions, and each follower's ids: as sent, and raised to the leader's
+        exponent.
+        """
         sent = {name: _empty(count) for name, count in self.counts.items()}
         raised = {name: _empty(len(self.ids)) for name in self.counts}
         theirs = {name: _empty(count) for name, count in self.counts.items()}

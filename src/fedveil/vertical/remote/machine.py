@@ -1,4 +1,4 @@
-"""One party on a machine of its own: its task, its data, its run folder and its agreements."""
+"""One party on its own machine: its task, its data, its run folder and its agreements."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ OWN_SEED = "own-seed"
 SEED_BYTES = 16
 EXAMPLES = "examples"
 GUESSES = "guesses"
-#: The default of `alignment.most_ids`, as a multiple of the number of own ids.
+#: The default of `alignment.most_ids` is this multiple of the number of own ids.
 _MULTIPLE = 4
 FINISHED = "finished"
 _MOST_LOG_LINES = 1 << 40
 
-#: The purposes of sessions of any task, and the exchange that every party runs in each.
+#: The exchange that every party runs, by the purpose of a session. These exist for every task.
 PURPOSES: Mapping[str, Callable[[PartyRun], Exchange[Any]]] = {
     TRAIN: PartyRun.train,
     "evaluate": PartyRun.evaluate,
@@ -82,9 +82,9 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    No files are written before the handshake. `here` selects the party from the task's leader and
-    followers. The party's initial weights are drawn from a seed of its own that stays in its
-    folder, so that nobody can compute them from the job. Pass `own_seed` only for simulation.
+    No files are written before the handshake. `here` returns this party's name, given the task. Its
+    initial weights are drawn from its own seed, which stays in its folder. So nobody can compute
+    them from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder
@@ -154,7 +154,7 @@ class Machine:
                 f"{path} contains a run of all parties in one process: resume it with "
                 f"`fedveil vertical run --resume {path}`"
             )
-        machine._name_run()  # it may have been killed before it had saved the run's identity
+        machine._name_run()  # a process may be killed before it saves the run's identity
         return machine
 
     def standing(self) -> Standing:
@@ -186,7 +186,7 @@ class Machine:
     def _keep_brought(self) -> None:
         """Save how many ids each other party has sent, before this party answers them.
 
-        From then on the folder belongs to a run, so that a restarted party continues the count.
+        This marks the folder as that of a run, so that a restarted party continues the count.
         """
         if self.folder is None:
             self._write()
@@ -208,7 +208,7 @@ class Machine:
 
     @property
     def has_finished(self) -> bool:
-        """Return True if all parties have said that their files are written."""
+        """True if all parties have confirmed that their files are written."""
         return self.folder is not None and (self.folder.path / FINISHED).exists()
 
     def play(
@@ -222,7 +222,7 @@ class Machine:
     ) -> Session:
         """Restore the agreed step, and run the session's exchange.
 
-        `own` is this party's side of the exchange, if it differs from that of the agreed purpose.
+        `own` replaces this party's side of the exchange for the agreed purpose.
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
@@ -233,7 +233,7 @@ class Machine:
         try:
             result = drive(side(run), channels)
         finally:
-            if agreement.purpose != TRAIN:  # training has written it itself
+            if agreement.purpose != TRAIN:  # training itself writes it
                 run.keep_account()
         if agreement.purpose == TRAIN and run.contents is not None:
             drive(bundle_agreement.agree(run, agreement.run, credentials), channels)
@@ -269,7 +269,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity now, in case every other party that knows it is killed."""
+        """Save the run's identity now, because all other parties that know it may be killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -285,7 +285,7 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run, the same object again if only other parties restarted."""
+        """Return the party's run. It is the same object again if only other parties restarted."""
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -318,7 +318,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. Until then one may need the others."""
+        """Wait until all parties have written their files. Until then, one may need the others."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
@@ -353,7 +353,7 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the head of the peer's log from its last message, which must be `due`."""
+    """Return length and head of the peer's log from its last message, which must be `due`."""
     try:
         only_fields(message, *due, "lines", "head")
         if {name: message[name] for name in due} != due:
@@ -369,7 +369,7 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: `named`, the task's only one, or the certificate's."""
+    """Return the follower's name: `named`, or the only follower, or the name in the certificate."""
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

@@ -1,9 +1,9 @@
 """One party of a vertical run on a machine of its own, linked to the others.
 
 The leader listens and each follower connects to it. They agree on the job, the examples and the
-step (`handshake`), restore that step and run the same exchanges as in one process. Whenever a party
-has restarted they agree again, so the weights do not depend on whether a party was killed. A
-session ends when every party knows that all have written their files.
+step (`handshake`). Then they restore that step and run the same exchanges as in one process. They
+agree again whenever a party has restarted. So a killed party does not change the resulting weights.
+A session ends when every party knows that all have written their files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from fedveil.base.message import Message, Value
+from fedveil.base.quantity import quantity
 from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, Unfit
 from fedveil.link.channel import Exchange, drive
 from fedveil.link.dialer import Dialer
@@ -42,8 +43,8 @@ FOLLOWER = "fedveil vertical follower"
 class Meeting:
     """The address at which a party meets the others, and the functions that report to its user.
 
-    Without credentials the link is plaintext, allowed only on loopback addresses. The session ends
-    if a party is away for more than `patience_s` seconds.
+    Without credentials the link is plaintext and allowed only on loopback addresses. The session
+    ends if another party is away for more than `patience_s` seconds.
     """
 
     address: Address
@@ -63,10 +64,7 @@ def lead(
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a session, from listening for followers to the end.
-
-    `own` is as in `Machine.play`.
-    """
+    """Run the leader's side of a whole session. `own` is as in `Machine.play`."""
     followers = machine.split.followers
     for follower in followers:
         check_right(meeting.credentials, follower, right_of(purpose))
@@ -111,7 +109,7 @@ def lead(
 
 
 class StartOver(PeerRestarted):
-    """Raised if the leader begins a new attempt. `begin` is its message."""
+    """Raised when the leader begins a new attempt. `begin` is the leader's message."""
 
     def __init__(self, begin: Message) -> None:
         self.begin = begin
@@ -119,7 +117,7 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader. `receive` raises StartOver if a new attempt begins."""
+    """A follower's channel to the leader. `receive` raises StartOver when a new attempt begins."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
@@ -134,7 +132,7 @@ class Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part in all sessions of the leader with the trained model, one after another."""
+    """Take part in the leader's sessions with the trained model, one after another, forever."""
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)
@@ -143,10 +141,7 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
 
 
 def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
-    """Run a follower's side of a session.
-
-    It trains or, with `looks`, does anything but training.
-    """
+    """Run a follower's side of a session: training or, with `looks`, any purpose but training."""
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
     with (
@@ -187,7 +182,7 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
     for peer, link in links.items():
         if link.reconnections:
             session.run.log.event(
-                f"the link to {peer} was reopened {link.reconnections} times, after "
+                f"the link to {peer} was reopened {quantity(link.reconnections, 'time')}, after "
                 f"{link.away_s:.1f} s in all"
             )
     return session
@@ -214,7 +209,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 @contextmanager
 def closing(links: Iterable[Link]) -> Iterator[None]:
-    """Close the links at the end of the block, and send the peers the reason."""
+    """Close the links at the end of the block. An error is sent to the peers as the reason."""
     reason = ""
     try:
         yield

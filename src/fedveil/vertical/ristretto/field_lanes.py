@@ -1,8 +1,8 @@
 """Arithmetic modulo p = 2^255 - 19 on eight numbers at once, generated as LLVM vector code.
 
-A number is five limbs of 51 bits, and an *element* of the memory holds eight numbers, limb by limb.
-No instruction branches on a number, and no address depends on one. All results have limbs below
-2^51 + 2^16, as the products of AVX-512 IFMA need: these multiply 52 bits by 52 bits in each lane.
+A number has five limbs of 51 bits. An *element* of the memory holds eight numbers, limb by limb. No
+instruction branches on a number, and no address depends on one. The products of AVX-512 IFMA
+multiply 52 bits by 52 bits in each lane. So all results have limbs below 2^51 + 2^16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from fedveil.vertical.ristretto.point_formulas import ENTRIES, PARTS
 
 LANES, LIMBS, BITS = 8, 5, 51
-#: The length of an element in the memory.
+#: The number of words of an element.
 WIDTH = LANES * LIMBS
 _WORD = ir.IntType(64)
 _VECTOR = ir.VectorType(_WORD, LANES)
@@ -29,14 +29,14 @@ _types: Any = types
 
 
 def has_products() -> bool:
-    """Return True if the processor has the products, and numba compiles for all that it has."""
+    """Return True if the processor has AVX-512 IFMA and numba is free to use it."""
     given: Any = config
     chosen = given.CPU_NAME or given.CPU_FEATURES or not given.ENABLE_AVX or given.DISABLE_JIT
     return not chosen and bool(binding.get_host_cpu_features().get("avx512ifma"))
 
 
 class Lanes:
-    """Generates instructions on vectors. A number is a list of five of them."""
+    """Generates vector instructions. A number is a list of five vectors, one for each limb."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -65,20 +65,23 @@ class Lanes:
         return add(add(shift(value, self.constant(4)), twice), value)
 
     def carried(self, limbs: Sequence[Any]) -> list[Any]:
-        """Move each limb's excess to the next, all at once. The last limb's is 19 of the first."""
+        """Move each limb's excess over 51 bits to the next limb, in one pass.
+
+        The excess of the last limb, times 19, goes to the first limb.
+        """
         over = [self.builder.lshr(limb, self.constant(BITS)) for limb in limbs]
         kept = [self.builder.and_(limb, self.constant(_LIMB)) for limb in limbs]
         over = [self.times_19(over[-1]), *over[:-1]]
         return [self.builder.add(k, o) for k, o in zip(kept, over, strict=True)]
 
     def folded(self, limbs: Sequence[Any]) -> list[Any]:
-        """Return ten limbs as five."""
+        """Reduce a product of ten limbs to five, modulo p."""
         low, high = limbs[:LIMBS], limbs[LIMBS:]
         sums = [self.builder.add(a, self.times_19(b)) for a, b in zip(low, high, strict=True)]
         return self.carried(sums)
 
     def multiplied(self, a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        # The high 52 bits of a product of limbs count twice in the next limb of 51 bits.
+        # The high 52 bits of a product belong to the next limb, twice, because a limb has 51 bits.
         once, twice = ([self.constant(0)] * (2 * LIMBS) for _ in range(2))
         for i in range(LIMBS):
             for j in range(LIMBS):
@@ -106,13 +109,13 @@ class Lanes:
         return self.carried([self.builder.add(x, y) for x, y in zip(a, b, strict=True)])
 
     def subtracted(self, a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        # 4 p is added, so that no limb is below zero.
+        # Adds 4 p, so that no limb becomes negative.
         many = [4 * (_LIMB - 18 * (limb == 0)) for limb in range(LIMBS)]
         sums = [self.builder.add(x, self.constant(n)) for x, n in zip(a, many, strict=True)]
         return self.carried([self.builder.sub(x, y) for x, y in zip(sums, b, strict=True)])
 
     def smallest(self, limbs: Sequence[Any]) -> list[Any]:
-        """Return the number from 0 to p - 1."""
+        """Return the representative from 0 to p - 1."""
         made = self._in_turn(self._in_turn(limbs))
         over = self.constant(19)
         for limb in made:
@@ -130,12 +133,12 @@ class Lanes:
         return self.all_bits(self.builder.icmp_unsigned("==", total, self.constant(0)))
 
     def is_negative(self, limbs: Sequence[Any]) -> list[Any]:
-        """Odd numbers are called negative."""
+        """Return a mask of the lanes with odd numbers, which RFC 9496 calls negative."""
         odd = self.builder.and_(self.smallest(limbs)[0], self.constant(1))
         return [self.builder.sub(self.constant(0), odd)] * LIMBS
 
     def selected(self, mask: Sequence[Any], a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        """Return b in the lanes of the mask, else a."""
+        """Return b in the lanes where `mask` is set, and a in the others."""
         builder = self.builder
         return [
             builder.xor(x, builder.and_(m, builder.xor(x, y)))
@@ -143,9 +146,10 @@ class Lanes:
         ]
 
     def pick(self, memory: Any, out: Any, table: Any, masks: Any) -> None:
-        """Copy the entry of `table` whose mask is set to `out`. All entries are read.
+        """Copy the entry of `table` whose mask is set to `out`. Reads all entries.
 
-        `masks` is the position of a mask per entry in the memory, each for all lanes.
+        `masks` is the position of the first entry's mask in the memory. A mask applies to all
+        lanes.
         """
         builder = self.builder
         chosen = []
@@ -184,9 +188,9 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Return a function for compiled code. It takes the memory and `count` whole numbers.
+    """Return a function for compiled code that takes the memory and `count` integers.
 
-    Its code is generated once in a module, as `write(lanes, memory, *numbers)`.
+    `write(lanes, memory, *numbers)` generates its code, once in each module.
     """
 
     @intrinsic
@@ -245,9 +249,10 @@ def _selected(code: Lanes, memory: Any, out: Any, mask: Any, a: Any, b: Any) -> 
 
 #: (memory, out, a, b): a b, a + b, a - b.
 multiply, add, subtract = map(_binary, ("multiplied", "added", "subtracted"))
-#: (memory, out, a): a², a from 0 to p - 1, and masks of the lanes that are zero or odd.
+#: (memory, out, a): a²; a reduced to [0, p - 1]; a mask of the zero lanes; a mask of the odd lanes.
 square, shrink, zero, negative = map(_unary, ("squared", "smallest", "is_zero", "is_negative"))
-#: (memory, out, mask, a, b): b in the lanes of the mask, else a.
+#: (memory, out, mask, a, b): b in the lanes where the mask is set, else a.
 select = _operation(4, _selected)
-#: (memory, out, table, masks): the table's entry whose mask is set. Masks are words, not elements.
+#: (memory, out, table, masks): the table's entry whose mask is set. A mask is a word, not an
+#: element.
 pick = _operation(3, Lanes.pick)

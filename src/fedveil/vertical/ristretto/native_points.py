@@ -1,4 +1,4 @@
-"""Many points of ristretto255 at once in native code, by the formulas of `point_formulas`."""
+"""Computes with many points of ristretto255 at once in native code (`point_formulas`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedveil.vertical.ristretto.point_formulas import ENTRIES, ENTRY, PARTS, POI
 Points = npt.NDArray[np.uint8]
 _P = np.array([2**64 - 19, 2**64 - 1, 2**64 - 1, 2**63 - 1], np.uint64)
 can_run = field.has_products
-#: The digits of a scalar, and the points of each lane whose multiples are added together.
+#: The number of digits of a scalar, and of points in each lane whose multiples are added together.
 WINDOWS, TABLES = 64, 16
 TABLE_ELEMENTS = ENTRIES * PARTS
-#: The place of the masks in the memory, after the tables.
+#: The position of the masks in the memory, after the tables.
 MASKS = (TABLE + (1 + TABLES) * TABLE_ELEMENTS) * WIDTH
 _LIMB = (1 << BITS) - 1
 
@@ -52,7 +52,7 @@ def _run(s: Array, program: Array) -> None:
 
 @compiled()
 def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
-    """Read the numbers of 255 bits from eight rows of words. Ignores their last bit."""
+    """Read eight numbers of 255 bits from eight rows of words. Ignores the last bit of each."""
     for lane in range(LANES):
         a, b = words[row + lane, column], words[row + lane, column + 1]
         c, d = words[row + lane, column + 2], words[row + lane, column + 3]
@@ -105,7 +105,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Write the multiples of the points, or of the hashes, in `words` by one secret scalar.
+    """Write the multiples of points by one secret scalar. `words` has the points, or hashes to map.
 
     The memory holds the scalar's masks.
     """
@@ -122,9 +122,9 @@ def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
 
 @compiled()
 def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Write eight points whose sum is the sum of a multiple of each point in `words`.
+    """Multiply each point in `words` by its own scalar, and write eight points with the same sum.
 
-    `digits` are the hexadecimal digits of each point's scalar. They are no secret.
+    `digits` are the hexadecimal digits of the scalars. They are not secret.
     """
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
@@ -152,7 +152,7 @@ def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -
 
 
 def raised(points: Points, scalar: bytes) -> Points | None:
-    """Return the scalar's multiple of each point. None if one is invalid or the identity."""
+    """Return each point times the scalar. None if a point is invalid or the identity."""
     words, count = _padded(points), len(points)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(len(words), np.uint64)
     _scale(_memory(scalar), words, out, invalid)
@@ -162,7 +162,7 @@ def raised(points: Points, scalar: bytes) -> Points | None:
 
 
 def hashed(hashes: Points, scalar: bytes) -> Points:
-    """Return the scalar's multiple of the point that each row of 64 bytes is mapped to."""
+    """Map each row of 64 bytes to a point, and return the points times the scalar."""
     words = _padded(hashes)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(0, np.uint64)
     _scale(_memory(scalar), words, out, invalid)
@@ -170,7 +170,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points whose sum is Σ d_i P_i. None if one is invalid or the identity."""
+    """Return eight points whose sum is Σ d_i P_i. None if a point is invalid or the identity."""
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15
@@ -180,21 +180,21 @@ def summed(weights: Points, points: Points) -> Points | None:
 
 
 def _padded(rows: Points) -> Array:
-    """Return the rows as words of 64 bits, filled with the identity (zeros) to whole batches."""
+    """Return the rows as 64-bit words. The last batch is filled up with the identity (zeros)."""
     padded = np.zeros((-(-len(rows) // LANES) * LANES, rows.shape[1]), np.uint8)
     padded[: len(rows)] = rows
     return padded.view("<u8")
 
 
 def _are_points(words: Array) -> bool:
-    """Return True if each row is an even number from 1 to p - 1, as a point's encoding is."""
+    """Return True if each row encodes a canonical field element: an even number from 1 to p - 1."""
     large = (words[:, 3] >= _P[3]) & (words[:, 1:3] == _P[1]).all(axis=1) & (words[:, 0] >= _P[0])
     large |= (words[:, 3] > _P[3]) | (words[:, 0] & np.uint64(1) > 0)
     return bool(words.any(axis=1).all()) and not large.any()
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return the native code's memory, aligned to its vectors, with the scalar's masks."""
+    """Return the memory for the native code, aligned for its vectors, with the scalar's masks."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

@@ -1,9 +1,9 @@
 """Multiples and sums of many points of ristretto255 (RFC 9496), in rows of 32 bytes.
 
-libsodium computes a few points one by one. More points go to native code, if the processor can run
-it. Both give the same bytes, in constant time: a scalar reaches the native code as masks in memory,
-each of which says if a digit of the scalar has a certain value. No instruction branches on a mask
-and no address depends on one. Calls release the GIL.
+libsodium computes few points, one by one. Native code computes more points, if the processor
+supports it. Both give the same bytes, in constant time. The native code never sees a scalar, only
+masks in memory, which say for each digit and each value if the digit has this value. No instruction
+branches on a mask and no address depends on one. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy.typing as npt
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.errors import MissingExtra
 
-#: Points, one in each row, or other rows of bytes.
+#: One point or other byte string in each row.
 Points: TypeAlias = npt.NDArray[np.uint8]
 POINT_BYTES, HASH_BYTES = 32, 64
-#: The number of points from which on native code is faster, even if it is loaded for them.
+#: The smallest number of points for which native code is faster, including the time to load it.
 LEAST = 256
 
 
@@ -31,7 +31,7 @@ class NoPoint(ValueError):
 
 
 def raised(points: Points, scalar: bytes) -> Points:
-    """Return the scalar's multiple of each point. Raises `NoPoint`."""
+    """Return each point times the scalar. Raises `NoPoint`."""
     if (native := _native(len(points))) is not None:
         return _checked(native.raised(points, scalar))
     times = group().crypto_scalarmult_ristretto255
@@ -42,7 +42,7 @@ def raised(points: Points, scalar: bytes) -> Points:
 
 
 def hashed(hashes: Points, scalar: bytes) -> Points:
-    """Return the scalar's multiple of the point that each row of 64 bytes is mapped to."""
+    """Map each row of 64 bytes to a point, and return the points times the scalar."""
     if (native := _native(len(hashes))) is not None:
         made: Points = native.hashed(hashes, scalar)
         return made
@@ -52,9 +52,9 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points:
-    """Return some points whose sum is Σ d_i P_i. Raises `NoPoint`.
+    """Return a few points whose sum is Σ d_i P_i. Raises `NoPoint`.
 
-    The weights d_i are public and have the highest byte first.
+    The weights d_i are public, and stored with the highest byte first.
     """
     if (native := _native(len(points))) is not None:
         return _checked(native.summed(weights, points))
@@ -69,7 +69,6 @@ def summed(weights: Points, points: Points) -> Points:
 
 
 def total(points: Points) -> bytes:
-    """Return the sum of the points."""
     added: bytes = reduce(
         group().crypto_core_ristretto255_add, (row.tobytes() for row in points), bytes(POINT_BYTES)
     )
@@ -87,7 +86,7 @@ def _checked(found: Points | None) -> Points:
 
 
 def _native(count: int) -> Any:
-    """Return the module of native code for that many points, or None."""
+    """Return the module of native code if it is faster for `count` points, or None."""
     if count < LEAST or not HAVE_NUMBA:
         return None
     from fedveil.vertical.ristretto import native_points

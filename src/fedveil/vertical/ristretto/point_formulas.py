@@ -1,7 +1,8 @@
 """The formulas of ristretto255 (RFC 9496), as programs for eight points at once.
 
 Points have Edwards coordinates (X, Y, Z, T) with x = X/Z, y = Y/Z and T = X Y / Z. An entry of a
-table has (Y - X, Y + X, 2 d T, 2 Z). The formulas hold for all points, so that nothing branches.
+table of multiples has (Y - X, Y + X, 2 d T, 2 Z). The formulas hold for all points, so no branches
+are needed.
 
 A program is an array of steps (operation, out, a, b, c) on elements of a memory (`field_lanes`).
 """
@@ -14,11 +15,11 @@ import numpy as np
 
 from fedveil.base.array_types import Array
 
-#: a b, a^(2^b), a + b, a - b; c in the lanes of the mask a, else b; masks of the lanes where a is
-#: zero or odd; and a from 0 to p - 1.
+#: The operations: a b; a^(2^b); a + b; a - b; c in the lanes where mask a is set, else b; a mask of
+#: the lanes where a is zero; a mask of those where a is odd; a reduced to [0, p - 1].
 MULTIPLY, SQUARE, ADD, SUBTRACT, SELECT, ZERO, NEGATIVE, SHRINK = range(8)
 P = 2**255 - 19
-#: The entries of a table of multiples, and the elements of each.
+#: The number of entries in a table of multiples, and of elements in an entry.
 ENTRIES, PARTS = 16, 4
 _D = -121665 * pow(121666, -1, P) % P
 _I = pow(2, (P - 1) // 4, P)
@@ -31,20 +32,20 @@ def _root(number: int) -> int:
     return min(root, P - root, key=lambda one: one % 2)
 
 
-#: The first elements of the memory.
+#: The constants in the first elements of the memory.
 CONSTANTS = (
     0, 1, 2, _D, 2 * _D % P, _I, (1 - _D * _D) % P, (_D - 1) ** 2 % P,
     P - _root((-_D - 1) % P), _root(pow(-1 - _D, -1, P)),
 )  # fmt: skip
 (_0, _1, _2, _EDWARDS, _EDWARDS_2, _IMAGINARY, _ONE_LESS_D2, _D_LESS_ONE_2, _ROOT_AD_1,
  _INVERSE_ROOT_A_D) = range(len(CONSTANTS))  # fmt: skip
-#: Elements: temporary ones, points of four, and tables of multiples.
+#: Positions in the memory: temporary elements, points (four elements each), tables of multiples.
 _T = 16
 POINT, ENTRY, TOTAL, INVALID, TABLE = 40, 44, 48, 52, 56
 
 
 class Program:
-    """Collects steps: each is an operation, the element of its result, and its operands."""
+    """Collects steps. A step is an operation, the element for its result, and its operands."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int, int, int]] = []
@@ -75,7 +76,7 @@ class Program:
 
 
 def _power(s: Program, out: int, z: int) -> None:
-    """Compute z to the power of (p - 5) / 8. The comments give exponents of z."""
+    """Compute z to the power of (p - 5) / 8. The comments state the exponents of z."""
     a, b, c = _T, _T + 1, _T + 2
     s.square(a, z)
     s.square(b, a, 2)
@@ -108,7 +109,7 @@ def _absolute(s: Program, out: int, a: int) -> None:
 
 
 def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> None:
-    """Compute the root of u/v, or of i u/v where u/v is no square (RFC 9496, 4.2)."""
+    """Compute the root of u/v, or of i u/v if u/v is not a square (RFC 9496, 4.2)."""
     v3, power, check, flips = _T + 3, _T + 4, _T + 5, _T + 6
     s.square(v3, v)
     s.multiply(v3, v3, v)
@@ -287,7 +288,7 @@ def _neutral(s: Program, point: int) -> None:
 
 
 def _fill_table(s: Program, table: int, point: int) -> None:
-    """Write the multiples 0, 1, ... 15 of a point. Overwrites the point."""
+    """Write the multiples 0, 1, ... 15 of a point to a table. Overwrites the point."""
     _neutral(s, ENTRY)
     _as_entry(s, table, ENTRY)
     _as_entry(s, table + PARTS, point)
@@ -307,7 +308,7 @@ def _program(write: Callable[..., None], *elements: int) -> Array:
     return np.array(made.steps, np.int64)
 
 
-#: `INVALID` receives a mask of the lanes without a valid encoding.
+#: `INVALID` gets a mask of the lanes whose encoding is invalid.
 DECODE, ENCODE = _program(_decode, POINT, INVALID), _program(_encode, POINT, POINT)
 MAP, FILL_TABLE = _program(_map, POINT, ENTRY), _program(_fill_table, TABLE, POINT)
 NEUTRAL, DOUBLE_4 = _program(_neutral, POINT), _program(_double_4, POINT)

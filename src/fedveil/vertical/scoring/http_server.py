@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server on loopback or mutual TLS, with a limit on everything a client sends.
 
-The protocol is parsed by h11, which does no I/O of its own. Limits: connections, bytes of a header
-and of a body, and seconds for each. A connection that breaks one is answered and closed.
+h11 parses the protocol and does no I/O of its own. There are limits for the number of connections,
+for the bytes of a header and of a body, and for the seconds of each. A connection that exceeds a
+limit gets an error response and is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedveil.link.tls import Credentials
 MOST_CONNECTIONS: Final = 128
 MOST_HEADER_BYTES: Final = 1 << 14
 MOST_BODY_BYTES: Final = 1 << 20
-#: Seconds in which a request must be complete, and in which an idle connection is kept.
+#: Seconds in which a request must be complete, and after which an idle connection is closed.
 REQUEST_S, IDLE_S = 10.0, 60.0
 _READ_BYTES = 1 << 16
 _END_S = 0.5
@@ -33,7 +34,7 @@ JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Request:
-    """A complete request. `client` are the names in the client's certificate, None without TLS."""
+    """A complete request. `client` has the names in the client's certificate. None means no TLS."""
 
     method: str
     path: str
@@ -43,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response. `data` is sent as JSON, or as it is if it is text."""
+    """A response. `data` is sent as JSON, or unchanged if it is text."""
 
     status: int
     data: Any
@@ -59,7 +60,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class HttpServer:
-    """Listens on an address and gives each request to `handle`."""
+    """Listens on an address and passes each request to `handle`."""
 
     def __init__(self, address: Address, handle: Handler, credentials: Credentials | None) -> None:
         self._address, self._handle, self._own = address, handle, credentials
@@ -94,7 +95,7 @@ class HttpServer:
             while await self._one(connection, reader, writer, client):
                 connection.start_next_cycle()
         except (ConnectionError, ssl.SSLError, TimeoutError, h11.LocalProtocolError):
-            pass  # the client has gone, or is too slow to be answered
+            pass  # the client has gone, or is too slow
         except asyncio.CancelledError:
             # The service ends. asyncio would print a cancelled connection as an error, and a TLS
             # client that is silent would delay the end.
@@ -106,7 +107,7 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate. A weak or revoked one has none."""
+        """Return the names in the client's certificate, or none if it is weak or revoked."""
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -138,7 +139,10 @@ class HttpServer:
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, client: Sequence[str] | None
     ) -> Request | Answer | None:
-        """Read a request. Returns None at the connection's end, an Answer to refuse the request."""
+        """Read a request.
+
+        Returns None at the end of the connection, or an Answer that refuses it.
+        """
         head: h11.Request | None = None
         body, size = list[bytes](), 0
         limit = asyncio.timeout(IDLE_S)
@@ -147,7 +151,7 @@ class HttpServer:
                 event = connection.next_event()
                 if event is h11.NEED_DATA:
                     data = await reader.read(_READ_BYTES)
-                    if data and head is None:  # from its first byte on, a request is timed
+                    if data and head is None:  # the time of a request starts with its first byte
                         limit.reschedule(asyncio.get_running_loop().time() + REQUEST_S)
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
@@ -162,12 +166,12 @@ class HttpServer:
                     path = head.target.decode("ascii", "replace").partition("?")[0]
                     method = head.method.decode("ascii", "replace")
                     return Request(method, path, b"".join(body), client)
-                else:  # the connection has ended, or asks for another protocol
+                else:  # the connection has ended, or the client asks for another protocol
                     return None
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Always returns False, so that a caller can close the connection with it."""
+    """Send a response. Returns False, so that the caller can close the connection."""
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:

@@ -1,4 +1,4 @@
-"""Predictions for new rows: outputs of the last part, calibrated and decided by the bundle."""
+"""Predictions for new rows: the last part's outputs, calibrated and decided as in the bundle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Columns = Mapping[str, Sequence[str]]
 class Decision:
     """Turns outputs into columns: the prediction, and the probabilities of all classes.
 
-    The calibrator and the threshold come from the bundle.
+    The bundle contains the calibrator and the threshold.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -44,7 +44,7 @@ class Decision:
 
     @property
     def note(self) -> str | None:
-        """Return a sentence on the probabilities, or None if there are none."""
+        """A sentence on how the probabilities were calibrated, or None without probabilities."""
         if self._task.classes is None:
             return None
         if self.calibrator is None:
@@ -70,9 +70,9 @@ class Decision:
 
 
 class Answers:
-    """The leader's answers for its rows. A row is sent once, and its outputs are cached.
+    """The leader's answers for its rows. Each row is sent once, and its outputs are cached.
 
-    A repeated question is answered from the cache: it costs no party anything.
+    A repeated question is answered from the cache and costs no party anything.
     """
 
     def __init__(self, source: Source) -> None:
@@ -82,7 +82,7 @@ class Answers:
         self._known = np.zeros(len(leader.ids), bool)
 
     def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the outputs of common rows, and which of them a party's limit refuses."""
+        """Return the outputs of common rows, and a mask of those that a party's limit refuses."""
         wanted = np.unique(rows[~self._known[rows]])
         for start in range(0, len(wanted), MOST_ROWS):
             some = wanted[start : start + MOST_ROWS]
@@ -94,7 +94,7 @@ class Answers:
 
 
 def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
-    """Yield the scored rows of the whole file, with their outputs, in pieces."""
+    """Yield the scored rows of the whole file with their outputs, piece by piece."""
     common = answers.source.common
     for start in range(0, len(common), MOST_ROWS):
         rows = common[start : start + MOST_ROWS]
@@ -109,7 +109,7 @@ class ScoreFile:
         self._path = new_file(path, TABLE)
 
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
-        """Score and write all rows. Returns the number of rows by outcome."""
+        """Score and write all rows. Returns the number of rows for each outcome."""
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)
         if decision.note is not None:

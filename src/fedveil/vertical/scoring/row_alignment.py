@@ -1,13 +1,13 @@
-"""How parties on different machines find their common rows to score.
+"""How parties on different machines find the common rows of their files to score.
 
-    begin     leader -> followers   the attempt, the bundle's name, its number of ids
-    apply     follower -> leader    the same of its own
+    begin     leader -> followers   the attempt, the bundle's name, the leader's number of ids
+    apply     follower -> leader    the same fields for the follower
               (`intersection`, or digests, as in training)
-    aligned   leader -> followers   which of their rows are common, with the proof of `intersection`
+    aligned   leader -> followers   the common rows of the follower, with the proof (`intersection`)
 
-Every id that a party sends may be a guess. The other party counts the ids in its bundle's state,
-for each file to score, and refuses more than the job's `alignment.most_ids` (by default four times
-its own). `alignment.least_common` does not apply: a single row may be scored.
+Every id that a party sends may be a guess. For each file to score, the other party counts the ids
+in its bundle's state. It refuses more than the job's `alignment.most_ids`, by default four times
+its own number of ids. `alignment.least_common` does not apply: a single row may be scored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedveil.vertical.rows import Positions
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.task import by_default
 
-#: The intersection's name of the rows to score: ids are blinded differently than in training.
+#: The set's name in the intersection, so that ids are blinded differently than in training.
 SUBSET = "score"
 PURPOSE = "score"
 GUESSES = "guesses"
@@ -84,7 +84,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side, from the leader's message `begin`. Returns its common rows."""
+    """Run a follower's side, from the leader's message `begin`. Returns its positions."""
     leader = scorer.split.leader
     message = begin if begin is not None else (yield from received(leader))
     try:
@@ -142,7 +142,10 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Count the ids that `party` sends for the current file, on disk. Raises MessageInvalid."""
+    """Count the ids of `party` for the current file, on disk.
+
+    Raises MessageInvalid above the limit.
+    """
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}

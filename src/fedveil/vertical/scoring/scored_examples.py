@@ -1,8 +1,8 @@
-"""Counts how often each example was sent to be scored, and limits what it spends.
+"""Counts how often each example was sent to be scored, and limits what the example spends.
 
-A file in the bundle's `state` has a digest of an example's id for each time that it was sent. The
-digest is written before anything is sent. A restarted process therefore continues the count, and an
-id that occurs in several files to score is one example. Times in training count too.
+A file in the bundle's `state` has a digest of an example's id for each time that the example was
+sent. The digest is written before anything is sent, so a restarted process continues the count. An
+id that occurs in several files is one example. Sending in training counts too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Keys = npt.NDArray[np.bytes_]
 
 
 class ScoredExamples:
-    """The examples with `ids` of a party that sends values, and their counts."""
+    """The examples with `ids` of a party that sends values, and how often each was sent."""
 
     def __init__(
         self, bundle: RunFolder, state: RunFolder, split: SplitModel, party: str, limit: Limit
@@ -46,7 +46,7 @@ class ScoredExamples:
         if path.exists():
             with intact(path):
                 raw = read_bytes(path, MOST_STATE_BYTES)
-        whole = len(raw) - len(raw) % DIGEST_BYTES  # a killed process may have cut the last short
+        whole = len(raw) - len(raw) % DIGEST_BYTES  # the last may be incomplete
         self._known, self._counts = np.unique(
             row_values(np.frombuffer(raw[:whole], np.uint8).reshape(-1, DIGEST_BYTES)),
             return_counts=True,
@@ -57,7 +57,7 @@ class ScoredExamples:
         self._scored = np.zeros(0, np.int64)
 
     def load(self, ids: Ids) -> None:
-        """Count examples by their positions in `ids` from now on."""
+        """Use positions in `ids` to identify examples from now on."""
         if not self._sends:
             return
         self._merge()
@@ -67,7 +67,7 @@ class ScoredExamples:
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return which of the examples may be sent once more under the party's own limit."""
+        """Return a mask of the examples that the party's limit allows to be sent once more."""
         if not self._sends:
             return np.ones(len(positions), bool)
         states = np.stack(
@@ -81,7 +81,7 @@ class ScoredExamples:
         return np.array(allows, bool)[which.reshape(-1)]
 
     def charge(self, positions: Positions) -> None:
-        """Count distinct examples as sent, before they are sent."""
+        """Count distinct examples as sent. Call it before they are sent."""
         if self._sends:
             data = memoryview(np.ascontiguousarray(self._own[positions]).view(np.uint8).data)
             while data:
@@ -108,7 +108,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return the state with the highest epsilon, as a list of one."""
+        """Return a list with only the state of the highest epsilon."""
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state
@@ -126,7 +126,7 @@ class ScoredExamples:
 
 
 def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Read the counts of training: ids in sorted order, times sent, and which have a label."""
+    """Read the counts of training: ids in sorted order, times sent, a mask of labelled examples."""
     path = bundle.path / SENT
     with intact(path):
         held = unsealed(read_bytes(path, MOST_STATE_BYTES))

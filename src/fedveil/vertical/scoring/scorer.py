@@ -3,13 +3,13 @@
 After the parties have found their common rows (`row_alignment`), the leader asks for some of them:
 
     rows      leader -> followers   the number of the request, and positions among the common rows
-    allowed   follower -> leader    which of these the follower's `privacy.max_epsilon` allows
+    allowed   follower -> leader    the positions that the follower's `privacy.max_epsilon` allows
     go        leader -> followers   the positions that all parties allow
     tensors   as in an evaluation, under the same protection
-    enough    leader -> followers   no more requests
+    enough    leader -> followers   the end of the requests
 
-A follower answers only the next request, only for rows that are common, and sends a row only after
-it was allowed and charged. So a repeated or changed message reveals nothing.
+A follower answers only the next request, and only for common rows. It sends a row only after the
+row was allowed and charged. So a repeated or changed message reveals nothing.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from fedveil.vertical.scoring.scored_examples import ScoredExamples
 from fedveil.vertical.task import NewRows
 
 STATE = "state"
-#: The number of rows that one request may ask for.
+#: The largest number of rows in a request.
 MOST_ROWS = 4096
-#: The default of the limit on ids, as a multiple of the number of own ids.
+#: The default of the limit on ids is this multiple of the number of own ids.
 _MULTIPLE = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The leader's answer to a request: which of its rows were scored, and their outputs."""
+    """The leader's answer to a request: which of the rows were scored, and their outputs."""
 
     allowed: npt.NDArray[np.bool_]
     outputs: npt.NDArray[Any]
 
 
 class Scorer:
-    """A party with its bundle and the rows of a file. Only one process at a time may have it."""
+    """A party with its bundle and the rows of a file. One process at a time can hold a bundle."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Scorer:
         self.bundle = Bundle.read(path)
         self.name, manifest = self.bundle.contents.party, self.bundle.manifest
         self.folder, self.state = folder, folder.within(STATE)
-        self.log = Recorder(self.state, durable=False)
+        self.log = Recorder(self.state)
         stack.callback(self.log.close)
         self._say = say
         unchecked = self.bundle.signatures.check(manifest.written(), list(manifest.contents), own)
@@ -107,7 +107,7 @@ class Scorer:
         self.ids = self.new.columns.ids
         self.scored.load(self.ids)
         own_limit = self.job.alignment.most_ids or _MULTIPLE * len(self.ids)
-        #: The most ids that this party accepts from another for this file.
+        #: The largest number of ids that this party accepts from another for this file.
         self.most_ids = own_limit if most_ids is None else most_ids
         for sentence in self.new.notes:
             self.note(sentence)
@@ -125,7 +125,7 @@ class Scorer:
         self._say(f"{self.name}: {sentence}")
 
     def use(self, positions: Positions) -> None:
-        """Take the party's positions of the common rows, in the agreed order."""
+        """Set the party's positions of the common rows, in the agreed order."""
         wanted = self.split.columns(self.name)
         self._used, self._request = positions, 0
         self._rows = Rows.aligned(self.new.columns, wanted, positions)
@@ -134,7 +134,7 @@ class Scorer:
         )
 
     def keep_account(self) -> list[Line]:
-        """Write this party's account to the bundle's state, and return it."""
+        """Write this party's account to the bundle's state. Returns the account."""
         lines = self.scored.figures()
         keep_accounts(self.state, lines, self.log.event)
         return lines
@@ -163,7 +163,7 @@ class Scorer:
             yield Send(follower, {"kind": "enough", "request": self._request + 1})
 
     def answer(self) -> Exchange[None]:
-        """Run a follower's side: answer requests until the leader needs no more."""
+        """Run a follower's side: answer requests until the leader ends them."""
         leader = self.split.leader
         try:
             while True:

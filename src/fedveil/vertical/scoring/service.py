@@ -4,10 +4,10 @@
     GET /health     200 while predictions can be answered, else 503
     GET /metrics    figures in Prometheus' text format
 
-One thread scores, because a model has one state. Requests wait for it in a bounded queue, and a
-full queue answers 503. A row is sent between the parties once: a repeated question is answered from
-the cache and costs nothing. Each client has a limit on ids that are not there, since such an id is
-a guess at who is in the file.
+One thread scores, because a model has one state. Requests wait in a bounded queue. If it is full,
+the answer is 503. A row is sent between the parties only once. A repeated question is answered from
+the cache and costs nothing. Each client has a limit on unknown ids, because an unknown id may be a
+guess at who is in the file.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from fedveil.vertical.scoring.predicted import Answers, Decision
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Source
 
-#: The number of ids in one request.
+#: The largest number of ids in a request.
 MOST_IDS = 1000
 MOST_ID_LETTERS = 256
-#: Clients whose guesses are counted. Further ones share a count.
+#: The number of clients with a count of their own. Further clients share one.
 _MOST_CLIENTS = 10_000
-#: Seconds after which a client is answered that it should ask again.
+#: Seconds after which a waiting client is told to ask again.
 ANSWER_S = 30.0
 
 
 class PredictionService:
     """Answers requests from a source of scores.
 
-    `queue` requests may wait at a time, and a client may ask for `guesses` ids that are not there.
+    At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class PredictionService:
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._waiting -= 1
         if not work.cancelled():
-            work.exception()  # an answer that nobody waits for any more may have failed
+            work.exception()  # retrieves an error that nobody waits for any more
 
     def _predicted(self, ids: Sequence[str], who: str, probabilities: bool) -> list[dict[str, Any]]:
         known = [one for one in dict.fromkeys(ids) if one in self._row]
@@ -172,14 +172,17 @@ class PredictionService:
         return [found.get(one, {"id": one, "error": _UNKNOWN}) for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
-        """Count ids that are not there. Returns False above the client's limit."""
+        """Count a client's unknown ids. Returns False above its limit."""
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         self._guesses[who] += missing
         return self._guesses[who] <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
-        """Return True if the client has a right. Without TLS, everyone on this machine has all."""
+        """Return True if the client has a right.
+
+        Without TLS, all on this machine have all rights.
+        """
         if request.client is None or self._own is None:
             return self._own is None
         return may(self._own, request.client, right)
@@ -187,12 +190,12 @@ class PredictionService:
 
 _UNKNOWN = "not an id of this file, or not at all parties"
 _REFUSED = "a party's privacy.max_epsilon allows no further answer for it"
-#: The method that each path needs, and the right.
+#: The method and the right that each path needs.
 _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": ("GET", METRICS)}
 
 
 def _ids_in(body: bytes) -> tuple[list[str], bool]:
-    """Return the ids in a request's body, and True if it asks for one id. Raises InvalidValue."""
+    """Return the ids in a body, and True if it is for one id. Raises InvalidValue."""
     try:
         asked = json.loads(body)
     except MALFORMED:

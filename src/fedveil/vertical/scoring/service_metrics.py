@@ -1,4 +1,4 @@
-"""The figures of a prediction service, in Prometheus' text format."""
+"""The metrics of a prediction service, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServiceMetrics:
         self._count, self._sum = 0, 0.0
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        # Any other path counts as one, or a client could make the text grow.
+        # All other paths share a count, or a client could make the text grow.
         self._requests[path if path in _PATHS else "other", status] += 1
         if path == "/predict":
             self._count += 1

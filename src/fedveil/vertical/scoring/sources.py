@@ -1,4 +1,4 @@
-"""Sources of scores for the leader: all parties in this process, or followers on other machines."""
+"""Sources of scores for the leader: all parties in one process, or followers on other machines."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Source(Protocol):
 
     @property
     def common(self) -> Positions:
-        """Return the positions of the leader's rows that all parties have, in order."""
+        """The positions of the leader's rows that all parties have, in order."""
 
     def scores(self, rows: Positions) -> Scores:
-        """Return the outputs of some common, distinct rows."""
+        """Return the outputs of distinct common rows."""
 
 
 class Together:
@@ -78,7 +78,7 @@ class Together:
 
 
 class Apart:
-    """Followers on other machines. They find the common rows again whenever one has restarted."""
+    """Gets scores with followers on other machines. Finds the common rows again after a restart."""
 
     def __init__(self, leader: Scorer, meeting: Meeting, stack: ExitStack) -> None:
         self.leader, self._meeting = leader, meeting
@@ -135,7 +135,7 @@ class Apart:
 
 
 def follow(scorer: Scorer, meeting: Meeting) -> None:
-    """Run a follower's side of one session: find the common rows, and answer for them."""
+    """Run a follower's side of one session: find the common rows, and answer requests for them."""
     leader = scorer.split.leader
     check_right(meeting.credentials, leader, right_of(PURPOSE))
     link = Link(leader, patience_s=meeting.patience_s)
@@ -157,7 +157,7 @@ def follow(scorer: Scorer, meeting: Meeting) -> None:
 
 
 def serve(scorer: Scorer, meeting: Meeting) -> NoReturn:
-    """Take part in all of the leader's sessions that score, one after another, forever."""
+    """Take part in all of the leader's scoring sessions, one after another, forever."""
     while True:
         try:
             follow(scorer, replace(meeting, patience_s=math.inf))
@@ -177,7 +177,7 @@ def bundles_in(path: Path) -> list[Path]:
 
 
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
-    """Return each party's file, from `PARTY=FILE` texts, or one `FILE` if there is one party."""
+    """Return each party's file, from texts `PARTY=FILE`, or from one `FILE` for the only party."""
     files: dict[str, str] = {}
     for text in data:
         party, mark, file = text.partition("=")
@@ -203,7 +203,7 @@ def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
 
 
 def _places(common: Positions, count: int) -> npt.NDArray[np.int64]:
-    """Return each of a party's `count` rows' place among the common ones, or -1."""
+    """Return the position of each of `count` rows in `common`, or -1."""
     place = np.full(count, -1, np.int64)
     place[common] = np.arange(len(common))
     return place
