@@ -91,7 +91,7 @@ def test_a_job_needs_the_very_signature_of_a_starter(tmp_path: Path, stack: Exit
     keys = policy(people=people, starters=["bob"], jobs=jobs)
     other = House(tmp_path / "other", stack, keys)
     assert other.ask(with_code(text_of(good), **signed), message) is None
-    assert "not signed by one of starters: bob" in other.why()
+    assert "none of starters (bob) has signed the job" in other.why()
 
 
 def test_a_message_gets_a_charged_report_or_one_word(

@@ -53,7 +53,7 @@ def test_the_file_of_a_new_site_has_the_defaults(tmp_path: Path) -> None:
 def test_a_new_site_refuses_everything_and_says_why() -> None:
     found = reasons(Policy(), job())
     assert any("neither in jobs.digests nor signed" in one for one in found)
-    assert any("jobs may train on none" in one for one in found)
+    assert any("but the policy has: none" in one for one in found)
     assert [one.partition(" ")[0] for one in Policy().warnings] == ["no", "no"]
 
 
@@ -62,13 +62,13 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
 STRICTER: list[tuple[tuple[str, Any], Job | None, str]] = [
     (("protections", ["pw_encrypt"]), None, "protection.name is distributed_dp"),
     (("strength.unit", "client"), job(privacy={"randomness": "secure", "unit": "example"},
-      training={"sampling_rate": 0.3, "epochs": 1}), "privacy.unit is example, and client"),
-    (("strength.survivors", 6), None, "a sum may have 5 clients, and strength.survivors is 6"),
+      training={"sampling_rate": 0.3, "epochs": 1}), "privacy.unit is example, but the policy"),
+    (("strength.survivors", 6), None, "a sum may have 5 clients, but strength.survivors is 6"),
     (("strength.honest", 0.8), None, "assume_honest is 0.9, but at most 0.8 is allowed"),
     (("clear.answer_after_s", 9.0), None, "the server waits 9 s for an answer"),
     (("jobs.digests", ["ab" * 32]), None, "neither in jobs.digests nor signed"),
-    (("data.heart.named", "mnist"), None, "data.name is digits, and jobs may train on mnist"),
-    (("starters", ["ada"]), None, "not signed by one of starters: ada"),
+    (("data.heart.named", "mnist"), None, "data.name is digits, but the policy has: mnist"),
+    (("starters", ["ada"]), None, "none of starters (ada) has signed"),
 ]  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert len(reasons(of(*template), other, tmp_path)) == 4
     assert reasons(of(*template, free), other, tmp_path) == []
     (found,) = reasons(of(*template, free), job(rounds=9, name="lung"), tmp_path)
-    assert found == "name is 'lung', and 'heart' in the template study.yaml"
+    assert found == "name is 'lung', but 'heart' in the template study.yaml"
     rate = ("jobs.may_differ", ["training.lr"])
     faster = {**job().training.model_dump(exclude_unset=True), "lr": 0.5, "lr_schedule": "cosine"}
     (found,) = reasons(of(*template, rate), job(training=faster), tmp_path)

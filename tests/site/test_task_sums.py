@@ -244,5 +244,5 @@ def test_a_job_of_another_configuration_is_refused(tmp_path: Path) -> None:
         SiteReports(tmp_path / "b", "heart", NOISE, "NVFlare").check_job(config)
     ada = {"people": {"ada": "ab" * 32}, "starters": ["ada"], "jobs": jobs}
     started = SiteReports(site_in(tmp_path / "c", **ada).folder, "heart", NOISE, "NVFlare")
-    with pytest.raises(SiteRefused, match="no signature of a key in people"):
+    with pytest.raises(SiteRefused, match="no one in people can sign a job"):
         started.check_job(config)

@@ -51,8 +51,8 @@ def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
     assert row(quality) == {
         "setting": "dp_encrypt",
         "accuracy": "85.0% [80.0%, 90.0%]",
-        "loss": "0.1500",
-        "AUC": "0.9900",
+        "loss": "0.150",
+        "AUC": "0.990",
         "upload": "1.8 KB",
         "share": "30.0%",
         "rounds to accuracy 70%": "2 [1, 2]",
@@ -209,4 +209,4 @@ def test_the_areas_of_many_settings_are_left_out(settings: int, shaded: int) -> 
 
 def test_a_loss_without_bounds_has_few_digits() -> None:
     quality, _ = tables([line(run(record(1, 0.5, loss=62841.95963, auc=0.51239)))])
-    assert (row(quality)["loss"], row(quality)["AUC"]) == ("62,842.0", "0.5124")
+    assert (row(quality)["loss"], row(quality)["AUC"]) == ("62,842.0", "0.512")
