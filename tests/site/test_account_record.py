@@ -54,7 +54,7 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert (rows["sums"]["releases"], rows["sums"]["without epsilon"]) == ("3", "3")
     (sums,) = [a for a in record.accounts() if "sums" in a.of]
     assert (sums.epsilon, bool(sums.missing)) == (math.inf, True)
-    assert any("3 of 8 releases promise no epsilon" in s for s in record.record()["statements"])
+    assert any("8 releases, 3 without an epsilon" in s for s in record.record()["statements"])
 
 
 def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) -> None:
