@@ -130,7 +130,7 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     opened = Site.open(site)
     job = "0123456789abcdef"
     opened.account("heart").charge(release(PrivacyLoss(0.75), job=job), limit=opened.policy.limits)
-    run = CliRunner()
+    run = CliRunner(env={"COLUMNS": "120"})  # so that no cell is wrapped
     shown = run.invoke(cli, ["site", "account", str(site), "heart"]).stdout
     assert "heart: 1 release\n  this month  epsilon 0.75 at delta 0" in shown
     for part in ("at least 1.25 left", "01234567", "a report"):
