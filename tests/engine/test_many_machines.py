@@ -19,6 +19,7 @@ from test_simulation import job, timeless
 import fedveil
 from fedveil.base import plain_text
 from fedveil.base.message import encode
+from fedveil.base.quantity import quantity
 from fedveil.engine.cluster import membership, start
 from fedveil.engine.cluster.machine import Played
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
@@ -115,11 +116,11 @@ def test_the_page_and_the_terminal_list_every_machine(
     for name in ("m0", "m1"):
         clients = sum(int(of[name][0]) for of in left.machines if name in of)
         assert clients > 0
-        assert re.search(
-            rf"machine {name} +{clients} clients, \d+\.\d s, idle \d+%", out.getvalue()
-        )
+        told = rf"machine {name} +{quantity(clients, 'client')}, \d+\.\d s, idle \d+%"
+        assert re.search(told, out.getvalue())
         assert re.search(rf"<td[^>]*>{name}</td>\s*<td[^>]*>{clients}</td>", page)
-    assert f"{left.retrained} clients were trained again because their machine was lost." in page
+    again = quantity(left.retrained, "training")
+    assert f"{again} on a lost machine had to be repeated." in page
     assert re.search(r"2 machines, idle \d+%", describe(read.records[1]))
 
 
@@ -354,6 +355,27 @@ def test_each_machine_holds_its_own_clients_examples_only() -> None:
     assert [arrays.examples(client) for client in range(4)] == [2, 0, 0, 5]
     shards.drop([3])
     assert shards.clients() == [0]
+
+
+def test_a_machine_knows_which_of_its_clients_examples_are_usable() -> None:
+    usable = np.array([0, 1, 1, 1, 0, 1, 1, 0, 1], bool)
+    data = ClientsData(
+        np.arange(18.0, dtype=np.float32).reshape(9, 2), np.arange(9),
+        np.array([8, 0, 3, 4, 5, 1, 2, 6, 7]), np.array([0, 2, 5, 9]), usable,
+    )  # fmt: skip
+    example = 2 * 4 + 8
+    sent = list(pieces(data, [2, 0, 1], most=6 * example))
+    assert [piece.clients.tolist() for piece in sent] == [[2, 0], [1]]
+    shards = Shards()
+    for piece in sent:
+        shards.add(piece)
+    arrays = shards.as_arrays(3)
+    for client, rows in ((0, [8, 0]), (1, [3, 4, 5]), (2, [1, 2, 6, 7])):
+        for held in (shards, arrays):
+            found = held.of(client, Seeded(1, "x"))
+            assert found.usable is not None
+            assert found.usable.tolist() == usable[rows].tolist()
+            assert found.y.tolist() == rows
 
 
 def test_the_longest_clients_are_placed_first_and_stay_where_that_is_fair() -> None:

@@ -60,12 +60,12 @@ WEAKER: list[tuple[dict[str, Any], str]] = [
     ({"clients.number": None}, "clients.number"),
     *(({"clients.number": number}, "") for number in (0, 1, 2)),
     ({"clients.fraction": 0.4}, ""),
-    *(({key: name}, "code of its own") for key in ("model", "task", "training.lr_schedule")
+    *(({key: name}, "its own code") for key in ("model", "task", "training.lr_schedule")
       for name in OWN),
-    *(({"protection": name}, "code of its own") for name in OWN),
-    *(({"record.callbacks": [name]}, "code of its own") for name in OWN),
-    ({"protection.own": {"path": "evil:net"}}, "code of its own"),
-    ({"protection.own": {"a": "b:c"}, "model": "logistic"}, "code of its own"),
+    *(({"protection": name}, "its own code") for name in OWN),
+    *(({"record.callbacks": [name]}, "its own code") for name in OWN),
+    ({"protection.own": {"path": "evil:net"}}, "its own code"),
+    ({"protection.own": {"a": "b:c"}, "model": "logistic"}, "its own code"),
     *(({key: value}, "not valid") for key, value in
       (("metrics", ["loss"]), ("protection.epsilon", 1e9), ("privacy.off", True),
        ("protection.distributed_dp.clip", -1.0), ("protection.distributed_dp.noise_multiplier", 0),
@@ -113,17 +113,17 @@ def own_code_jobs(job: Job) -> Iterator[Hostile]:
     local = {"training.sampling_rate": 0.3, "training.epochs": 1}
     pw = {"protection": {"name": "pw_encrypt", "pw_encrypt": {"active_security": True}}}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"privacy.unit": "example", **local}, "privacy.unit is example, which no site"),
-        (pw, "protection.name is pw_encrypt, and a sum"),
+        ({"privacy.unit": "example", **local}, "privacy.unit is example, but a job"),
+        (pw, "protection.name is pw_encrypt, but a job"),
         ({"deployment.reveal": ["examples"]}, "deployment.reveal is set"),
-        ({"training.algorithm": "scaffold"}, "neither clients' states"),
-        ({"clients.own_layers": ["weight"]}, "neither clients' states"),
+        ({"training.algorithm": "scaffold"}, "clients with states"),
+        ({"clients.own_layers": ["weight"]}, "clients with states"),
         *(({"model": name}, "is not in code.modules") for name in
           (*OWN, "spleen:net", "heart_net_:net", "lungs.net:net", "fedveil:Job")),
         ({"model": "hf:net", "task": "next_token"}, "is not in code.modules"),
         *(({key: f"evil:{name}"}, "is not in code.modules") for key, name in
           (("task", "Task"), ("training.lr_schedule", "rate"))),
-        *(({key: value}, "code of its own") for key, value in
+        *(({key: value}, "its own code") for key, value in
           (("protection", "heart_net:net"), ("record.callbacks", ["heart_net:net"]))),
         ({"model": "heart_net.../../x:net"}, ""),
         ({"model": "heart_net:net", "task": "lung.net:net", "training.lr_schedule": "evil:rate"},

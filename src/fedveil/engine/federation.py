@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedveil.base.quantity import quantity
 from fedveil.engine.assembly import report_entropy
 from fedveil.engine.background_save import BackgroundSave
 from fedveil.engine.budget import admit
@@ -122,7 +123,7 @@ class Federation:
             if which or LOSS not in self.recorder.records[-1]:
                 quality = in_words(parts.test.quality(state.weights))
                 self.recorder.event(f"the model at its end: {quality}")
-            if compared := list(before_after(parts, state.weights)):
+            if compared := list(before_after(parts, state.first, state.weights)):
                 keep_before_after(self.folder, compared)
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples)
             if self.presentation is not None and parts.job.record.page:
@@ -246,7 +247,8 @@ class Federation:
             for text in sorted(outcome.warnings):
                 self.recorder.event(f"round {number}: {text}")
             for reason, clients in sorted(outcome.unusable.items()):
-                text = f"{clients} clients report an update of zero: {short(reason)}"
+                report = "report" if clients > 1 else "reports"
+                text = f"{quantity(clients, 'client')} {report} an update of zero: {short(reason)}"
                 self.recorder.event(f"round {number}: {text}")
             if outcome.void is not None:
                 self.recorder.event(f"round {number}: {outcome.void}")

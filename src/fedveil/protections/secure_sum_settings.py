@@ -35,26 +35,29 @@ class SecureSumSettings(Settings):
         1.0,
         gt=0,
         le=1,
-        description="share of a round's clients that share secrets and take part in the round",
+        description="share of a round's clients that share their secrets with others and so take "
+        "part",
     )
     reconstruct_secrets_threshold: int | None = Field(
         None,
         ge=1,
-        description="number of clients that can reconstruct a secret, below the number that "
-        "share it; null: more than two thirds of them, or 80 in the sparse "
-        "graph of many clients",
+        description="number of clients that can together reconstruct a secret. Less than the "
+        "number of clients that share it. null: more than two thirds of these, or 80 if "
+        "auto limits the neighbours of many clients",
     )
     cipher_time_window: int = Field(
         300_000, gt=0, description="deadline of each phase in milliseconds"
     )
     neighbours: Literal["auto", "complete"] | int = Field(
         "auto",
-        description="masking graph: complete, k neighbours each, or auto (sparse for many clients)",
+        description="pairs of clients that mask their values together. complete: all pairs. A "
+        "number: how many neighbours each client has. auto: few neighbours if there are many "
+        "clients",
     )
     active_security: bool = Field(
         False,
-        description="sign keys and survivors, so that the guarantee also holds against a "
-        "server that lies",
+        description="if true, clients sign their public keys and the list of clients in the sum. "
+        "The guarantee then also holds against a dishonest server",
     )
 
     @property
