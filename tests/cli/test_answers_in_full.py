@@ -6,11 +6,13 @@ import json
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from comparing_parts import small_job
+from fedveil.cli import site_account
 from fedveil.cli import trials as trials_cli
 from fedveil.data.datasets import available
 from fedveil.engine.budget import project_job, solve_job
@@ -47,8 +49,10 @@ def costs(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 def test_a_budget_at_a_target_states_what_was_solved_for(command: Command) -> None:
-    solved, lines = solve_job(Job.load(DEFAULT_JOB, SETTINGS), 3.5, 21)
-    asked = ("budget", *ASKED, "--parameters", 21, "--target-epsilon", 3.5)
+    noised = ("rounds=3", "protection=dp_encrypt")
+    solved, lines = solve_job(Job.load(DEFAULT_JOB, noised), 3.5, 21)
+    settings = [word for setting in noised for word in ("--set", setting)]
+    asked = ("budget", *settings, "--parameters", 21, "--target-epsilon", 3.5)
     code, out, _ = command(*asked, "--json")
     told = {"solved": str(solved), "costs": costs(list(lines)), "measured": []}
     assert (code, json.loads(out)) == (0, told)
@@ -116,3 +120,23 @@ def test_each_data_set_is_listed_with_its_own_facts(command: Command) -> None:
             "name": entry.name, "origin": entry.origin, "classes": entry.classes,
             "shape": list(entry.shape), "how": entry.how, "here": entry.here(),
         }  # fmt: skip
+
+
+def test_an_account_of_a_data_set_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    record = SimpleNamespace(
+        account=SimpleNamespace(name="wards"),
+        month=SimpleNamespace(figure=Figure(1.25, 1e-6)),
+        ever=SimpleNamespace(
+            figure=Figure(3.5, 1e-5), releases=1234, without_epsilon=1, in_clear=["sizes", "times"]
+        ),
+        left=lambda: {"month": "0.75", "ever": "6.5"},
+    )
+    site_account._show(record, whole=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "wards: 1,234 releases",
+        "  this month  epsilon 1.25 at delta 1e-06 (meaningful), at least 0.75 left",
+        "  for ever    epsilon 3.5 at delta 1e-05 (weak), at least 6.5 left",
+        "  and 1 release without an epsilon",
+        "  sent in the clear: sizes",
+        "  sent in the clear: times",
+    ]

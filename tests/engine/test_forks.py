@@ -63,6 +63,11 @@ def test_few_clients_and_named_workers_have_none(setting: str) -> None:
     assert fork_count(job(setting)) == 0
 
 
+def test_a_process_of_a_users_pool_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    assert fork_count(job()) == 0
+
+
 def test_one_ends_with_its_own_pipe(tmp_path: Path) -> None:
     settings = job()
     data, split = load_data(settings), make_partition(settings, load_data(settings))

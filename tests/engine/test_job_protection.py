@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Any] = {
     "privacy": {"unit": "example"},
     "training": {"sampling_rate": 0.2, "epochs": 1},
 }
+SHARES = {"name": "distributed_dp", "distributed_dp": {"noise_multiplier": 2.0}}
 TURNS: dict[str, Any] = {"clients": {"number": 40, "fraction": 0.25, "sampling": "poisson"}}
 
 
@@ -54,7 +55,7 @@ TURNS: dict[str, Any] = {"clients": {"number": 40, "fraction": 0.25, "sampling":
             {"weighting": "equal", "unit": "example", "sampling_rate": 0.2, "seeded": True},
         ),
         (
-            {**TURNS, "protection": "distributed_dp"},
+            {**TURNS, "protection": SHARES},
             {
                 "weighting": "equal", "clients_per_round": 40, "poisson": True, "turn_rate": 0.25,
                 "seeded": True,

@@ -19,6 +19,7 @@ from test_simulation import job, timeless
 import fedveil
 from fedveil.base import plain_text
 from fedveil.base.message import encode
+from fedveil.base.quantity import quantity
 from fedveil.engine.cluster import membership, start
 from fedveil.engine.cluster.machine import Played
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
@@ -115,11 +116,11 @@ def test_the_page_and_the_terminal_list_every_machine(
     for name in ("m0", "m1"):
         clients = sum(int(of[name][0]) for of in left.machines if name in of)
         assert clients > 0
-        assert re.search(
-            rf"machine {name} +{clients} clients, \d+\.\d s, idle \d+%", out.getvalue()
-        )
+        told = rf"machine {name} +{quantity(clients, 'client')}, \d+\.\d s, idle \d+%"
+        assert re.search(told, out.getvalue())
         assert re.search(rf"<td[^>]*>{name}</td>\s*<td[^>]*>{clients}</td>", page)
-    assert f"{left.retrained} clients were trained again because their machine was lost." in page
+    again = quantity(left.retrained, "training")
+    assert f"{again} on a lost machine had to be repeated." in page
     assert re.search(r"2 machines, idle \d+%", describe(read.records[1]))
 
 

@@ -33,6 +33,7 @@ from fedveil.errors import (
 )
 from fedveil.link.tls import write_certificates
 from fedveil.settings.differences import differences
+from fedveil.tasks.tables import column_encoding, csv_format
 from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.own_tables import Tables, held_out
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
@@ -42,7 +43,7 @@ from fedveil.vertical.job_split import make_split
 from fedveil.vertical.one_process import look
 from fedveil.vertical.predictions import PredictionFile, told_numbers
 from fedveil.vertical.rows import Rows
-from fedveil.vertical.task import Columns, Task, build
+from fedveil.vertical.task import SUBSETS, Columns, Task, build
 from fedveil.vertical.task_settings import TablesSettings
 from folders import EXAMPLES
 
@@ -216,6 +217,20 @@ def test_each_partys_columns_come_from_its_own_training_rows() -> None:
     for subset, chosen in (("train", ~test), ("test", test)):
         labels = task.owned("lead", subset).labels
         assert labels.tolist() == (tables["lead"]["rich"][chosen] == "yes").astype(int).tolist()
+
+
+def test_pieces_of_a_file_are_encoded_like_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_tables()
+    whole = task_of()
+    expected = {s: whole.owned("bank", s) for s in SUBSETS}
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 8)
+    monkeypatch.setattr(column_encoding, "_TOGETHER", 9)
+    in_pieces = task_of()
+    for subset, columns in expected.items():
+        found = in_pieces.owned("bank", subset)
+        assert found.ids.tolist() == columns.ids.tolist()
+        for name, column in columns.columns.items():
+            assert torch.equal(found.columns[name], column), name
 
 
 def test_words_have_places_by_how_often_they_are_there() -> None:

@@ -24,7 +24,7 @@ class Keystream:
 
     def __init__(self, key: bytes) -> None:
         self._key = algorithms.AES(key)
-        self._made, self._until = 0, _FIRST_BYTES
+        self._made, self._until = 0, float(_FIRST_BYTES)
         self._update_into = self._from(0)
 
     def write(self, target: memoryview, size: int) -> None:

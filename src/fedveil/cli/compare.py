@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,7 +132,7 @@ def compare(
             assert settings is not None
             if attack not in (None, "membership"):
                 raise JobError([f"--attack {attack} is not available here: only membership is"])
-            swept = dict(_swept(text) for text in sweep or ())
+            swept = _sweeps(sweep or ())
             fixed = [*swept, *(text.partition("=")[0].strip() for text in overrides or ())]
             asked = Asked(
                 protections=_named(settings, protections),
@@ -248,6 +248,16 @@ def _numbers(option: str, text: str | None) -> list[float]:
     if not all(0 < number < math.inf for number in numbers):
         raise JobError([f"{option} {text} must contain only positive numbers"])
     return numbers
+
+
+def _sweeps(texts: Iterable[str]) -> dict[str, list[str]]:
+    swept: dict[str, list[str]] = {}
+    for key, values in map(_swept, texts):
+        if key in swept:
+            both = ",".join([*swept[key], *values])
+            raise JobError([f"--sweep {key} is given twice: write --sweep {key}={both}"])
+        swept[key] = values
+    return swept
 
 
 def _swept(text: str) -> tuple[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import sys
@@ -314,10 +315,12 @@ def make_client_sides(
 def fork_count(job: Job) -> int:
     """Return the number of forks of this process that train clients of a small native model.
 
-    It is 0 if one thread is better. Only Linux forks safely beside threads of native libraries.
+    It is 0 if one thread is better. Only Linux forks safely beside threads of native libraries,
+    and a daemonic process, such as one of a user's pool, may have no children.
     """
-    many = job.clients_per_round >= _LEAST_FOR_FORKS and sys.platform == "linux"
-    return worker_count(job) if many and job.simulation.workers == "auto" else 0
+    many = job.clients_per_round >= _LEAST_FOR_FORKS and job.simulation.workers == "auto"
+    may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon
+    return worker_count(job) if many and may_fork else 0
 
 
 def worker_count(job: Job, cores: int | None = None) -> int:

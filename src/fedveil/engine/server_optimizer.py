@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -62,7 +64,8 @@ class ServerOptimizer:
                 np.add(weights[part], moved, out=new[part], casting="same_kind")
                 for name, values in after.items():
                     moments[name][part] = values
-                if not all(np.isfinite(values).all() for values in (new[part], *after.values())):
+                found: list[npt.NDArray[Any]] = [new[part], *after.values()]
+                if not all(np.isfinite(values).all() for values in found):
                     raise RoundVoid("report", 0, 0, "the resulting model is not finite")
         self._moments = moments
         return new

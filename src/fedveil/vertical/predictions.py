@@ -39,8 +39,8 @@ class Predictions:
 class PredictionFile:
     """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
 
-    Never overwrites a file. The constructor checks this, and checks that the task's outputs fit a
-    line, before anything is sent. So no report is wasted.
+    Never overwrites a file: the constructor checks this. `predict` checks that the outputs fit a
+    line. Both checks precede all messages, so no report is wasted.
     """
 
     def __init__(self, path: Path) -> None:

@@ -134,7 +134,7 @@ class _PiecewiseMachine(Machine):
         from ray import cloudpickle
 
         given = cloudpickle.loads(b"".join(pieces[:packed]))
-        array = np.frombuffer(b"".join(pieces[packed:]), dtype)
+        array = np.frombuffer(bytearray().join(pieces[packed:]), dtype)
         result = cloudpickle.dumps(getattr(self, method)(*given, array), protocol=5)
         size = -(-len(result) // returns)
         return [result[size * i : size * (i + 1)] for i in range(returns)]

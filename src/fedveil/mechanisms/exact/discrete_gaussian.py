@@ -336,7 +336,8 @@ def _add_placed_numpy(
     values: Signed,
     listed: Int32s,
 ) -> int:
-    words, places, cells = (array[: len(values)] for array in (words, places, cells))
+    count = len(values)
+    words, places, cells = words[:count], places[:count], cells[:count]
     negative = (words & np.uint64(1)).astype(np.bool_)
     bits = _PLACE_WORD_BITS - place_bits
     place = (places >> np.uint32(bits)).astype(np.int64)

@@ -120,7 +120,7 @@ class _Parse:
         import pyarrow as pa
         from pyarrow import csv
 
-        if b"0x" in self._block or b"0X" in self._block:
+        if any(x in self._block and b"0" + x in self._block for x in (b"x", b"X")):
             wholes = ()  # pyarrow would read hexadecimal numbers
         types = dict.fromkeys(plan.names, pa.dictionary(pa.int32(), pa.string()))
         types |= dict.fromkeys(numbers, pa.float64()) | dict.fromkeys(wholes, pa.int64())

@@ -221,7 +221,7 @@ class Encoding(Stored):
         if not self.columns:
             return [{} for _ in tables]
         made, file = self.features, tables[0]
-        widths = {
+        widths: dict[str, tuple[int, npt.DTypeLike]] = {
             "numbers": (len(made.intervals), np.float32),
             "intervals": (len(made.intervals), narrowest(max(made.intervals, default=1))),
             "words": (len(made.places), narrowest(max(made.places, default=1))),

@@ -100,7 +100,8 @@ def _texts(codes: Array, lengths: Array) -> npt.NDArray[np.str_]:
     longest = int(lengths.max())
     letters = np.zeros((len(lengths), longest), np.uint32)
     letters[np.arange(longest) < lengths[:, None]] = codes
-    return letters.view(f"U{longest}")[:, 0]
+    texts: npt.NDArray[np.str_] = letters.view(f"U{longest}")[:, 0]
+    return texts
 
 
 def _kind(cell: str) -> str:

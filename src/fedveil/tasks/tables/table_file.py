@@ -208,7 +208,7 @@ class _WordColumn:
         self._empty = frozenset(wanted.reading.empty)
 
     def add(self, piece: Piece) -> None:
-        codes, words = piece.words(self.name)
+        codes, words = piece.coded(self.name)
         kept = ["" if word in self._empty else word for word in words]
         own = np.array([self.known.setdefault(word, len(self.known)) for word in kept], np.int32)
         if not self._lacks and "" in kept:

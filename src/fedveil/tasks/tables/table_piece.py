@@ -51,13 +51,6 @@ class Piece(ABC):
         codes = [known.setdefault(cell, len(known)) for cell in self.cells(column)]
         return np.array(codes, np.int32), list(known)
 
-    def words(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return each row's word as an index into the list of distinct words, and that list.
-
-        Raises DataInvalid if the column has other values than words.
-        """
-        return self.coded(column)
-
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
         """Return a column of plain numbers. None if it must be read as texts.
 
