@@ -193,6 +193,10 @@ def test_make_names_the_pythons_that_fit(tmp_path: Path) -> None:
     [
         (("run", "--set", "protection=DP-SGD"), "dp_encrypt"),
         (("run", "--set", "training.device=gpu"), "cuda"),
+        (("run", "--set", "data.split=noniid"), "dirichlet"),
+        (("run", "--set", "privacy.unit=record"), "example"),
+        (("run", "--set", "server.aggregation=fedavg"), "mean"),
+        (("job", "validate", "job.yaml"), "show"),
         (("run", "--set", "protection.dp_encrypt.epsilon=2"), "protection.dp_encrypt.dp_eps"),
         (("run", "--set", "protection.signds.epsilon=2"), "protection.signds.sign_eps"),
         (
@@ -220,6 +224,7 @@ def test_other_programs_words_are_understood(
     ("words", "problem"),
     [
         (("run", "--set", "data.name=rows.csv"), "`fedveil init` writes such a function: let it"),
+        (("run", "quote.yaml"), "quote.yaml, line 1, column 7: this quote is not closed\n"),
         (("run", "two.yaml"), "line 2, column 1: a second document begins here: write all keys"),
         (
             ("budget", "--try", "--target-epsilon", "-3"),
@@ -232,6 +237,7 @@ def test_other_programs_words_are_understood(
 def test_the_sentence_says_what_to_change(
     command: Command, tmp_path: Path, words: tuple[str, ...], problem: str
 ) -> None:
+    (tmp_path / "quote.yaml").write_text("name: 'mine\nrounds: 2\n")
     (tmp_path / "two.yaml").write_text("rounds: 2\n---\nrounds: 3\n")
     code, _, err = command(*words)
     assert code == Exit.WRONG

@@ -227,14 +227,14 @@ def test_an_honest_sum_does_not_wrap_and_one_that_does_is_told(rotation, clients
 
 @pytest.mark.parametrize("clients", [2, 900])
 def test_all_of_a_sum_in_one_block_does_not_wrap(clients):
-    """The adversary puts every client's whole norm into one entry of one block."""
-    noise = made(0.05, clients=clients, shares=clients, dimension=9_000, entry_bits=8)
+    """The adversary puts every client's whole norm into the same thousandth of the entries."""
+    noise = made(0.05, clients=clients, shares=clients, dimension=90_000, entry_bits=8)
     assert noise.length % noise.block == 0
-    assert noise.length < 9_000 + noise.block
-    spike = np.zeros(9_000, np.float32)
-    spike[77] = noise.clip
-    alone = noise.rounded(spike, signs_of(noise), Seeded(14)).astype(np.int64)
-    assert np.abs(alone).max() >= noise.radius / math.sqrt(noise.block) - 1
+    assert noise.length < 90_000 + noise.block
+    vector = np.zeros(90_000, np.float32)
+    vector[:90] = noise.clip / math.sqrt(90)
+    alone = noise.rounded(vector, signs_of(noise), Seeded(14)).astype(np.int64)
+    assert np.abs(alone).max() >= noise.radius / math.sqrt(noise.block)
     summed = clients * alone
     lanes = Ring(noise.bits).elements(summed)
     Ring(noise.bits).reduce(lanes)

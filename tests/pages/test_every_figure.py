@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fedveil.federated.job import Job
-from fedveil.pages.page import Page, Table
+from fedveil.pages.page import Fact, Page, Table
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration
@@ -160,6 +160,17 @@ def test_a_page_begins_with_the_last_rounds_figures(folder: Path, records: Recor
     assert all(event in html for event in EVENTS.splitlines())
     whole = Figure(last["epsilon_run_every_round"], last["delta_run_every_round"])
     assert promise.value == str(whole)
+
+
+def test_runs_with_the_best_figure_are_all_named(tmp_path: Path) -> None:
+    job, records = small_job(rounds=2, protection={"name": "rr"}), federated_records(2, 301)
+    worse = [*records[:-1], {**records[-1], "accuracy": records[-1]["accuracy"] - 0.3}]
+    found = {"one": records, "two": records, "three": worse}
+    page = page_of_several([written(tmp_path / name, job, {".": of}) for name, of in found.items()])
+    cards = {fact.label: fact.value for fact in page.lead if isinstance(fact, Fact)}
+    assert cards == {
+        "Best model": "one and two", "Smallest epsilon": "all runs", "Smallest upload": "all runs",
+    }  # fmt: skip
 
 
 def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ EXTRA_OF = {
     "tensorboard": "trackers",
 }
 #: Other programs' names of commands.
-_USUAL = {"train": "run", "simulate": "run", "list": "runs", "new": "init", "inversion": "gradient"}
+_USUAL = {
+    "train": "run", "simulate": "run", "list": "runs", "new": "init", "inversion": "gradient",
+    "check": "show", "validate": "show",
+}  # fmt: skip
 
 
 class Exit(enum.IntEnum):

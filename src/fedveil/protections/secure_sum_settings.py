@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.base.quantity import quantity
 from fedveil.base.validate import integer
 from fedveil.protections.advice import Cohort
 from fedveil.protections.directions import Direction
@@ -143,8 +144,8 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
     if settings.reconstruct_secrets_threshold is None:
         return (
             f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
-            f"{cohort.per_round} clients a round share secrets, and secure aggregation needs at "
-            f"least 3: raise clients.number or clients.fraction"
+            f"{quantity(cohort.per_round, 'client')} a round share secrets, and secure aggregation "
+            f"needs at least 3: raise clients.number or clients.fraction"
         )
     return (
         f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "

@@ -32,12 +32,14 @@ _USUAL = {
     "eps": ("target_epsilon", "dp_eps", "sign_eps"), "num_rounds": ("rounds",),
     "num_clients": ("number",), "batchsize": ("batch_size",), "clip": ("dp_norm_clip",),
 }  # fmt: skip
-#: Other words for a protection, a device or a kind of question.
+#: Other words for a protection, a split, a unit, a device or a kind of question.
 _USUAL_WORDS = {
     "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt", "gpu": "cuda",
     "secure_aggregation": "pw_encrypt", "dp-sgd": "dp_encrypt", "dpsgd": "dp_encrypt",
+    "non-iid": "dirichlet", "noniid": "dirichlet", "non_iid": "dirichlet", "record": "example",
+    "sample": "example", "user": "client", "fedavg": "mean", "average": "mean",
     "ldp": "dp_encrypt", "cdp": "central_gaussian", "central": "central_gaussian",
-    "median": "quantiles", "percentiles": "quantiles", "average": "mean", "avg": "mean",
+    "median": "quantiles", "percentiles": "quantiles", "avg": "mean",
     "sum": "mean", "std": "variance", "top": "heavy_hitters",
 }  # fmt: skip
 #: The two notations for a union of types.

@@ -319,6 +319,8 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
         data = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
+        if error.context == "while scanning a quoted scalar":
+            mark, problem = error.context_mark or mark, "this quote is not closed"
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         if problem == "but found another document":
             problem = "a second document begins here: write all keys in one, without ---"

@@ -48,9 +48,8 @@ class RayCluster(Cluster):
     def _connect(self, address: str) -> None:
         where = _running() if address in FOUND else address
         try:
-            if where is None:
-                raise ConnectionError("there is none")
-            _knock(where)  # Ray itself would wait for minutes
+            if where is not None:
+                _knock(where)  # Ray itself would wait for minutes
             self._ray.init(
                 # Ray 2.60 uses this user's token for "auto", but not for an address.
                 address="auto" if address in FOUND else address,
