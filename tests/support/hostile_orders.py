@@ -181,12 +181,12 @@ def archives(job: Job, signature: str) -> Iterator[Hostile]:
 def signatures(job: Job, signature: bytes) -> Iterator[Hostile]:
     """Yield the job with a signature that is not one of it."""
     good = text_of(job)
-    yield Hostile("unsigned", with_code(good), "not signed")
+    yield Hostile("unsigned", with_code(good), "has signed the job")
     for bit in range(0, 512, 9):
         wrong = bytearray(signature)
         wrong[bit // 8] ^= 1 << bit % 8
         signed = {"signature.yaml": f"signature: '{wrong.hex()}'"}
-        yield Hostile(f"signature, bit {bit}", with_code(good, **signed), "not signed")
+        yield Hostile(f"signature, bit {bit}", with_code(good, **signed), "has signed the job")
     signed = {"signature.yaml": f"signature: '{signature.hex()}'"}
     for change in ({"rounds": 3}, {"name": "other"}, {"seed": 9}, {"training.lr": 0.5}):
         data, _ = put(
@@ -195,7 +195,9 @@ def signatures(job: Job, signature: bytes) -> Iterator[Hostile]:
             Job,
         )
         yield Hostile(
-            f"signed, then {change}", with_code(yaml.safe_dump(data), **signed), "not signed"
+            f"signed, then {change}",
+            with_code(yaml.safe_dump(data), **signed),
+            "has signed the job",
         )
 
 
