@@ -36,9 +36,10 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
 def solve_job(
     job: Job, target: float, parameters: int | None = None
 ) -> tuple[Solved, Iterator[Line]]:
-    """Find the protection's parameter with which a whole run costs at most epsilon `target`.
+    """Find the noise, or another parameter, with which a whole run costs at most epsilon `target`.
 
-    Returns the solution and the costs of a run with it. `parameters` is as in `project_job`.
+    Returns the parameter's value and the costs of a run with it. `parameters` is as in
+    `project_job`.
     """
     solved = solve(job, _protection_of(job, parameters), target)
     return solved, _lines(job, solved.protection)

@@ -70,9 +70,12 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the bound from guessing coins by the difference between two rounds' sums.
+        """Yield the lower bound on epsilon that follows from guessing the canaries' coins.
 
-        Yields nothing unless each round releases its sum in another vector space (`Domain.moves`).
+        Coins are guessed from the difference between two rounds' sums. Yields nothing unless each
+        round rotates its sum differently (`Domain.moves`) and the noise has the same size in every
+        round. Also yields nothing if single reports reveal something: the coins are then guessed
+        from these.
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
@@ -150,7 +153,11 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield a bound for each kind of random choice, from the number that report the truth."""
+        """Yield a lower bound on epsilon for each kind of random choice in the canaries' reports.
+
+        A bound follows from the number of choices that report the truth, in single reports or in
+        pairs.
+        """
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

@@ -34,7 +34,7 @@ class Engine(ABC):
     def check(self, job: Job, shape: ModelShape) -> str | None:
         """Return the name of the clients' trainer, or None if only the clients know it.
 
-        Raises an error if no trainer can train the job's model.
+        Raises an error if no trainer can train the job's model. `shape` describes the examples.
         """
         return None  # other machines may train it
 

@@ -198,7 +198,11 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record on disk the cost of the reports that `asked` clients are about to be asked for."""
+        """Record on disk that round `number` starts to ask for reports, and what a report costs.
+
+        `spending` is that cost. The clients in `asked` are asked next. Does nothing if no report
+        leaves this machine.
+        """
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 

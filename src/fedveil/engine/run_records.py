@@ -28,7 +28,7 @@ _NOT_FINITE = "not finite"
 
 
 def counted(outcome: Outcome) -> dict[str, Any]:
-    """Return the numbers of a round's messages by outcome, for the round's record."""
+    """Return a round's counts for its record: clients by outcome and reason, and bytes sent."""
     arrived = len(outcome.arrived)
     return {
         "rejected": dict(outcome.rejected),

@@ -64,7 +64,10 @@ class Cluster(ABC):
 
     @abstractmethod
     def share(self, value: Any) -> Any:
-        """Return a handle of `value`. A value with a handle is sent to each machine only once."""
+        """Return a handle of `value`, to be passed to calls in its place.
+
+        A value with a handle is sent to each machine only once.
+        """
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:

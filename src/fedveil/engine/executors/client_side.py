@@ -238,7 +238,10 @@ class ClientSide:
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `self.model`. Discards the previous client halves."""
+        """Start a round with the weights in `self.model`.
+
+        Discards the state that the clients' `ClientRound` objects had in the previous round.
+        """
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -262,7 +265,10 @@ class ClientSide:
         yield from ((client, None) for client in asked if client not in learning)
 
     def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
-        """Return a client's answer, for the result of its training."""
+        """Return a client's answer to `message`.
+
+        `trained` is the result of the client's training, or None if the message asks for none.
+        """
         if trained is None:
             return self._reply(message, client)
         if isinstance(trained, Trained) or self.protection.always_reports:
@@ -272,8 +278,8 @@ class ClientSide:
     def _report(self, message: Message, trained: Answer) -> Answer:
         """Return the answer of a client whose training had the result `trained`.
 
-        The protection's client half turns the update into the report. If the update is unusable,
-        the report is that of an update of zero (`answer_trained`).
+        The client's `ClientRound`, its side of the protection, turns the update into the report. If
+        the update is unusable, the report is that of an update of zero (`answer_trained`).
         """
         client, effort = trained.client, trained.effort
         half = self._half(client)
@@ -325,7 +331,10 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a client half that continues from `state`, or a new one if `state` is empty."""
+        """Return the client's `ClientRound`, its side of the protection in this round.
+
+        It continues from `state`, the state after an earlier phase. If `state` is empty, it is new.
+        """
         half = self._new_half(client)
         if state:
             half.take_up(state)

@@ -91,7 +91,10 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> Future[Answer]:
-        """Let the other thread make the report of a copy of the update."""
+        """Let the other thread make the report of `trained`, from a copy of the update.
+
+        `finish` makes the report. The returned future has the answer.
+        """
         copy = self._spare.pop() if self._spare else trained.update.copy()
         copy[:] = trained.update
 
