@@ -83,7 +83,10 @@ def ended(app: typer.Typer) -> int:
 
 
 def _show_warning(show: Any) -> Any:
-    """Return a `warnings.showwarning` that prints each warning of fedveil once, as a sentence."""
+    """Return a replacement for `warnings.showwarning`, which is `show`.
+
+    It prints each warning of fedveil once, as a sentence. All other warnings go to `show`.
+    """
     shown = set[str]()
 
     def showwarning(message: Any, category: Any, *where: Any, **more: Any) -> None:

@@ -111,7 +111,11 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that all sources with the setting `reveal` allow, if there are any."""
+    """Return the metrics that the client's pins allow to be sent in clear.
+
+    These are the metrics that every pin with a `reveal` setting names. If no pin has that setting,
+    the result is empty.
+    """
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 

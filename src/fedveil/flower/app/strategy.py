@@ -304,7 +304,8 @@ class ProtectedStrategy(Strategy):
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
         """Return True if the round has enough clients for the protection.
 
-        Raises an error if it has too few and no earlier round had a report.
+        Otherwise the round is void, and `record` says why. Raises an error instead if no earlier
+        round had a report.
         """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
