@@ -73,5 +73,5 @@ def in_words(quality: Mapping[str, Any]) -> str:
 
 
 def as_asked(name: str, value: float) -> str:
-    """Format a value, without rounding it, of the metric `name` that a user chose."""
+    """Format a value of the metric `name` that a user gave, such as a goal. It is not rounded."""
     return f"{100 * value:.12g}%" if is_share(name) else f"{value:.12g}"

@@ -119,7 +119,10 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics. Raises unless they have this digest."""
+        """Read the first `size` bytes of the metrics file, which a checkpoint has vouched for.
+
+        Raises an error unless these bytes have the SHA-256 digest `digest`.
+        """
         path = folder.path / METRICS
         if size == 0:
             return cls()

@@ -267,7 +267,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    `rest` is what pydantic adds to the path for a key or value inside a mapping.
+    If the error is inside a mapping, `rest` is the path that pydantic reports below `path`: the key
+    in the mapping, and a mark if the key itself is wrong.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

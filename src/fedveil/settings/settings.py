@@ -100,7 +100,10 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Expand `word` to a whole block. Settings of other choices in `held` are kept."""
+        """Return the block's content after the choice of `word`, in place of the content `held`.
+
+        Settings of other choices in `held` are kept.
+        """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}

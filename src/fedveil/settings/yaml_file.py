@@ -393,5 +393,8 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Expand `word` to a block if `block` is a choice. Otherwise returns `word` unchanged."""
+    """Return the content of `block` after the choice of `word`, in place of the content `held`.
+
+    If `block` is not a `Choice`, returns `word` unchanged.
+    """
     return block.shorthand(held, word) if issubclass(block, Choice) else word
