@@ -128,8 +128,9 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Words above the largest multiple of `high` are rejected. This is exact, and rejects less
-        than half of all words. (Lemire's multiplication would need 128-bit products.)
+        Each is a random 64-bit word modulo `high`. Words at or above the largest multiple of `high`
+        are rejected, so the distribution is exactly uniform. This rejects less than half of all
+        words. (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high

@@ -234,7 +234,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the training of clients that keep no state, under FedAvg, FedNova or FedCM."""
+    """Return the object that trains clients without state, under FedAvg, FedNova or FedCM."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0

@@ -137,10 +137,10 @@ class Canvass:
     ) -> Measured:
         """Return the lower bound on epsilon that follows from a measured `distance`.
 
-        The distance is between the means of two releases that differ in one client's data. Its unit
-        is the noise's standard deviation. `uncertain` is the sampling error of `distance`, or 0 if
-        there is none. The result's field `unseen` is the largest true epsilon that this bound would
-        probably have missed.
+        It is the distance between the means of two releases that differ in one client's data,
+        divided by the noise's standard deviation. `uncertain` is the sampling error of `distance`,
+        or 0 if there is none. The result's field `unseen` is the largest true epsilon that this
+        bound would probably have missed.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)

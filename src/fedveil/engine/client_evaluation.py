@@ -65,7 +65,10 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first metric on a client's held-out examples. NaN if there are none."""
+        """Return the value of the task's first metric on the held-out examples of one client.
+
+        It is NaN if the client has none.
+        """
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan

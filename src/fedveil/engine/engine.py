@@ -52,7 +52,7 @@ class Engine(ABC):
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return the engine's arrays, such as its partition, that a resumed run must have too."""
+        """Return arrays, such as the partition of the examples, which a resumption must repeat."""
         return ()
 
     @abstractmethod

@@ -241,10 +241,10 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, then a checkpoint that covers all rounds with records.
+        """Save the round's record, and a checkpoint if one is due after this round.
 
-        If no report leaves this machine, a repeated round costs nothing, so the next round may
-        start before this one is on disk.
+        A checkpoint covers all rounds that have records. If no report leaves this machine, a
+        repeated round costs nothing, so the next round may start before this one is on disk.
         """
         number = record["round"]
         with uninterrupted():

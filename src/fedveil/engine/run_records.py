@@ -44,7 +44,7 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:
-    """Yield one line for the event log if each example consists of several arrays."""
+    """Yield one line for the event log if `shape` shows that an example has several arrays."""
     if isinstance(shape, dict):
         yield f"{SEVERAL}{', '.join(shape)}"
 

@@ -31,8 +31,8 @@ class OwnFile:
     """A sealed file in a client's state folder. Only one process at a time may write it.
 
     `folder` is the folder with the seal, by default the file's own folder. During a write, the seal
-    accepts both the old and the new content. So the file is still accepted if the process is
-    killed.
+    accepts the content before the write and after it. So the file is still accepted if the process
+    is killed.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:

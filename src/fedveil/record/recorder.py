@@ -76,7 +76,10 @@ class Recorder:
         return self._digest.hexdigest()
 
     def record(self, record: Record) -> None:
-        """Append a round's record to the metrics, as a line of strict JSON. `sync` confirms it."""
+        """Append a round's record to the metrics, as a line of strict JSON.
+
+        Call `sync` to wait until it is on disk.
+        """
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)

@@ -48,7 +48,7 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """Clear the record, because the checkpoint after `round` has all costs."""
+        """Forget all started rounds, because the checkpoint after `round` contains their costs."""
         self._done, self.begun = round, []
 
 

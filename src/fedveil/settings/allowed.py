@@ -62,7 +62,7 @@ class TextRule:
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """Return the value. Raises ValueError if it is no word and does not match the pattern."""
+        """Return `value`. Raises ValueError if it is none of `words` and no match of `pattern`."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
@@ -152,7 +152,7 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
 
 @cache
 def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
-    """Return the path of every value in `model`, in order.
+    """Return the path of every value in `model`, in order. Each path begins with `prefix`.
 
     NAME stands for a name that the user gives.
     """

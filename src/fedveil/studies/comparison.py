@@ -175,7 +175,7 @@ class Comparison:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """Sentences about unavoidable differences between the runs, besides the protection."""
+        """Sentences about unavoidable differences between the runs besides their protections."""
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:
             return []

@@ -59,7 +59,7 @@ class Line:
 
     @cached_property
     def share(self) -> float:
-        """The protection's share of the time for training, protection and aggregation."""
+        """The time for protection, divided by the time for training, protection and aggregation."""
         sums = {
             part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
             for part in _PARTS
@@ -81,7 +81,7 @@ class Line:
 
     @cached_property
     def finding(self) -> Finding | None:
-        """The most recent finding of a membership attack, or None."""
+        """The finding of the most recent membership attack on these runs, or None."""
         found = [f for run in self.runs for f in run.findings if f.attack == "membership"]
         return found[-1] if found else None
 

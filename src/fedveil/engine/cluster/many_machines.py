@@ -97,7 +97,10 @@ class ManyMachines(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield each client's answer without its report. Machines sum the reports for `server`."""
+        """Yield each client's answer without its report.
+
+        Each machine sums its clients' reports, and the sums are added to `server`.
+        """
         return self._answers(phase, messages, server)
 
     def shown(self) -> dict[str, Any]:
@@ -230,7 +233,10 @@ class ManyMachines(Executor):
         return {m: [c for group in work for c in group] for m, work in shares.items() if work}
 
     def _deal(self) -> None:
-        """Assign every client to a machine, if possible to the one that has its examples."""
+        """Assign every client to a machine, if possible to the one that already has its examples.
+
+        Sends the examples that a machine does not have.
+        """
         while True:
             if not self._members.ready:
                 self._members.gather()

@@ -127,7 +127,7 @@ class Membership:
             member.remote.end()
 
     def lose(self, member: Member) -> None:
-        """Remove a lost machine. A new one may be started at the same place later."""
+        """Remove a lost machine from the run. A new machine may be started at its place later."""
         if member.alive:
             member.alive = False
             member.remote.end()

@@ -217,7 +217,10 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """The number of clients that are trained at once. Pass as many to `answers` if possible."""
+        """The number of clients that are trained together.
+
+        A caller should pass this number of clients to one call of `answers` if it can.
+        """
         return self._training.chunk
 
     @property
@@ -229,12 +232,15 @@ class ClientSide:
 
     @property
     def least(self) -> int:
-        """The smallest number of clients to pass to one call of `answers`, except the last call."""
+        """The smallest number of clients in one call of `answers`. The last call may have fewer."""
         return self._training.least
 
     @property
     def weights(self) -> Update:
-        """The part of `model` that updates change."""
+        """The entries of `model` that an update changes.
+
+        These are all entries, or under FedCM all but the direction.
+        """
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:

@@ -54,7 +54,7 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports, which are added to `server` directly."""
+        """Yield the answers without their reports. Each report is added to `server` directly."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def close(self) -> None:

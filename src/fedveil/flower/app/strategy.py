@@ -145,9 +145,9 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run the whole training exchange. Returns no messages, because all are sent already.
 
-        The exchange runs here because every caller gives this method Flower's grid. A strategy that
-        wraps this one also calls this method, and then receives no replies. That is refused unless
-        `wrapped` is True.
+        The exchange runs here because Flower passes its grid to this method. Another strategy that
+        wraps this one may also call this method, and then receives no replies. That is refused
+        unless `wrapped` is True.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)

@@ -125,7 +125,11 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield each message's node, and the clients whose messages it carries."""
+        """Yield the node and the clients of each message to be sent.
+
+        A message is for several clients of its node, as long as one reply can carry all their
+        reports.
+        """
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:

@@ -85,7 +85,7 @@ class Members:
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
 
-        Returns the number of those that are connected.
+        Returns how many of the clients `wanted` are connected.
         """
         end = time.monotonic() + limit_s
         self.look()
