@@ -29,7 +29,7 @@ Ascent = dict[x509.Certificate, list[x509.Certificate]]
 
 
 def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
-    """Parse every certificate in a PEM file, in the file's order."""
+    """Parse every certificate in `pem`, in order. Errors name the file `path` as the source."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:

@@ -153,7 +153,7 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return why a stream ended. Makes the link fail if the leader has refused it for good."""
+        """Return why a stream ended. Makes the link fail if the leader refused it permanently."""
         code, details = error.code(), error.details() or "no reason given"
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:

@@ -152,7 +152,11 @@ class Link:
     # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return this side's session, the peer's or b"", and the number of messages received."""
+        """Return three fields of this side's `Greeting`: `session`, `known` and `arrived`.
+
+        They are this process's session number, the peer's (b"" before the first contact), and the
+        number of messages received from that session of the peer.
+        """
         with self._lock:
             return self.session, self._peer_session, self._arrived
 

@@ -146,7 +146,7 @@ class Listener:
         return named
 
     def _shown(self, follower: str) -> str:
-        """Return a follower's name, and the name in its certificate if that is different."""
+        """Return a follower's name, followed by the name in its certificate if it is different."""
         name = follower if self._own is None else self._own.name_of(follower)
         return follower if name == follower.lower() else f"{follower} ({name})"
 

@@ -10,7 +10,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
 
 def check_name(what: str, name: object) -> str:
-    """Return `name` if it is a valid name. Raises an error about `what` otherwise."""
+    """Return `name` if it is a valid name.
+
+    Otherwise raises `SplitInvalid`. The error begins with `what`, such as "the party".
+    """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise SplitInvalid(
             f"{what} {name!r} is not a name: a letter or _, then letters, digits, _ and -, "

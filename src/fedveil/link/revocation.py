@@ -28,7 +28,11 @@ _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 @dataclass(frozen=True)
 class RevocationLists:
-    """The revocation lists in a PEM file. Only the newest of each authority and scope is kept."""
+    """The revocation lists in a PEM file.
+
+    An authority may have several lists with different scopes, which are the kinds of certificates
+    that a list covers. Only the newest list of each authority and scope is kept.
+    """
 
     path: Path
     lists: tuple[x509.CertificateRevocationList, ...]
@@ -56,7 +60,10 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return a sentence on a certificate that is revoked or has no list, or None."""
+        """Return a sentence on the first certificate of `chain` that fails the check, or None.
+
+        A certificate fails if it is revoked, or if there is no revocation list for it.
+        """
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -145,7 +152,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if this certificate, once revoked, would be in this list."""
+    """Return True if the revocation list `one` would contain `certificate` if it were revoked."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

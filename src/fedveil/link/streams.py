@@ -55,7 +55,7 @@ class Address:
 
     @classmethod
     def parse(cls, option: str, text: str) -> Address:
-        """Parse HOST:PORT, with an IPv6 address in brackets."""
+        """Parse HOST:PORT, with an IPv6 address in brackets. Errors name the command's `option`."""
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidValue(f"{option} = {text!r} is not HOST:PORT with a port in [0, 65535]")

@@ -165,9 +165,9 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Write an authority and a folder for each party, and return their paths.
+    """Write an authority and a folder for each party, and return the paths of the folders.
 
-    An existing folder is never overwritten.
+    The certificates are valid for `days` days. An existing folder is never overwritten.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
@@ -184,7 +184,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the party that the certificate in `folder` names, or None if it names no one party."""
+    """Return the party that the certificate in `folder` names. None if it names none or several."""
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():

@@ -1,1 +1,4 @@
-"""A site's policy and account on NVFlare. Configurations name the classes of `components.py`."""
+"""Applies a site's policy and privacy account to NVFlare jobs.
+
+The configuration files of NVFlare refer to the classes in `components.py` by name.
+"""

@@ -85,7 +85,7 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
         self._tasks = train_tasks or [AppConstants.TASK_TRAIN]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the task's data, or raise `ContentBlockedException`."""
+        """Return the task's data unchanged, or raise `ContentBlockedException` if it is refused."""
         earlier = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         name, job = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), str(fl_ctx.get_job_id())
@@ -123,7 +123,10 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     """Lets only the report of an admitted task leave."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the report, or raise `ContentBlockedException`. Each task has one report."""
+        """Return the task's only report in place of its result.
+
+        Raises `ContentBlockedException` if the task was not admitted, or already has a report.
+        """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         if isinstance(task, _Message):

@@ -1,4 +1,4 @@
-"""An NVFlare workflow that runs the server's half of a protection that the sites' filters apply.
+"""An NVFlare workflow that runs the server's side of a protection that the sites' filters apply.
 
 Each message of a round is a task. The message that asks for training is an ordinary training task
 with the model. Every other message is a task named `fedveil_phase`, for which no site reads data.

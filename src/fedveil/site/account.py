@@ -90,7 +90,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The cost of several releases. `figure` covers all but `without_epsilon` of them."""
+    """The total privacy cost of several releases.
+
+    `without_epsilon` of the `releases` have no epsilon. `figure` is the epsilon and delta of the
+    others. `in_clear` names all values that were sent unprotected.
+    """
 
     figure: Figure
     releases: int
@@ -99,7 +103,7 @@ class Privacy:
 
 
 class Charged(NamedTuple):
-    """A line of an account."""
+    """A line of an account: a charged release, with its time and its privacy losses (`kind`)."""
 
     at: datetime
     job: str
@@ -190,7 +194,7 @@ class SiteAccount:
 
     @property
     def code(self) -> str:
-        """The code of the last line. It identifies all charges."""
+        """The authentication code of the last line. It identifies all charges, in their order."""
         return self._file.code
 
     def refresh(self) -> None:
@@ -206,7 +210,10 @@ class SiteAccount:
         delta: float = _DELTA,
         unit: Unit = "client",
     ) -> Privacy:
-        """Return the total cost of all charges, or of those from `since` on or in the run `job`."""
+        """Return the total cost of all charges from the time `since` on that are in the run `job`.
+
+        None means no such condition. `delta` is that of the total epsilon.
+        """
         self.refresh()
         window = Window()
         for charged in self.charges:
@@ -287,7 +294,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge. Its losses are written only in the first line that has them."""
+        """Encode a charge as a line. Losses equal to those of an earlier line are not repeated."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

@@ -45,7 +45,7 @@ class AccountCounter:
         return self._most
 
     def put(self, count: int, code: str) -> None:
-        """Append an entry and wait until it is on disk."""
+        """Append an entry (`count` lines, the last with `code`), and wait until it is on disk."""
         with alone(self.path):
             if not self.path.exists():
                 write_new(self.path, b"")

@@ -56,7 +56,7 @@ class AccountFile:
 
     @property
     def code(self) -> str:
-        """The last line's code. It identifies all lines."""
+        """The last line's code. It depends on all lines, so it identifies them."""
         return self._code
 
     @contextmanager

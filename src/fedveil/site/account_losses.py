@@ -13,7 +13,10 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return the losses for JSON. A loss distribution is base64 of little-endian float64."""
+    """Return the losses as plain data for JSON.
+
+    A loss distribution becomes the base64 text of its little-endian float64 values.
+    """
     return [{"count": count, **_of_loss(loss)} for loss, count in kind]
 
 

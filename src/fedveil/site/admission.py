@@ -132,7 +132,10 @@ class Admission:
 def weak_sum(
     policy: Policy, position: type[Protection], asked: SecureSumSettings, clients: int
 ) -> Iterator[str]:
-    """Yield every reason why a sum of `clients` clients is weaker than the policy demands."""
+    """Yield every reason why a sum of `clients` clients is weaker than the policy demands.
+
+    `position` is the class of the protection, and `asked` are its settings.
+    """
     least = policy.strength
     demands = {
         "share_secrets_ratio": 1.0,

@@ -18,7 +18,11 @@ _MOST_FILES, _MOST_FILE_BYTES = 256, 1 << 26
 
 
 def main(asked: str, said: str, memory: str, seconds: str) -> None:
-    """Train once. Reads requests from the pipe `asked` and writes answers to the pipe `said`."""
+    """Train once. Reads requests from the pipe `asked` and writes answers to the pipe `said`.
+
+    The pipes are file descriptors. `memory` limits this process in bytes, and `seconds` limits its
+    processor time.
+    """
     confine(int(memory), int(seconds))
     from fedveil.engine.assembly import make_task
     from fedveil.engine.executors.client_side import ClientsData

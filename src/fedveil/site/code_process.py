@@ -97,7 +97,9 @@ def running(
 ) -> Iterator[Process]:
     """Start a process that sees the modules. At the end, it and all its children are killed.
 
-    If `means` is None the isolation is weak: only resource limits and forbidden system calls.
+    `means` is the tool that isolates the process (`isolation`). None means weak isolation: only
+    resource limits and forbidden system calls. `memory` is a limit in bytes, and `seconds` a limit
+    for processor time and for the whole duration.
     """
     with tempfile.TemporaryDirectory(prefix="fedveil-code-") as folder:
         code, scratch = Path(folder, "code"), Path(folder, "scratch")
@@ -159,12 +161,11 @@ class CodeTraining:
         self.model = weights.copy()
 
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
-        """Return the update and the number of examples.
+        """Train in a separate process. Returns the update and the number of examples.
 
-        Raises `SiteRefused`, or an error of `reader`.
-
-        `reader` is the site's own function and runs in this process. The job's code runs in the
-        other one.
+        `reader` is the name of the site's own function that reads the examples
+        (`package.module:function`). It runs in this process, and the job's code in the other one.
+        Raises `SiteRefused`, or an error of the reader.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -172,7 +173,10 @@ class CodeTraining:
             return self.exchanged(process, client, reader)
 
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
-        """Send the examples, receive the update. Raises `SiteRefused`, or an error of `reader`."""
+        """Send the examples to `process`. Returns its update and the number of examples.
+
+        `reader` and the errors are as in `update`.
+        """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)
         process.send({"job": self._job.to_yaml(), "client": client, "common": common})
@@ -191,7 +195,10 @@ class CodeTraining:
 
 
 def _targets(answer: Mapping[str, object]) -> Targets:
-    """Return the kind of targets that the job's task needs, before it has received any data."""
+    """Return the kind of targets that the job's task needs, from the process's first answer.
+
+    The process gives this answer before it receives any data. Raises `SiteRefused`.
+    """
     for known in get_args(Targets):
         if answer == {"targets": known}:
             targets: Targets = known

@@ -94,7 +94,7 @@ class Door:
         return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
-        """Return the order in an app's archive, or raise `SiteRefused`. Both are cached."""
+        """Return the order in an app's archive, or raise `SiteRefused`. Caches either result."""
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:

@@ -19,5 +19,8 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def command(words: list[str]) -> list[str]:
-    """Return a command for a child process, which is killed when the thread that starts it ends."""
+    """Return a command that runs `words` in a child process of this one.
+
+    The child process is killed when the thread that started it ends.
+    """
     return [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid()), *words]

@@ -64,8 +64,8 @@ class Interpreter(NamedTuple):
 def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch: Path) -> list[str]:
     """Return the command that runs `words` in isolation.
 
-    `shown` maps each path that the process sees to the file or folder behind it. The interpreter's
-    files are always visible. `scratch` is an empty folder.
+    `means` names the tool that isolates. `shown` maps each path that the process sees to the file
+    or folder behind it. The interpreter's files are always visible. `scratch` is an empty folder.
     """
     binds = {**{str(path): str(path) for path in Interpreter.own().reads},
              **{at: str(path) for at, path in shown.items()}}  # fmt: skip

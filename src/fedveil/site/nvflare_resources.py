@@ -28,7 +28,10 @@ BYPASSES = (
 
 
 def open_ways(path: Path) -> list[str]:
-    """Return what to change in the site's `resources.json`. Nothing: only task results leave."""
+    """Return a sentence for each setting to change in `path`, the site's `resources.json`.
+
+    The list is empty if only task results can leave the site.
+    """
     try:
         resources = json.loads(read_text(path, MOST_JOB_BYTES))
     except OSError as error:

@@ -93,7 +93,11 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Return the encoded answer to a message of a secure sum that needs no update."""
+        """Return the encoded answer to a message of a secure sum that needs no update.
+
+        `words` is the encoded message, and `dimension` the number of entries of an update. Raises
+        `SiteRefused`.
+        """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
         asked = decode(words)
@@ -106,7 +110,10 @@ class SiteReports:
     def _round(
         self, job: str, dimension: int, site: str, round: object, asked: Message | None
     ) -> Round:
-        """Return this site's part in a round. In a sum it continues after the last message."""
+        """Return this site's part in a round, for the server's message `asked`.
+
+        In a sum, it continues from the state after the previous message of the round.
+        """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
         digest = self.terms.job(job, dimension)
@@ -136,9 +143,9 @@ class SiteReports:
     ) -> Admitted:
         """Charge the report of a training task, and return the admitted task.
 
-        `before` are the server's arrays. `words` is the message of the server's half of the
-        protection, or None if it sends none. Raises `OverSpent`, `ModelInvalid` or `SiteRefused`
-        before any data are read.
+        `before` are the server's arrays. `words` is the encoded message of the server's side of the
+        protection, or None if there is no such message. Raises `OverSpent`, `ModelInvalid` or
+        `SiteRefused` before any data are read.
         """
         started = time.monotonic()
         if words is None and self.terms.needs_controller:
@@ -182,7 +189,11 @@ _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 @dataclass(frozen=True)
 class Round:
-    """A site's part in one round: the server's message `asked`, and the state `kept` so far."""
+    """A site's part in one round of the job with the digest `job`.
+
+    `asked` is the server's message, or None if it sent none. `kept` is the state after the site's
+    previous answer in this round, or None before the first answer.
+    """
 
     job: bytes
     round: int
@@ -193,7 +204,10 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the client's half of the protection, in its state before the answer."""
+        """Return the client's side of the protection, restored to the state `kept`.
+
+        `model` has the current weights. `examples` is the number of the site's examples.
+        """
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )

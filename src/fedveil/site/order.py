@@ -82,7 +82,11 @@ def read_app(archive: bytes) -> Order:
 
 
 def read_order(text: str, source: str) -> Job:
-    """Return the job in `text`. Raises `JobError`, or `SiteRefused` for code outside training."""
+    """Return the job in `text`, which errors call `source`.
+
+    Raises `JobError`, or `SiteRefused` if the job names code other than models, tasks and
+    schedules.
+    """
     data = yaml_file.mapping(text, source, _MOST_VALUES)
     if named := next(_own_code(data), None):
         raise SiteRefused(
@@ -153,7 +157,11 @@ def _signature(data: bytes) -> bytes:
 
 
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield each value that names code, except under the keys that this process never imports."""
+    """Yield `key = value` for each function that a job names, except those never imported here.
+
+    The models, tasks and schedules of a job are never imported in this process. `path` has the keys
+    that lead to `value`.
+    """
     if isinstance(value, str):
         if is_function(value) and path not in _ONLY_NAMES:
             yield f"{'.'.join(path)} = {value}"

@@ -90,7 +90,10 @@ class Site:
         )
 
     def seat(self, server: str, *, signs: bool) -> Seat:
-        """Return this site's number, keys and roster for the jobs of a server."""
+        """Return this site's number, state and keys for the jobs of a server.
+
+        `signs` is True if the rounds are signed. Raises `SiteError` if they need a missing roster.
+        """
         of = self.policy.servers[server]
         if signs and of.roster is None:
             raise SiteError(f"servers.{server}.roster is null: name a file with all sites' keys")
@@ -134,7 +137,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Seat:
-    """A site's place among a server's clients. Signed rounds need `roster` and `identity`."""
+    """A site as one of a server's clients: its number, its state and its keys.
+
+    `roster` has the public keys of all clients, and `identity` this site's private key. Without
+    signed rounds, `roster` is empty and `identity` is None.
+    """
 
     client: int
     state: StateFolder

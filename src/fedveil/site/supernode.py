@@ -53,7 +53,10 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
-    """Serve a server's jobs until the process is interrupted or the SuperNode ends."""
+    """Serve a server's jobs until the process is interrupted or the SuperNode ends.
+
+    `event` is called with a sentence for the operator.
+    """
     os.environ.update(_QUIET)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the SuperNode
     sys.path.append(str(site.folder.resolve()))
@@ -84,7 +87,10 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
 
 
 def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
-    """Take the next task and answer it. Wait if there is none."""
+    """Take the SuperNode's next task and answer it. If there is none, wait and return.
+
+    `port` is that of the SuperNode's Runtime API.
+    """
     kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     taken = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
     if not (taken.HasField("task") and taken.token):
@@ -118,7 +124,11 @@ def _answer(client: RuntimeHttpClient, door: Door) -> None:
 
 
 def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
-    """Return the command that starts a SuperNode for a server, on a local port."""
+    """Return the command that starts a SuperNode for a server, on a local port.
+
+    `of` has the server's settings. `secret` is a file with the secret that the SuperNode and this
+    process share.
+    """
     words = [
         str(Path(sys.executable).parent / "flower-supernode"),
         "--isolation", "process",

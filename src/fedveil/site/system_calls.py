@@ -68,8 +68,9 @@ def forbid() -> None:
 
 
 def _filter(machine: str) -> list[tuple[int, int, int, int]]:
-    """Return the filter's steps: (operation, steps to skip if true, steps to skip if false,
-    operand).
+    """Return the steps of a seccomp filter for a processor type, such as x86_64.
+
+    A step is (operation, steps to skip if true, steps to skip if false, operand).
     """
     code, numbers = _MACHINES[machine]
     head = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, code), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]

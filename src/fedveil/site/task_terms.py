@@ -70,11 +70,17 @@ class Terms:
 
     @property
     def needs_controller(self) -> bool:
-        """True if the server's half needs more than a mean of each round's reports."""
+        """True if the server must do more than average the reports of each round.
+
+        It then needs `ProtectedController`.
+        """
         return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
 
     def job(self, job: str, dimension: int) -> bytes:
-        """Return a digest of a job and of these terms. It is equal for all participants."""
+        """Return a digest of a job, of the `dimension` of its updates and of these terms.
+
+        `job` identifies the job. The digest is equal for all participants.
+        """
         words = Offer(self.options, "", dimension, self.options.clients or 1).words()
         named = {key: value for key, value in words.items() if key != ANSWER_AFTER_S}
         return hashlib.sha256(b"fedveil site tasks" + encode({**named, "job": job})).digest()
@@ -109,7 +115,10 @@ class Terms:
 
 
 class ReportSum:
-    """The server's half of a round: the sum of the reports of `sites`, for the model `arrays`."""
+    """Adds up the reports of one round at the server.
+
+    `arrays` are the model's arrays, and `sites` the names of the sites that may report.
+    """
 
     def __init__(self, terms: Terms, arrays: Arrays, round: int, sites: Collection[str]) -> None:
         if terms.needs_controller:
@@ -140,7 +149,7 @@ def number_of(site: str) -> int:
 
 
 def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return an update as arrays by name, without those that stay with the clients."""
+    """Return an update as arrays by name, without the arrays that stay with the clients."""
     return {
         place.name: update[place.span].reshape(place.shape).astype(place.dtype)
         for place in layout.places

@@ -36,7 +36,10 @@ _EXACT = "the sums have no noise: the interval is that of sampling alone"
 def answer_of(
     file: QuestionFile, name: str, rounds: Sequence[Sequence[Sums]], schedule: Schedule
 ) -> Answer:
-    """Return the answer to the question `name`, given the sums of its parts in each round."""
+    """Return the answer to the question `name`.
+
+    `rounds` has the sums of the question's parts, for each round that asked about it.
+    """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]
     if question.ask == "heavy_hitters":
@@ -55,7 +58,7 @@ def answer_of(
 
 
 def _groups(question: QuestionSettings) -> list[dict[str, str]]:
-    """Return the label of each group. Without groups, returns one empty label."""
+    """Return a label (column and value) for each group. Without groups, returns one empty label."""
     return [{str(question.by): str(group)} for group in question.groups] or [{}]
 
 

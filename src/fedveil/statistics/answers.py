@@ -61,9 +61,9 @@ def answers_of(data: Mapping[str, Any]) -> list[Answer]:
 class Answers:
     """The answers to a question file.
 
-    `lines` state the epsilon of all answers together and, if there is one, of the data set's
-    account. `in_clear` lists values that leave unprotected. `reports` is the largest number of
-    reports in a round.
+    `lines` state the epsilon of all answers together and, if the data set has an account, the
+    epsilon of the account. `in_clear` lists values that leave unprotected. `reports` is the largest
+    number of reports in a round.
     """
 
     file: QuestionFile

@@ -45,7 +45,10 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of all reports if this engine draws it directly, otherwise None."""
+        """Return the mean of all reports if this engine can draw it without making the reports.
+
+        Otherwise returns None.
+        """
         return None
 
 
@@ -69,7 +72,10 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the sum of all reports from its exact distribution, if `fidelity` is `aggregate`."""
+        """Draw the mean of all reports from its exact distribution.
+
+        Returns None, and draws nothing, if `fidelity` is `per_client`.
+        """
         if self._file.fidelity == "per_client":
             return None
         assert isinstance(carriage.protection, Frequencies), "the question file has checked it"
@@ -181,7 +187,10 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account before any client is asked. Under rr and oue only round one costs."""
+        """Charge the data set's account, if it has one, before any client is asked.
+
+        Under rr and oue only round 1 is charged, because each client is asked in only one round.
+        """
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)
@@ -203,7 +212,10 @@ class Asking:
     def _add(
         self, step: Step, layout: Layout, carriage: Carriage, mean: Float64s, reports: int
     ) -> None:
-        """Add a round's sums to their questions, and extend the prefix trees."""
+        """Add a round's sums to their questions, and extend the prefix trees.
+
+        `mean` is the mean of `reports` reports.
+        """
         total, noise = carriage.total(mean, reports), carriage.variance(mean, reports)
         # With `unit: row` the rows are independent, unless only some of the clients were asked.
         alone = self.file.unit == "row" and not (self.file.local and reports < self._clients)
@@ -250,7 +262,7 @@ def ask(
 
     `question` is a question file, its path, or its keys. `data` replaces the data that the file
     names: a path, columns by name, a DataFrame, an array, or a data set
-    (`statistics.tables.as_table`).
+    (`statistics.tables.as_table`). `progress` is called with a line of text before each round.
 
         >>> import fedveil
         >>> answers = fedveil.ask(

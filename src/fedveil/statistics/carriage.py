@@ -45,7 +45,11 @@ _FLOAT32 = 2.0**-17
 
 @dataclass(frozen=True)
 class Participants:
-    """The clients of a question. A deployment has `simulated` = False and may have keys."""
+    """The number of clients, and for signed rounds the keys.
+
+    `simulated` is False in a deployment. `roster` has all clients' public keys. `identity` is this
+    client's private key.
+    """
 
     clients: int
     simulated: bool = True
@@ -63,6 +67,7 @@ def make_protection(
 ) -> Protection:
     """Return the protection for joint vectors of `dimension` entries in `rounds` rounds.
 
+    A joint vector is a client's vectors for all questions, one after the other.
     All rounds together cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part
     in only one round, so each round costs the whole epsilon. Under not_encrypt a number is sent as
     two entries (`Carriage.update`).
@@ -145,8 +150,8 @@ class Carriage:
     Some protections round a vector towards zero on a grid, which would bias a sum of many vectors.
     So each vector is first rounded to the grid at random, without bias. Rounding moves each of n
     entries by less than a step, and so a vector by less than √n · step. All vectors are shrunk
-    beforehand by this amount, so that two rounded vectors are still at most `_APART` from each
-    other.
+    beforehand by this amount. So two rounded vectors are still at most 2 from each other, the
+    distance for which the noise is computed.
     """
 
     def __init__(self, protection: Protection) -> None:
@@ -166,8 +171,9 @@ class Carriage:
     def most_rows(self, largest: float) -> int | None:
         """Return the largest number of a client's rows in a report, or None for no limit.
 
-        Only `unit: row` has a limit. An entry of a sum holds 2^24 steps, and the sensitivity is
-        proved for 2^18 rows. `largest` is the largest entry that one row adds.
+        Only `unit: row` has a limit. An entry is a whole number of grid steps, at most 2^24. The
+        sensitivity is proved for at most 2^18 rows. `largest` is the largest entry that one row
+        adds.
         """
         if self._exact or not self._by_row:
             return None
@@ -178,7 +184,7 @@ class Carriage:
         return LARGEST * grid_step(_APART / 2, self.protection.dimension)
 
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
-        """Return a client's joint vector as the update for its half of the protection.
+        """Return a client's joint vector as the update that the protection turns into a report.
 
         Under not_encrypt each 64-bit number becomes two 32-bit numbers, whose sum is the number.
         """
@@ -215,7 +221,10 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports, or `reports` without codes."""
+        """Return the number of one-hot codes in `reports` reports.
+
+        Returns `reports` if the protection sends vectors instead of codes.
+        """
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

@@ -58,9 +58,8 @@ class Clients:
 def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
     """Group the rows of `table` by the client named in `column`.
 
-    If it is None, every row is a client.
-
-    Clients are numbered in alphabetical order. Raises `DataInvalid` for a row without a client.
+    If `column` is None, every row is a client. Clients are numbered in alphabetical order of their
+    names. Raises `DataInvalid` for a row without a client.
     """
     if column is None:
         return Clients(table, np.arange(len(table)), np.arange(len(table) + 1), rows)

@@ -11,6 +11,9 @@ it.
     variance            (x, x² - 1, 1)                  half 1, centre (0, 0, 1)
     correlation         (x, y, x² - 1, y² - 1, xy, 1)   half √2, centre (0, 0, 0, 0, 0, 1)
 
+Subtracting 1 from the squares makes the longest vectors shorter. Without it, a correlation's vector
+could be √5 away from this centre, which is more than √2 · half = 2.
+
 Proof for the correlation; mean and variance are special cases. With u = |x - x'| and s = |y - y'|,
 x + x' is at most 2 - u and y + y' at most 2 - s in magnitude. The squared distance is then at most
 
@@ -42,9 +45,9 @@ from fedveil.statistics.tables import Table
 class Rows:
     """Encoded rows: each row's cell in `cells` (-1: excluded), or each row's vector in `values`.
 
-    `moved` marks rows whose value was moved into its range. `lost` marks rows that are excluded
-    because a value is missing or has no cell. If `spare` is given, it has the cells that excluded
-    rows report.
+    `moved` marks rows whose value was outside the question's range and was moved into it. `lost`
+    marks rows that are excluded because a value is missing or has no cell. If `spare` is given, it
+    has for each row the cell (-1: none) that the row reports if it is excluded.
     """
 
     width: int
@@ -102,13 +105,14 @@ class Axis(ABC):
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return the index of each row's cell (-1: none), and a mask of moved values."""
+        """Return the index of each row's cell (-1: none), and a mask of the values that were moved.
+
+        A value is moved if it is outside all cells and `clamp` of `Bins` is True.
+        """
 
 
 class Bins(Axis):
-    """Cells between increasing edges. Each cell includes its lower edge.
-
-    The last one includes both.
+    """Cells between increasing edges. Each cell includes its lower edge, the last cell both edges.
 
     With `clamp`, a value outside all cells is moved into the first or the last cell. Otherwise it
     has no cell.

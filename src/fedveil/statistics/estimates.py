@@ -46,8 +46,10 @@ _ROUNDED = 1e-13
 class Sums:
     """The estimated sums of a part over all clients, with the variances of their noise.
 
-    Only `asked` of the `clients` clients reported. The sums are scaled up to all clients. `rows` is
-    the largest number of rows that a client contributes, or None if the unit is a row.
+    Only `asked` of the `clients` clients reported in the round. `values` is their sum times
+    `clients` / `asked`. `noise` has the variance of each entry of `values`. `rows` is the largest
+    number of rows that a client contributes. It is None if each row is protected on its own
+    (`unit: row`) and all clients were asked. Then `values` is not scaled up.
     """
 
     values: Float64s
@@ -61,7 +63,10 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor of the sampling variance for repeated rows of a client and unasked clients."""
+        """The factor by which the sampling variance of independent rows is multiplied.
+
+        It covers a client's rows that may be equal, and clients that did not report.
+        """
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -82,7 +87,7 @@ def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estim
 
 
 def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: float) -> Estimate:
-    """Return the estimate for one cell.
+    """Return the estimate for one cell, from its sum `value` and the variance `noise` of its noise.
 
     The sampling variance is computed as if the cell had z² more clients. So an empty cell has an
     interval too. It is slightly wider than the exact interval.
@@ -100,8 +105,9 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 class Shape(NamedTuple):
     """A statistic: its value, its sampling variance for one row, and its possible range.
 
-    All functions take sums. `spread` is None for a function of the shares of cells. `divisor` is
-    another number by which the statistic divides, besides the number of rows.
+    All functions take the values of `Sums`. `spread` returns the sampling variance. It is None if
+    the statistic is a function of the shares of cells, because the delta method then gives the
+    variance. `divisor` returns a number by which the statistic divides, besides the number of rows.
     """
 
     value: Callable[[Float64s], float]
@@ -120,8 +126,9 @@ def ratio(
 ) -> Estimate:
     """Return the estimate of a statistic that is a function of ratios of sums.
 
-    `present` returns the number of rows. If this number or `shape.divisor` is too noisy, the
-    interval is the whole possible range.
+    `present` returns the number of rows, given the values of `sums`. If this number or
+    `shape.divisor` is too noisy, the interval is the whole possible range. Otherwise it extends `z`
+    standard deviations to each side.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)
@@ -152,7 +159,7 @@ def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
 
 
 def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
-    """Return the variance of `function` of the sums, by the delta method."""
+    """Return the variance that the noise of `sums` gives to a `function` of them (delta method)."""
     total = 0.0
     for i, variance in enumerate(sums.noise):
         step = math.sqrt(variance) * 1e-3
@@ -182,7 +189,10 @@ def mean(column: Scaled) -> Statistic:
 
 
 def variance(column: Scaled) -> Statistic:
-    """Return the variance of a scaled column, from the sums of (x, x² - 1, 1)."""
+    """Return the variance of a scaled column, from the sums of (x, x² - 1, 1).
+
+    Here x is in [-1, 1]. Subtracting 1 from x² makes the longest vectors shorter (`encodings`).
+    """
 
     def scaled(s: Float64s) -> float:
         found = float(1 + s[1] / s[2] - (s[0] / s[2]) ** 2)
@@ -199,7 +209,11 @@ def variance(column: Scaled) -> Statistic:
 
 
 def correlation() -> Statistic:
-    """Return Pearson's correlation, from the sums of (x, y, x² - 1, y² - 1, xy, 1)."""
+    """Return Pearson's correlation, from the sums of (x, y, x² - 1, y² - 1, xy, 1).
+
+    Here x and y are in [-1, 1]. Subtracting 1 from the squares makes the longest vectors shorter
+    (`encodings`).
+    """
 
     def spreads(s: Float64s) -> float:
         """Return the product of the standard deviations of x and y."""
@@ -236,7 +250,7 @@ def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
         return found
 
     def deviations(s: Float64s) -> float:
-        """Return the product of both standard deviations."""
+        """Return the product of the standard deviations of both columns."""
         both = variances(s)
         return math.sqrt(both.prod()) if (both > 0).all() else 0.0
 

@@ -65,7 +65,10 @@ def _needs_roster(file: QuestionFile) -> bool:
 
 
 def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
-    """Write the app to `folder`, run it with `flwr run`, and return the answers as plain values."""
+    """Write the app to `folder`, run it with `flwr run`, and return the answers as plain values.
+
+    The answers are saved in the folder `out`. None means the folder `answer` in `folder`.
+    """
     program = shutil.which("flwr")
     if program is None:
         raise MissingExtra("flwr", "flower", "fedveil ask --on")

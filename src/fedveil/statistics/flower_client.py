@@ -45,11 +45,11 @@ _log = logging.getLogger("flwr")
 class Member:
     """The settings of this SuperNode, from its node configuration.
 
-    `client` is its number. `data` names its own rows: a file or package.module:function. Without
-    `data`, the client has the rows of its number in the question's data. `question` is the
-    operator's copy of the question file. `max_epsilon` is the largest epsilon that the client
-    spends on this question. `identity` is the file with its private key, `roster` the file with all
-    public keys.
+    `client` is the client's number. `data` names its rows: a file or package.module:function.
+    Without `data`, the client takes part as client number `client` of the data that the question
+    file names. `question` is the operator's copy of the question file. `max_epsilon` is the largest
+    epsilon that the client spends on this question. `identity` is the file with its private key,
+    `roster` the file with all clients' public keys.
     """
 
     client: int
@@ -106,7 +106,10 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle` so that an error becomes a fixed word, not the exception's text."""
+    """Wrap `handle` so that the server never receives the text of an error.
+
+    The reply to every message that fails is the word "withheld".
+    """
 
     def reply(message: Message, context: Context) -> Message:
         try:

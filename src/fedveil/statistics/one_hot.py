@@ -83,12 +83,18 @@ class OneHot:
         return truths + Binomial(Fraction(self.q)).draw_each(codes - counts, entropy)
 
     def shares(self, ones: Int64s, codes: int) -> Float64s:
-        """Return the estimated share of all codes in each cell."""
+        """Return each cell's estimated share of all rows.
+
+        `ones` has, for each cell, the number of the `codes` perturbed codes whose bit is 1.
+        """
         estimated: Float64s = (ones / codes - self.q) / (self.p - self.q)
         return estimated
 
     def variance(self, share: Float64s, codes: int) -> Float64s:
-        """Return the variance of the estimated share of a cell whose true share is `share`."""
+        """Return the variance of a cell's share as estimated from `codes` codes.
+
+        `share` is the true share of the cell.
+        """
         f = np.clip(share, 0, 1)
         spread: Float64s = f * self.p * (1 - self.p) + (1 - f) * self.q * (1 - self.q)
         return spread / (codes * (self.p - self.q) ** 2)
@@ -132,7 +138,7 @@ class Frequencies(Protection):
 
 
 class FrequencyRound(OneReportRound):
-    """Counts, for each bit, the codes in which it is 1."""
+    """The server's side of a round: counts, for each cell, the perturbed codes whose bit is 1."""
 
     sums = ("_ones",)
 

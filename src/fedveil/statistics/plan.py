@@ -138,7 +138,7 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 
 
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
-    """Return the part that counts the rows of question `name` below and above `edge`.
+    """Return the part that counts the rows of question `name` whose number is below `edge`.
 
     It is one round in the search for the quantile `q` of `group`, which is None without groups.
     """
@@ -158,11 +158,13 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 
 @dataclass(frozen=True)
 class Ball:
-    """The affine map between a client's vector of one part and its section of the joint vector.
+    """The affine map from a client's vector for one part to its section of the joint vector.
 
-    A client's vector is the sum of at most `rows` rows. If `centred` is False, the number of summed
-    vectors is unknown, and the map keeps zero. If `plain` is True, nothing is clipped: the map is
-    the identity, so sums of whole numbers stay exact.
+    The section is (vector - `centre`) / `scale`, which bounds its length. `weight` is w_i in the
+    module's docstring. If `centred` is True, a vector is the sum of at most `rows` encoded rows.
+    Otherwise (`unit: row`) a client adds up an unknown number of rows, and each row is bounded. The
+    centre is then 0, because it is unknown how often to add it back. If `plain` is True
+    (not_encrypt), nothing is bounded: vectors do not change, so sums of whole numbers stay exact.
     """
 
     part: Part
@@ -173,7 +175,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the vector of a client that is mapped to zero."""
+        """Return the client's vector that the map sends to zero."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -181,7 +183,7 @@ class Ball:
 
     @property
     def scale(self) -> float:
-        """The factor from an entry of the joint vector to the part's own value."""
+        """The number by which an entry of the joint vector is multiplied to undo the scaling."""
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:

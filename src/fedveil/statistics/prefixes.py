@@ -159,7 +159,10 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent prefixes. `counts` has the estimates for all groups' candidates."""
+        """Keep the frequent prefixes of a round.
+
+        `counts` has the estimates for all groups' candidates, and `variance` their noise variances.
+        """
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -172,7 +175,10 @@ class PrefixTree:
     def _kept(
         self, group: int, candidates: Sequence[str], counts: Float64s, variance: Float64s
     ) -> list[str]:
-        """Return a group's frequent candidates without an end. Records the complete words."""
+        """Return a group's frequent candidates that are not complete words.
+
+        Adds frequent complete words to `found`. After the last round, every candidate is complete.
+        """
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
         deviation = np.sqrt(variance)
@@ -192,6 +198,7 @@ class PrefixTree:
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return True for each count that is significantly above the noise of an absent word.
 
+    `deviation` is the standard deviation of this noise.
     Uses the rule of Benjamini and Hochberg: the expected share of noise among the chosen counts is
     at most `false_words`. Without noise, chooses every positive count.
     """

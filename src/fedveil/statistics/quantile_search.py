@@ -100,9 +100,10 @@ class Search:
 
 
 def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) -> float | None:
-    """Return the zero of the weighted least-squares line through the `near` answers.
+    """Return the zero of the weighted least-squares line through the answers that `near` selects.
 
-    Returns None if there are fewer than three, or if the line does not clearly increase.
+    The answer at an edge is total / precision, and its weight is the precision. Returns None if
+    fewer than three answers are selected, or if the line does not clearly increase.
     """
     weights, places = precisions[near], edges[near]
     if len(places) < 3:
@@ -114,7 +115,10 @@ def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) 
 
 
 def _rising(values: Float64s, weights: Float64s) -> list[float]:
-    """Return the nondecreasing values nearest to `values` in weighted squares, by pooling."""
+    """Return the nondecreasing values with the least weighted squared distance to `values`.
+
+    This is isotonic regression, by pooling neighbouring values.
+    """
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pool = float(value), float(weight), 1
@@ -127,7 +131,10 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return strictly increasing values. Equal values become one, at the mean of their places."""
+    """Turn nondecreasing `values` at the points `places` into strictly increasing ones.
+
+    Equal values become one value at the mean of their points. Returns the values and their points.
+    """
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

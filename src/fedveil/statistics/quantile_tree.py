@@ -82,7 +82,11 @@ def _rising(values: Float64s) -> Float64s:
 
 
 def _crossing(excess: Float64s, edges: Float64s) -> float:
-    """Return the place at which an increasing function with these values at the edges is zero."""
+    """Return the point at which an increasing function is zero.
+
+    `excess` has the function's values at `edges`. It is linear in between. Returns the first or the
+    last edge if the function has no zero between them.
+    """
     after = int(np.searchsorted(excess, 0.0))
     if after == 0 or after == len(excess):
         return float(edges[min(after, len(edges) - 1)])
@@ -103,6 +107,9 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return A: a row for each node of each level, with ones at the leaves below it."""
+    """Return the matrix A of the tree: a row for each node, with ones at the leaves below it.
+
+    `widths` has the number of nodes of each level, from the root down to the leaves.
+    """
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

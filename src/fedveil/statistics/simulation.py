@@ -38,7 +38,7 @@ class Contributions:
     def of(self, client: ClientId) -> Update:
         """Return a client's update.
 
-        Only its own log says how many rows and values were left out.
+        The client's own log, and nothing else, says how many rows and values were left out.
         """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
@@ -52,16 +52,19 @@ class Contributions:
         return self._carriage.update(joint, self._entropy.stream("rounding", client))
 
     def counts(self, cohort: Sequence[ClientId]) -> Float64s:
-        """Return the sum of the codes of a cohort, from which the whole sum is drawn."""
+        """Return the sum of a cohort's one-hot codes before they are perturbed.
+
+        The sum of all perturbed codes can be drawn from it directly.
+        """
         stream = self._entropy.stream
         chosen = [self._clients.contributed(c, stream("rows", c)) for c in cohort]
         return self._codes(np.concatenate(chosen), len(cohort), stream("missing"))
 
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
-        """Return the sum of the codes of the rows `chosen`, in `reports` reports.
+        """Return the sum of all one-hot codes in `reports` reports.
 
-        Missing rows are replaced by codes of excluded rows, so that every report has equally many
-        codes.
+        These are the codes of the rows `chosen`. Every report has the same number of codes. If
+        there are fewer rows, the remaining codes are those of excluded rows.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -138,7 +141,7 @@ class Simulated(Carrier):
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:
-        """Return a new half for the same client, restored from the state `kept`."""
+        """Return the protection's side of `client` anew, restored from the state `kept`."""
         other = self._half(client)
         if kept:
             other.take_up(kept)

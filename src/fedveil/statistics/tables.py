@@ -167,7 +167,7 @@ def _text_of(cell: object) -> str:
 
 
 def as_table(data: Any, name: str = "data") -> Table:
-    """Return `data` as a table.
+    """Return `data` as a table, which errors call `name`.
 
     `data` may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
     array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are named 0, 1,

@@ -138,7 +138,11 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Return the step that the counts cover, and the latest begun step and evaluation."""
+        """Read the files: the step that the counts cover, and the last begun step and evaluation.
+
+        `done` is the step to resume from. Raises RunFolderError if it is above 0 and a file is
+        missing.
+        """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
         missing = [path for path in (counts, begun) if not path.exists()]
@@ -169,7 +173,7 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """Return a ledger with an entry per training example, by position, and one for the held-out.
+    """Return a ledger with an entry per training example, by position, and one for held-out ones.
 
     The ledger's round n is the nth time that an example was sent. All held-out examples were sent
     equally often, so they share one entry. `label` is the loss of a label under LabelDP.
@@ -198,10 +202,13 @@ def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Cha
 def figures(
     split: SplitModel, party: str, releases: Releases, delta: float, label: PrivacyLoss | None
 ) -> list[Line]:
-    """Return a party's epsilons: per bit, per one-hot row, per example sent once, and for the run.
+    """Return lines with a party's epsilons: for each protected part, for a label, and for the run.
 
-    The epsilon for the run is that of the example sent most often. It is infinite if a crossing of
-    this party is unprotected. A party that sends nothing of its own data has no epsilons.
+    For a part they are those of a bit, of a one-hot row (two such rows differ in two bits), and of
+    all bits of an example that is sent once. The label's epsilon is stated if `label` is given. The
+    epsilon for the run is that of the example sent most often, at `delta`. It is infinite if a
+    crossing of this party is unprotected. A party that sends nothing of its own data has at most
+    the label's epsilon.
     """
     found = []
     parts = _private_parts(split, party)

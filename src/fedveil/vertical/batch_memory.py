@@ -24,10 +24,11 @@ _OWN = 1.15
 
 
 def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
-    """Return the bytes for a batch of `rows` examples at `parties`. Their parts must be on meta.
+    """Return the bytes that training on a batch of `rows` examples needs at `parties` together.
 
-    Returns 0 for a task without `inputs`. Counts whole batches, because a follower may have all
-    micro-batches of one in its memory.
+    The modules of their parts must be on torch's meta device. Returns 0 for a task without
+    `inputs`. Counts whole batches, because a follower may have all micro-batches of a batch in its
+    memory at once.
     """
     if not hasattr(task, "inputs"):
         return 0

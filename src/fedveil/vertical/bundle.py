@@ -61,7 +61,10 @@ class Contents(Settings):
 
 
 class Manifest(Settings):
-    """The text that all parties sign: the SHA-256 of each one's contents, and of the agreed job."""
+    """The text that all parties sign. It has the SHA-256 of each party's contents.json.
+
+    `job` is the SHA-256 of the settings that must be equal at all parties (`VerticalJob.agreed`).
+    """
 
     format: Literal[1] = 1
     run: str
@@ -144,7 +147,7 @@ def write_contents(
 def manifest_of(
     job: VerticalJob, leader: str, run: str, step: int, contents: Mapping[str, bytes]
 ) -> Manifest:
-    """Return the manifest. `contents` has each party's SHA-256."""
+    """Return the manifest. `contents` has the SHA-256 of each party's contents.json."""
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(
         run=run,
@@ -169,7 +172,11 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 
 
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
-    """Encode how often each example has been sent, by a digest of its id."""
+    """Encode how often each example has been sent, by a digest of its id.
+
+    Each argument has an entry for each subset: the ids, their counts, and True if the examples are
+    trained on, so that their labels are charged too.
+    """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]
     empty = np.zeros((0, DIGEST_BYTES), np.uint8)

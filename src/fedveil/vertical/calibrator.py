@@ -69,9 +69,11 @@ class Calibrator(Stored):
 
 
 def _threshold(likely: Float64s, truth: npt.NDArray[np.bool_], criterion: str) -> float:
-    """Return the lowest probability at which the second class is predicted.
+    """Return the probability from which to predict the second class, so that `criterion` is best.
 
-    It lies halfway between two neighbouring probabilities. It is 0.5 if only one class occurs.
+    `likely` has each example's probability of the second class, and `truth` is True if the example
+    is in this class. The result lies halfway between two neighbouring probabilities. It is 0.5 if
+    only one class occurs.
     """
     positives, negatives = int(truth.sum()), int((~truth).sum())
     if not positives or not negatives:

@@ -88,7 +88,10 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Save the rounding errors of a step that has been applied."""
+        """Save the rounding errors of a step that has been applied.
+
+        `staged` has, for each part and direction, the positions of examples and their errors.
+        """
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1

@@ -11,7 +11,10 @@ from fedveil.vertical.split import Crossing, SplitModel
 
 
 def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
-    """Yield one sentence for each pair of sender and receiver."""
+    """Yield sentences on the outputs and gradients that each party sends to each other party.
+
+    Sentences on the loss and on the labels follow. `held_out` is the number of held-out examples.
+    """
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
         each += f" and of {held_out:,} held-out examples in every evaluation"

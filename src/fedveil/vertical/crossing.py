@@ -85,7 +85,10 @@ def check_not_abort(message: Message, peer: str) -> None:
 
 
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
-    """Raise ExchangeError unless an untrusted peer's message is `word` for step `step`."""
+    """Raise ExchangeError unless an untrusted peer's message is `word` for step `step`.
+
+    A word is a message with no fields but its kind, such as `ready` or `commit`, and its step.
+    """
     _check_head(message, peer, word, step)
     _check_fields(message, peer, word, {"kind", "step"})
 

@@ -143,7 +143,10 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 def _optimizer(
     base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
 ) -> Optimizer | OwnOptimizer:
-    """Return the task's optimiser `base`, changed by the job and the part. Errors name `place`."""
+    """Return the task's optimiser `base`, changed by the settings of the job, then of the part.
+
+    `place` is the key of the part, for errors.
+    """
     said = {
         key: value
         for settings in (job, part)

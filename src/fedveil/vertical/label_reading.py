@@ -30,9 +30,9 @@ _ROUNDS, _STARTS = 30, 8
 def directions(looks: Sequence[Float64s]) -> Float64s:
     """Scale each example's gradients to length 1, and concatenate those of all `looks`.
 
-    A look has the gradients of one of the follower's parts, [examples, values]. The inner product
-    of two rows of the result is the cosine between their gradients, summed over the looks. A row of
-    zeros stays zero.
+    Each entry of `looks` has the gradients of one of the follower's parts, [examples, values]. The
+    inner product of two rows of the result is the cosine between two examples' gradients, summed
+    over the parts. A row of zeros stays zero.
     """
     found = []
     for gradients in looks:
@@ -45,8 +45,9 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
     """Return the scores of the norm attack. A higher score means that a rarer class is more likely.
 
-    A network that has learnt the class frequencies makes larger errors on rare classes. The score
-    of an example is its gradient norm divided by the mean norm in the look, summed over the looks.
+    A network that has learnt the class frequencies makes larger errors on rare classes. `looks` has
+    an entry for each of the follower's parts, as in `directions`. The score of an example is its
+    gradient norm divided by the mean norm of all examples, summed over the parts.
     """
     scores = np.zeros(len(looks[0]))
     for gradients in looks:
@@ -144,7 +145,11 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn `groups` into classes such that most of the known `labels` at `places` are right."""
+    """Turn each example's group into a class. Each group becomes a different class.
+
+    The attacker knows the `labels` of the examples at the positions `places`. The classes are
+    chosen such that as many of these labels as possible are right.
+    """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
 
@@ -175,7 +180,10 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
 
 
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
-    """Return the most likely true class for each randomised label in `told`."""
+    """Return the most likely true class for each randomised label in `told`.
+
+    `eps` and `shares` are as in `ceiling`.
+    """
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]
 
@@ -215,7 +223,10 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows, preferring rows far from those drawn. Depends on `seed` and `start`."""
+    """Draw `count` rows that are far apart. `seed` and `start` determine the result.
+
+    The probability of a row is proportional to its squared distance from the nearest drawn row.
+    """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -229,7 +240,11 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group, such that most labels are right."""
+    """Return the class of each group. No two groups have the same class.
+
+    `groups` and `labels` have the group and the label of each example. The classes are chosen such
+    that as many labels as possible equal the class of the example's group.
+    """
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -57,11 +57,11 @@ class WatchedGradients:
 
 
 class LabelWatch:
-    """Measures what gradients reveal about labels after `passed` has protected them.
+    """Measures what gradients reveal about labels after the function `passed` has protected them.
 
-    `classes` is the task's number of classes. After the first steps, `tell` is called with one
-    sentence for each cut of a follower. A follower with several cuts gets one more, for all of them
-    together.
+    `classes` is the task's number of classes, or None if labels are not classes. After the first
+    steps and again after the last, `tell` is called with one sentence for each cut of a follower.
+    For a follower with several cuts there is one more sentence, on all its cuts together.
     """
 
     def __init__(
@@ -218,8 +218,8 @@ def _scores(
 ) -> list[tuple[str, int, Float64s]]:
     """Return scores on which one class should rank highest: name, class, and the score of each row.
 
-    For two classes there are two scores, the sign and the norm. For more classes there is one score
-    for each class, the nearness.
+    The attacker knows the labels of the examples `naming`. For two classes there are two scores:
+    `by_sign` and `by_norm`. For more classes there is one score for each class, from `by_known`.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -234,7 +234,11 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the recall of the rarest class, with its false positive rate as the chance level."""
+    """Return the recall of the rarest class, with its false positive rate as the chance level.
+
+    `named_rare` marks the examples that the attack assigns to this class, and `is_rare` those that
+    are in it.
+    """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -252,7 +256,11 @@ def _shown(measured: Measured) -> str:
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Attack the labels of sequences: guess that of the nearest one, if every second is known."""
+    """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
+
+    The attacker knows every second label. It guesses that each other label equals the known label
+    with the most similar gradient.
+    """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)

@@ -74,7 +74,7 @@ class VerticalRun:
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
     """Evaluate a run on held-out examples, protected as in training.
 
-    Returns metrics and accounts.
+    Returns the metrics, and the epsilons of each party, by its name.
     """
     with ExitStack() as stack:
         parties = reopened(folder, stack)
@@ -92,7 +92,10 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
-    """Run the exchange `how` among all parties with a saved run's model. Returns its result."""
+    """Load the run in `folder`, run `how` at every party, and return the leader's result.
+
+    `how` is a party's side of an exchange of messages, such as `PartyRun.evaluate`.
+    """
     with ExitStack() as stack:
         return reopened(folder, stack).look(how)
 
@@ -104,7 +107,11 @@ def reopened(
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> Parties:
-    """Return the parties of the run in a folder. `stack` closes the files that they open."""
+    """Return the parties of the run in a folder. `stack` closes the files that they open.
+
+    `progress` receives their records, and `say` their sentences. If `encoded` is True, messages are
+    encoded as between machines.
+    """
     folder, job = reopen(path, job_of_run, stack)
     stack.enter_context(threads(job.threads))
     parties = Parties(job, folder.path, encoded)
@@ -203,7 +210,10 @@ class Parties:
         )
 
     def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
-        """Restore the last common step, run the exchange `how` and return the leader's result."""
+        """Run `how` at every party after the last step that all saved. Returns the leader's result.
+
+        `how` is a party's side of an exchange of messages.
+        """
         self._restore(self.last_common_step())
         return self._together(how)[self.split.leader]
 

@@ -95,7 +95,7 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 
 def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
-    """Return a sentence on the memory that `parts` and a batch need together."""
+    """Return a text on the memory that `parts` need with a batch of `batch` bytes, for messages."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")

@@ -97,7 +97,10 @@ class _Made:
         self.optimizer.step()
 
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
-        """Return True if `values` are a valid optimiser state for a parameter of this shape."""
+        """Return True if `values` are a valid optimiser state for a parameter of this shape.
+
+        Returns False if `shape` is None, which means that there is no such parameter.
+        """
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # the state of a task's own optimiser cannot be checked
         sgd = isinstance(self.optimizer, torch.optim.SGD)

@@ -136,7 +136,9 @@ class Party:
     def look(
         self, number: int, batch: Batch, *, occasion: int = 0, subset: str = "test"
     ) -> Exchange[torch.Tensor | None]:
-        """Run only the forward pass, under the same protection. Returns the outputs at the leader.
+        """Run only the forward pass on a batch, under the protection of training.
+
+        Returns the last part's outputs at the leader, and None at a follower.
 
         `occasion` distinguishes reports with equal `number` that are drawn at different times. The
         batch's positions refer to the examples of `subset`.
@@ -155,7 +157,10 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is over, and why. `at_limit` ends the run."""
+        """Tell every peer except `but` that the step is aborted, and why.
+
+        `at_limit` is True if a limit of this party ends the run normally.
+        """
         for peer in self._peers:
             if peer != but:
                 with suppress(LinkLost, PeerRefused):  # the original error matters more

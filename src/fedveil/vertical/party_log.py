@@ -28,7 +28,7 @@ class PartyLog:
         self._recorder: Recorder | None = None
 
     def open(self, metrics: Metrics) -> None:
-        """Open the folder's files, and remove records after those of `metrics`."""
+        """Open the folder's files, and remove records that are later than those in `metrics`."""
         self.close()
         self._recorder = Recorder(self._folder, metrics)
         self.records = self._recorder.records
@@ -47,7 +47,7 @@ class PartyLog:
 
     @property
     def head(self) -> tuple[int, str]:
-        """The number of events, and the hash of the last one in their chain."""
+        """The number of events in the log, and the last event's hash, which covers all events."""
         return self._opened.log_head
 
     def say(self, sentence: str) -> None:
@@ -56,7 +56,7 @@ class PartyLog:
         self._say(sentence)
 
     def synced(self) -> tuple[int, str]:
-        """Write all records to the disk. Returns the size and the digest of their file."""
+        """Write all records to disk. Returns the metrics file's size in bytes and its digest."""
         if self._recorder is None:
             return 0, ""
         self._recorder.sync()

@@ -122,7 +122,7 @@ def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
-    """Return the rows with the labels for training, and the loss of a label.
+    """Return the rows with the labels for training, and the privacy loss of a label.
 
     LabelDP draws labels once for the run. A resumed run reads the file with them before it computes
     anything from labels.

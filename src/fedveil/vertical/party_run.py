@@ -248,8 +248,8 @@ class PartyRun:
     def _calibrate(self, epoch: int) -> Exchange[None]:
         """Send the examples that are set aside. The leader fits the calibrator to them.
 
-        It uses its true labels, not those drawn for `label_dp`, because the calibrator stays at the
-        leader.
+        The leader uses its true labels, not those drawn for `label_dp`, because it keeps the
+        calibrator to itself.
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside

@@ -39,8 +39,8 @@ class Predictions:
 class PredictionFile:
     """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
 
-    Never overwrites a file: the constructor checks this. `predict` checks that the outputs fit a
-    line. Both checks precede all messages, so no report is wasted.
+    Never overwrites a file: the constructor checks this. `predict` checks that an example's outputs
+    fit a line of a .csv file. Both checks precede all messages, so no report is wasted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,11 @@ def told_classes(
 def told_scores(
     shares: Array, chosen: npt.NDArray[np.int64], names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return columns for the classes `chosen` and for the probabilities `shares`."""
+    """Return, as columns, the class chosen for each example, and the probabilities of all classes.
+
+    `chosen` has the number of the class. `shares` has the probabilities [examples, classes]. The
+    column `probability` has that of the chosen class. `names` are as in `told_classes`.
+    """
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]
     columns = {"probability": likely}

@@ -68,7 +68,10 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each example, equal for equal arguments."""
+        """Return `values` standard normal numbers for each of the examples at `places`.
+
+        They depend only on the run's key, the crossing and the example's position.
+        """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 
@@ -77,6 +80,8 @@ def projection(
     split: SplitModel, settings: LabelProtectionSettings, rare_share: float, epochs: int
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what its gradients may reveal about labels in the run.
+
+    `rare_share` is the share of the rarer of two classes. `epochs` is the length of the run.
 
     Marvell bounds the AUC of an attack on one gradient of each cut, if the gradients of a class are
     equal or Gaussian. The divergences of the cuts add up, because each cut has independent noise.

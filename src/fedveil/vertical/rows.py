@@ -60,8 +60,8 @@ class Rows:
     """One party's examples of a subset, in the agreed order.
 
     A party without data has `count` rows and no columns. `ids` are the ids of its own rows, or None
-    without data. Columns stay in `stored`, possibly on disk. `at` has the positions there of the
-    examples. None means all, in order.
+    without data. `stored` has whole columns, possibly on disk, and `at` the positions of the
+    examples in these columns. If `at` is None, row n of a column is example n.
     """
 
     count: int
@@ -108,7 +108,10 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add the rows of a tensor at the positions `at` to a digest, a limited number at a time."""
+    """Add the rows of a tensor to a digest, a limited number at a time.
+
+    `at` has the positions of the rows to add. None means all.
+    """
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):

@@ -194,9 +194,9 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts whose forward pass leads to another party, and the same for backward passes.
+    """Return two sets of parts: another party waits for their forward pass, or their backward pass.
 
-    Only chains of parts of one owner are followed.
+    This includes parts whose result reaches the other party through further parts of their owner.
     """
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
@@ -303,7 +303,10 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if the last tensor to `peer` follows the last receipt, which implies the word."""
+    """Return True if the last tensor to `peer` is sent after the last receipt in `program`.
+
+    The tensor then implies `ready` or `commit`, so this message is omitted.
+    """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)
 

@@ -131,11 +131,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """One part's output on its way to another party.
+    """The output of one part, sent to another party.
 
-    It is sent once for all parts there that read it.
-
-    An example's values have the shape `output`. `gradient` is True if their gradient is returned.
+    It is sent once, for all parts of `receiver` that read it (`consumers`). An example's values
+    have the shape `output`. `gradient` is True if their gradient is returned.
     """
 
     part: str

@@ -92,7 +92,7 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number. The numbers leave room for the micro-batches in between."""
+        """Map each part to a number. A seed adds it and a micro-batch's number to be unique."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
@@ -186,7 +186,10 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss in the message, if it has one, and return the other fields."""
+        """Save the loss if the message carries it, and return the other fields.
+
+        `place` is the index in the program of the instruction that received the message.
+        """
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -232,9 +235,9 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the output of `source` as an input.
+        """Return the column or the part's output that `source` names, as an input of a part.
 
-        It adds up the gradients of all readers here.
+        All parts of this party get the same tensor, so autograd adds up their gradients in it.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]

@@ -136,7 +136,11 @@ class Task(Protocol):
         """Return the mean loss of a batch."""
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return a batch's sums for `averages`, such as loss_sum and correct, and `examples`."""
+        """Return sums over a batch, by name, which `averages` turns into metrics.
+
+        `examples` is the number of examples. The other sums have names such as `loss_sum` and
+        `correct`.
+        """
 
 
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:

@@ -1,6 +1,6 @@
 """Tensors as fields of a message in a file.
 
-Writing does not copy them, reading loads one at a time.
+Writing does not copy the tensors. Reading loads one tensor at a time.
 
     layout       := JSON of {name: [type, shape]}
     tensor/NAME  := its bytes
@@ -30,7 +30,10 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return the message fields of a sealed file, and its tensors, read one at a time."""
+    """Read a file with a message and its digest. Returns what `taken` returns.
+
+    The tensors are read one at a time. Raises `MessageInvalid` if the digest does not match.
+    """
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -56,9 +59,10 @@ def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
 def taken(
     message: Message, let_go: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Return a message's other fields, and its tensors. Raises `MessageInvalid` for invalid fields.
+    """Return the fields of a message that store no tensor, and the stored tensors by name.
 
-    `let_go` is called before each tensor's bytes are copied. It may free earlier tensors.
+    `let_go` is called before the bytes of each tensor are copied. It may free the memory of the
+    bytes that were already copied. Raises `MessageInvalid` for invalid fields.
     """
     names = [name for name in message if name.startswith(_TENSOR)]
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}

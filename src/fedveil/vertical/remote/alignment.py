@@ -37,7 +37,10 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """Align parties by the digests of their ids. Each party's digests are distinct."""
+    """Align parties by the digests of their ids.
+
+    `held` has each party's digests, all distinct. `subset` is the name of the subset, for errors.
+    """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
     sizes = {party: len(theirs) for party, theirs in ids.items()}

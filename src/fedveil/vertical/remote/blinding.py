@@ -48,7 +48,7 @@ class Blinding:
     def raised(self, points: Points) -> Points:
         """Return P^k for every point P.
 
-        Raises `MessageInvalid` for an invalid point or the identity.
+        Raises `MessageInvalid` for an invalid point or the group's identity element.
         """
         return _in_pieces(
             lambda some: point_batches.raised(points[some], self._exponent), len(points)

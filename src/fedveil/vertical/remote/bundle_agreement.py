@@ -2,8 +2,9 @@
 
     contents     follower -> leader    the SHA-256 of the follower's contents.json
     manifest     leader -> followers   the manifest: the run, the step and every party's SHA-256
-    signature    both ways             a certificate and its signature, empty without TLS
-    signatures   leader -> followers   those of all parties
+    signature    follower -> leader    the follower's certificate and its signature of the manifest,
+                                       both empty without TLS
+    signatures   leader -> followers   the certificates and signatures of all parties
 
 A follower signs only a manifest with its own job, run, step and SHA-256. It accepts another party's
 signature only with a certificate of its own authority.
@@ -26,7 +27,11 @@ _DIGEST_BYTES = 32
 
 
 def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[None]:
-    """Complete this party's bundle. `identity` identifies the run, and `own` signs the manifest."""
+    """Agree on the manifest with the other parties, and write it and all signatures to the bundle.
+
+    `identity` identifies the run. `own` has the key that signs, or is None without TLS. Raises
+    ExchangeError if a message or a signature of another party is invalid.
+    """
     split = run.setting.split
     others = split.followers if run.name == split.leader else (split.leader,)
     side = _lead(run, identity, own) if run.name == split.leader else _follow(run, identity, own)
@@ -97,7 +102,10 @@ def _follow(
 
 
 def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
-    """Decode a manifest. Raises MessageInvalid unless it is the one that this party expects."""
+    """Decode the leader's manifest. Raises MessageInvalid if it differs from what is expected.
+
+    The party's own SHA-256, the job, the run (`identity`) and the step must be those of this party.
+    """
     if len(data) > bundle.MOST_SIGNATURES_BYTES:
         raise MessageInvalid(f"its manifest has {len(data):,} bytes")
     told = bundle.parsed_manifest(data)

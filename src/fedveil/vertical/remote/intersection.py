@@ -64,7 +64,10 @@ class Found:
     _blinding: Blinding
 
     def proof(self, subset: str, follower: str, rows: Positions) -> dict[str, Value]:
-        """Return the message fields that prove to a follower which of its ids are common."""
+        """Return the message fields that prove to a follower that its ids at `rows` are common.
+
+        `rows` are positions in the order in which the follower sent its ids.
+        """
         if follower not in self._raised[subset]:
             return {}
         theirs, raised = (points[rows] for points in self._raised[subset][follower])
@@ -217,10 +220,10 @@ class _Table:
 
 
 def _found(points: Points, among: Points) -> tuple[Positions, bool]:
-    """Return the place of each point in `among`, or -1, and True if `among` has a point twice.
+    """Return the position of each point in `among`, or -1, and True if `among` has a point twice.
 
-    Points are sorted by their first 8 bytes, which takes a quarter of the memory, unless two of
-    them are equal there.
+    Points are sorted by their first 8 bytes, which takes a quarter of the memory. Only if two
+    points have the same first 8 bytes, all 32 bytes are used.
     """
     for keys_of in (_beginnings, row_values):
         keys = keys_of(among)

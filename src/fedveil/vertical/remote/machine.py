@@ -82,9 +82,9 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    No files are written before the handshake. `here` returns this party's name, given the task. Its
-    initial weights are drawn from its own seed, which stays in its folder. So nobody can compute
-    them from the job. Pass `own_seed` only for simulation.
+    No files are written before the handshake. `here` returns this party's name, given the task. The
+    party's initial weights are drawn from its own seed, which stays in its folder. So nobody can
+    compute these weights from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder
@@ -220,9 +220,10 @@ class Machine:
         say: Callable[[str], None] | None = None,
         credentials: Credentials | None = None,
     ) -> Session:
-        """Restore the agreed step, and run the session's exchange.
+        """Restore the agreed step, and run the session until all parties have ended it.
 
-        `own` replaces this party's side of the exchange for the agreed purpose.
+        `own` is this party's side of the exchange of messages. None means the usual side for the
+        agreed purpose, such as `PartyRun.train`. After training, `credentials` sign the bundle.
         """
         side = own or self._side(agreement.purpose)
         run = self._run_for(agreement, progress, say)
@@ -269,7 +270,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity now, because all other parties that know it may be killed."""
+        """Save the run's identity now, so that it is not lost if all other parties are killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -318,7 +319,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. Until then, one may need the others."""
+        """Wait until all parties have written their files. A restarted party needs the others."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
@@ -353,7 +354,10 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return length and head of the peer's log from its last message, which must be `due`."""
+    """Return the number of lines of the peer's log, and the hash of the last line.
+
+    They are in the peer's last message. Raises ExchangeError if it lacks the fields of `due`.
+    """
     try:
         only_fields(message, *due, "lines", "head")
         if {name: message[name] for name in due} != due:

@@ -53,7 +53,7 @@ class Lanes:
             self.builder.store(value, place, align=_ALIGN)
 
     def product(self, high: bool, total: Any, a: Any, b: Any) -> Any:
-        """Return `total` plus the low or the high 52 bits of the product of a and b."""
+        """Return `total` plus the low 52 bits (or the `high` 52 bits) of the product of a and b."""
         name = f"llvm.x86.avx512.vpmadd52{'h' if high else 'l'}.uq.512"
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         function = _cgutils.get_or_insert_function(self.builder.module, kind, name)
@@ -146,7 +146,7 @@ class Lanes:
         ]
 
     def pick(self, memory: Any, out: Any, table: Any, masks: Any) -> None:
-        """Copy the entry of `table` whose mask is set to `out`. Reads all entries.
+        """Copy to `out` the entry of `table` whose mask is set. Reads all entries.
 
         `masks` is the position of the first entry's mask in the memory. A mask applies to all
         lanes.

@@ -52,7 +52,10 @@ def _run(s: Array, program: Array) -> None:
 
 @compiled()
 def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
-    """Read eight numbers of 255 bits from eight rows of words. Ignores the last bit of each."""
+    """Read a number of 255 bits from each of eight rows into an element of the memory `s`.
+
+    A number has four words, from `column` on. Their last bit is ignored.
+    """
     for lane in range(LANES):
         a, b = words[row + lane, column], words[row + lane, column + 1]
         c, d = words[row + lane, column + 2], words[row + lane, column + 3]
@@ -66,7 +69,7 @@ def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
 
 @compiled()
 def _write(s: Array, words: Array, row: int) -> None:
-    """Encode eight points into rows of words."""
+    """Encode the eight points in the memory `s` into eight rows of `words`, from `row` on."""
     _run(s, formulas.ENCODE)
     for lane in range(LANES):
         at = POINT * WIDTH + lane
@@ -80,7 +83,10 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Decode eight rows of 32 bytes, or map rows of 64 bytes to points."""
+    """Decode eight points from rows of 32 bytes, or map eight rows of 64 bytes to points.
+
+    The points are written to the memory `s`. `invalid` marks the rows that encode no point.
+    """
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -152,7 +158,7 @@ def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -
 
 
 def raised(points: Points, scalar: bytes) -> Points | None:
-    """Return each point times the scalar. None if a point is invalid or the identity."""
+    """Return each point times the scalar. None if a point is invalid or the identity element."""
     words, count = _padded(points), len(points)
     out, invalid = np.empty((len(words), 4), np.uint64), np.empty(len(words), np.uint64)
     _scale(_memory(scalar), words, out, invalid)
@@ -170,7 +176,10 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points whose sum is Σ d_i P_i. None if a point is invalid or the identity."""
+    """Return eight points whose sum is Σ d_i P_i, with the weights d_i and the points P_i.
+
+    Returns None if a point is invalid or the identity element.
+    """
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15
@@ -180,7 +189,10 @@ def summed(weights: Points, points: Points) -> Points | None:
 
 
 def _padded(rows: Points) -> Array:
-    """Return the rows as 64-bit words. The last batch is filled up with the identity (zeros)."""
+    """Return the rows as 64-bit words, filled up to a multiple of eight rows.
+
+    The added rows are zeros, which encode the identity element.
+    """
     padded = np.zeros((-(-len(rows) // LANES) * LANES, rows.shape[1]), np.uint8)
     padded[: len(rows)] = rows
     return padded.view("<u8")

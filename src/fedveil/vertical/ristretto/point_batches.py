@@ -27,7 +27,7 @@ LEAST = 256
 
 
 class NoPoint(ValueError):
-    """Raised if a row is not a point, or is the identity."""
+    """Raised if a row encodes no point, or the group's identity element."""
 
 
 def raised(points: Points, scalar: bytes) -> Points:

@@ -107,7 +107,7 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate, or none if it is weak or revoked."""
+        """Return the names in the client's certificate: [] if it is weak, None without TLS."""
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -171,7 +171,7 @@ class HttpServer:
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Returns False, so that the caller can close the connection."""
+    """Send a response. Always returns False, which callers return to close the connection."""
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:

@@ -109,7 +109,11 @@ class ScoreFile:
         self._path = new_file(path, TABLE)
 
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
-        """Score and write all rows. Returns the number of rows for each outcome."""
+        """Score and write all rows. Returns the number of rows by outcome.
+
+        The outcomes are `scored`, `refused` by a party's limit, and `alone`, which means that
+        another party does not have the row. `tell` receives a sentence on the calibration.
+        """
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)
         if decision.note is not None:

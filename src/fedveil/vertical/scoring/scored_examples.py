@@ -33,7 +33,10 @@ _Keys = npt.NDArray[np.bytes_]
 
 
 class ScoredExamples:
-    """The examples with `ids` of a party that sends values, and how often each was sent."""
+    """Counts how often each example of a party was sent, in training and to be scored.
+
+    A party that sends no values counts nothing.
+    """
 
     def __init__(
         self, bundle: RunFolder, state: RunFolder, split: SplitModel, party: str, limit: Limit
@@ -57,7 +60,7 @@ class ScoredExamples:
         self._scored = np.zeros(0, np.int64)
 
     def load(self, ids: Ids) -> None:
-        """Use positions in `ids` to identify examples from now on."""
+        """Set the ids of the rows to score. Positions in later calls are positions in `ids`."""
         if not self._sends:
             return
         self._merge()
@@ -108,7 +111,10 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return a list with only the state of the highest epsilon."""
+        """Return a list with only the state of the highest epsilon.
+
+        A state is: the times sent in training, 1 with a label (otherwise 0), the times scored.
+        """
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state

@@ -56,7 +56,7 @@ _MULTIPLE = 4
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The leader's answer to a request: which of the rows were scored, and their outputs."""
+    """The result of a request: a mask of the rows that were scored, and the outputs of those."""
 
     allowed: npt.NDArray[np.bool_]
     outputs: npt.NDArray[Any]

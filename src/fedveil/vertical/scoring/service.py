@@ -43,7 +43,7 @@ ANSWER_S = 30.0
 
 
 class PredictionService:
-    """Answers requests from a source of scores.
+    """Answers HTTP requests with scores, which it gets from `source`.
 
     At most `queue` requests wait at a time. A client may ask for at most `guesses` unknown ids.
     """
@@ -68,7 +68,10 @@ class PredictionService:
         return self._decision.note
 
     async def run(self, address: Address, listening: Callable[[Address], None]) -> None:
-        """Answer requests until cancelled. Raises an error if a party is lost."""
+        """Answer requests until cancelled. Raises an error if the link to a party is lost.
+
+        `listening` is called with the address once the service listens on it.
+        """
         if self._own is None:
             check_plaintext("--http", address)
         try:
@@ -181,7 +184,7 @@ class PredictionService:
     def _may(self, request: Request, right: str) -> bool:
         """Return True if the client has a right.
 
-        Without TLS, all on this machine have all rights.
+        Without TLS, every client is on this machine and has all rights.
         """
         if request.client is None or self._own is None:
             return self._own is None

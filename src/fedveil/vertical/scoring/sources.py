@@ -78,7 +78,10 @@ class Together:
 
 
 class Apart:
-    """Gets scores with followers on other machines. Finds the common rows again after a restart."""
+    """Computes scores with followers on other machines.
+
+    The parties find their common rows again after a restart of a follower.
+    """
 
     def __init__(self, leader: Scorer, meeting: Meeting, stack: ExitStack) -> None:
         self.leader, self._meeting = leader, meeting
