@@ -84,9 +84,10 @@ def _under(finding: Finding) -> str:
 
 
 def _best(better: Sequence[Measured]) -> Measured:
-    """Return the best of the metrics that measure the same quantity as the first one.
+    """Return the metric to quote, from metrics that are `better` than chance.
 
-    For images, similarity is preferred to errors, which readers cannot judge.
+    It is the best value of the quantity that the first metric measures. For images that quantity is
+    the similarity (SSIM) if it is among them, because readers cannot judge errors.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -96,7 +97,10 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return the name pattern that a metric matches, or its own name if none matches."""
+    """Return the pattern in `_COULD` that a metric's name matches, or the name if none matches.
+
+    Metrics with the same result measure the same quantity.
+    """
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 

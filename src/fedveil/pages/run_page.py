@@ -197,7 +197,11 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each release without a finite epsilon, and each trusted party."""
+    """Yield a sentence for each limit of the guarantee.
+
+    Examples are a release without a finite epsilon, a trusted server, and the seeded noise of a
+    simulation.
+    """
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":

@@ -81,7 +81,10 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `intervals` and `numbers`, both [rows, features]."""
+        """Return an owner's columns `intervals` and `numbers`, both [rows, features], for a subset.
+
+        The leader also gets the labels.
+        """
         check_party(self, party)
         data, target = _table(self._settings.table)
         train, rows = self._rows("train"), self._rows(subset)

@@ -1,9 +1,9 @@
 """The encoding of a party's table columns as model inputs, computed from its training rows alone.
 
 For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
-index of its interval between quantiles. For both parts, a word becomes the index of a row in one of
-the part's tables (its place). An encoding is saved with the run, so that later evaluations use the
-same scales, intervals, places and classes.
+index of its interval between quantiles. For both parts, a word becomes an index (its place), which
+selects a row of one of the part's tables. An encoding is saved with the run, so that later
+evaluations use the same scales, intervals, places and classes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Scale(Settings):
         return scaled
 
     def check(self, table: Table, column: str, scaled: Float32s, first: int = 0) -> None:
-        """Raise DataInvalid if one of `scaled`, rows of the table from `first`, is infinite."""
+        """Raise DataInvalid if a number is infinite after scaling.
+
+        `scaled` are the scaled numbers of a column, for the rows of the table from row `first` on.
+        """
         if not np.isfinite(scaled).all():
             row = first + int((~np.isfinite(scaled)).argmax())
             raise DataInvalid(
@@ -127,7 +130,11 @@ class Words(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give the `places` - 1 most frequent words an index each. Ties go by the alphabet."""
+        """Return an encoding with `places` indices: one for each of the most frequent words.
+
+        The last index is for all other words. Equally frequent words are chosen in alphabetical
+        order. Raises DataInvalid if all cells are empty.
+        """
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -213,10 +220,10 @@ class Encoding(Stored):
         )
 
     def applied(self, *tables: Table) -> list[dict[str, torch.Tensor]]:
-        """Encode tables as `numbers`, `intervals` and `words`, with a column per feature.
+        """Encode tables as tensors `numbers`, `intervals` and `words`, with a column per feature.
 
-        The tables are rows of one file. The arrays are on disk, in the narrowest type. A party
-        without features gets empty dicts.
+        All tables must be selections of rows of the same file. The tensors are on disk, in the
+        smallest type that holds their values. A party without features gets empty dicts.
         """
         if not self.columns:
             return [{} for _ in tables]

@@ -153,9 +153,10 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the codec of UTF-16 text without a byte order mark, or None if it is none.
+    """Return the codec of UTF-16 text that has no byte order mark.
 
-    The positions of zero bytes show which of the two codecs it is.
+    `head` is the beginning of the file. In most languages one byte of nearly every letter is zero,
+    and its position shows the byte order. Returns None if `head` does not look like UTF-16.
     """
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):

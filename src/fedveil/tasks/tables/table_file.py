@@ -83,9 +83,10 @@ class Table:
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def within(self, first: int, count: int) -> tuple[slice, Int64s | slice]:
-        """Return the table's rows among `count` rows of the file from `first`, and their indices.
+        """Return which rows of this table are in a block of the file, as two indices.
 
-        The indices are relative to `first`.
+        The block has `count` rows of the file, from row `first` on. The first index selects the
+        rows in this table, the second selects the same rows in the block.
         """
         if self.chosen is None:
             return slice(first, first + count), slice(None)
@@ -133,7 +134,7 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """Read the requested columns of a file, piece by piece.
 
     Raises DataInvalid with all problems of its cells. If `refusals` is given, problems are added to
-    it instead, and the returned rows only serve to find further problems.
+    it instead, and a table with problems only serves to find further ones.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
