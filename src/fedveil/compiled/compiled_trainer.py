@@ -250,7 +250,10 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare for one training of a client, which may be repeated. Subclasses override this."""
+        """Prepare to train a client. It runs again if the training must be repeated.
+
+        Subclasses override it.
+        """
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

@@ -94,7 +94,10 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Compute a batch's loss gradient for native code. An exception is stored for later."""
+        """Compute the gradient of a batch's loss. Native code calls this with array addresses.
+
+        An exception cannot pass through native code. It is stored for later, and the gradient is 0.
+        """
         gradient = self._ends(f.DY, count)
         try:
             if self._failure is not None:
@@ -106,7 +109,11 @@ class OwnLossTrainer(CompiledTrainer):
             gradient[:] = 0
 
     def _gradient(self, scores: Any, positions: Any) -> Any:
-        """Return the loss's gradient, multiplied by -learning rate under plain SGD."""
+        """Return the gradient of the loss with respect to a batch's `scores`.
+
+        `positions` are the indices of the batch's examples. Under plain SGD the gradient is
+        multiplied by -learning rate, because native code then adds it to the weights.
+        """
         leaf = torch.from_numpy(scores.copy()).requires_grad_()
         targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
         loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place

@@ -142,7 +142,10 @@ class _LinearHead:
         share: float,
         clip: float,
     ) -> None:
-        """Add the clipped contributions of the examples at `batch`. `share` is lr / batch_size."""
+        """Add the clipped contributions of the examples at the indices `batch` to `total`.
+
+        `share` is lr / batch_size, the factor of a gradient in the update.
+        """
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
         flat = weights.astype(np.float64)
@@ -295,11 +298,12 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Return one row of gradients for each example at `some`, and a mask of those that count.
+        """Compute one row of gradients for each example at the indices `some`.
 
-        The first result is None if no example counts. An invalid example leaves the rows of the
-        others unchanged to the byte: they are computed at the same positions of a batch of the same
-        size, with the same random draws.
+        Returns the rows, and a mask of the examples that count: those in `counts` whose gradients
+        can be computed. If no example counts, there are no rows but None. `draws` is the seed of
+        random draws. An invalid example leaves the rows of the others unchanged to the byte: they
+        are computed at the same positions of a batch of the same size, with the same random draws.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -330,7 +334,11 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return one flat gradient for each example at the indices `some`, in a batch of `rows`."""
+        """Return one flat gradient for each example at the indices `some`.
+
+        They are computed in a batch of `rows` rows, in which examples are repeated if they are too
+        few. `draws` is the seed of random draws.
+        """
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -341,7 +349,10 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add parameter changes to `total` at the parameters' positions. Buffers do not change."""
+        """Add `moved`, the changes of all parameters, to the whole model's vector `total`.
+
+        Each change is added at its parameter's position. The entries of buffers stay unchanged.
+        """
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

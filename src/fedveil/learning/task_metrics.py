@@ -59,7 +59,10 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return the AUC of `scores` for the examples that are `inside`, or None if all or none are."""
+    """Return the AUC with which `scores` tell the examples in the mask `inside` from all others.
+
+    Returns None if the mask has all examples or none.
+    """
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None
@@ -125,7 +128,7 @@ def exact_match(scores: Float64s, y: Float64s) -> float:
 
 
 def bit_f1(scores: Float64s, y: Float64s) -> float:
-    """Return the mean F1 over the labels that occur or are predicted."""
+    """Return the F1 of each yes-or-no label, averaged over labels that occur or are predicted."""
     given, true = scores > 0, y > 0.5
     both = given.sum(0) + true.sum(0)
     return _mean(2 * h / n if n else None for h, n in zip((given & true).sum(0), both, strict=True))

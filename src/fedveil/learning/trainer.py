@@ -140,10 +140,10 @@ class Trainer(Protocol):
         """Return a trainer for another thread, with the same weights."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield the clients' updates in order, several at a time.
+        """Yield the clients' updates in order, several at a time, as the rows of an array.
 
-        Each is valid until the next yield. If a client's training raised an exception, its row has
-        no meaning.
+        With the array comes, for each client, the exception that its training raised, or None. The
+        row of a failed client has no meaning. An array is valid until the next yield.
         """
 
 
@@ -277,7 +277,7 @@ def change_gradients(
 ) -> None:
     """Change the gradients before a step as the plan says, for example by clipping them.
 
-    `start` are the round's initial weights. `terms`, if given, are added to the gradients.
+    `start` are the round's initial weights. `terms`, if given, are first added to the gradients.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
