@@ -39,7 +39,7 @@ def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
 
 
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
-    """Pack the numbers that `make` returns for one slice after another, as `pack` does."""
+    """Pack `count` numbers, which `make` returns for one slice after another, as `pack` does."""
     words = np.zeros((count * width + 63) // 64, "<u8")
     for part in parts(count):
         _pack(make(part), lowest, width, words[part.start // 64 * width :])
@@ -53,7 +53,7 @@ def parts(count: int) -> Iterator[slice]:
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
-    """Return the numbers that `make` returns for one slice after another."""
+    """Return one array of `count` numbers, which `make` returns for one slice after another."""
     out = np.empty(count, np.int64)
     for part in parts(count):
         out[part] = make(part)

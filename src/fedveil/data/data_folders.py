@@ -28,7 +28,10 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield a data set's possible folders. Raises `DataUnavailable` if FEDVEIL_DATA is wrong."""
+    """Yield the folders that may contain a data set.
+
+    Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
+    """
     configured = os.environ.get(VARIABLE, "")
     if configured:
         root = Path(configured).expanduser()
@@ -49,7 +52,10 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert an OSError about `path` into `DataUnavailable`. `done` is the failed action."""
+    """Convert an OSError about `path` into `DataUnavailable`.
+
+    `done` is the participle for its message: the file cannot be read, or written.
+    """
     try:
         yield
     except OSError as error:

@@ -161,7 +161,7 @@ def _grown(part: Path, *, anew: bool) -> IO[bytes]:
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """Return the next bytes: none at the end of the response, None if the connection broke."""
+    """Return the next bytes, b"" at the end of the response, or None if the connection broke."""
     try:
         return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):

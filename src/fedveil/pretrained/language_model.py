@@ -28,7 +28,10 @@ _MOST_SCORES = 1 << 23
 
 @dataclass(frozen=True)
 class Adapter:
-    """Settings of low-rank adapters. `targets` are names of layers. If empty, peft chooses."""
+    """Settings of low-rank adapters: their `rank`, and their scale `alpha` / `rank`.
+
+    `targets` are names of layers. If empty, peft chooses.
+    """
 
     rank: int
     alpha: float
@@ -133,6 +136,7 @@ def _base(
     """Return the model without adapters, and its digest. All models of a process share its weights.
 
     The weights of a folder are memory-mapped, so that all processes of a machine share them.
+    `stamp` is the state of the folder's files: after a change, the model is loaded again.
     """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"

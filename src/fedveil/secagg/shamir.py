@@ -114,7 +114,10 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write each column's polynomial at the points 1, 2, ... to the rows of `values`."""
+    """Write the values of several polynomials at the points 1, 2, ... to the rows of `values`.
+
+    Each column is one polynomial, and `coefficients` begins with the constant terms.
+    """
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):
