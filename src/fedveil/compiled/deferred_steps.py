@@ -64,7 +64,7 @@ def _apart(length: int) -> int:
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Decide for each operation if its steps are deferred for this client.
+    """Decide for each operation in the table `ops` if its steps are deferred for this client.
 
     `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
     is True and the memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred

@@ -68,7 +68,7 @@ class OwnLossTrainer(CompiledTrainer):
             yield self._row, [self._failure_of(room, client)]
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
-        """Train a client. Returns the exception that the user's loss raised, or None."""
+        """Train a client in the memory `room`. Returns the exception of the user's loss or None."""
         self._client, self._room, self._failure = client, room, None
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None
@@ -121,7 +121,10 @@ class OwnLossTrainer(CompiledTrainer):
         return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
 
     def _ends(self, column: int, count: int) -> Any:
-        """Return a batch's scores (`column` is Y) or the memory for their gradient (DY)."""
+        """Return the scores of `count` examples, or the memory for their gradient.
+
+        `column` is Y for the scores, DY for the gradient.
+        """
         row, m = self._room.program.ends[1], self._room.m
         of_tokens = self._room.model.scores_of == TOKENS
         shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)

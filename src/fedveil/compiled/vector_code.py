@@ -144,7 +144,10 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch on `value` with a case for each number from 1 to `most`."""
+        """Generate a switch on `value`, with a case for each number from 1 to `most`.
+
+        `write` generates the code of one case.
+        """
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

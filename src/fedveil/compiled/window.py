@@ -129,7 +129,11 @@ def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return how many rows and columns of windows fit over an image with the padding `border`."""
+    """Return how many rows and columns of windows fit over an image.
+
+    `shape` is (channels, height, width). `kernel`, `stride` and `border` (the padding) each have a
+    number for the height and one for the width.
+    """
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
@@ -184,7 +188,7 @@ class Largest(Operation):
 
 
 class Average(Largest):
-    """An average-pooling, without scratch memory."""
+    """An average-pooling. Unlike a max-pooling, it needs no scratch memory."""
 
     layers = (nn.AvgPool2d,)
     forward, backward = average, average_back

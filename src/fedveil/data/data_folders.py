@@ -42,7 +42,10 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first path that exists, or None. Tries all `names` in each folder in turn."""
+    """Return the first existing path of a file or folder of a data set, or None.
+
+    It tries all `names` in each of the data set's possible folders in turn.
+    """
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():

@@ -186,7 +186,7 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Return a checked data set, whose test part `holdout` chooses from the examples."""
+    """Return a checked data set. `holdout` chooses its test part from the examples."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 

@@ -61,7 +61,10 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of (x, y) pairs. If y is None, the targets are the next tokens of x."""
+    """Read the records of several groups, each a pair (x, y), in the form `form`.
+
+    If y is None, the targets are the next tokens of x.
+    """
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])

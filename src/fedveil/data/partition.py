@@ -80,7 +80,10 @@ def partition(
     alpha: float = 0.5,
     entropy: Entropy,
 ) -> Partition:
-    """Split examples with these labels and owners by the method `split`, such as "iid"."""
+    """Split examples with these labels and owners by the method `split`, such as "iid".
+
+    `clients` is the number of clients. It may be None if each owner is a client.
+    """
     choice("split", split, SPLITS)
     if split in ("by_client", "writers"):
         if owners is None:

@@ -94,7 +94,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request, with reproducible choices if there is a `seed`, else random ones."""
+        """Create a request. Its random choices come from `seed` or, without it, from the system."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 
@@ -340,7 +340,10 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Draw the next token: one that represents bytes, or the end of the document."""
+    """Draw the next token from its `scores`: one that represents bytes, or the end token.
+
+    `pieces` has the bytes of each token, or None for the end token and for unused tokens.
+    """
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)

@@ -214,7 +214,7 @@ class TiedHead(nn.Module):
         self.word = word
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map (..., width) to (..., vocabulary)."""
+        """Map vectors (..., width) to logits (..., vocabulary)."""
         return functional.linear(hidden, self.word.weight)
 
 

@@ -123,7 +123,10 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for `model`, or None unless it is flattening and one dense layer."""
+        """Return the clipped gradients of `model`, or None if the model has another form.
+
+        It must be one dense layer, which may follow a flattening.
+        """
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -142,9 +145,10 @@ class _LinearHead:
         share: float,
         clip: float,
     ) -> None:
-        """Add the clipped contributions of the examples at the indices `batch` to `total`.
+        """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size, the factor of a gradient in the update.
+        `weights` is the model, `share` is lr / batch_size, the factor of a gradient in the update,
+        and `clip` bounds the norm of a contribution.
         """
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
@@ -191,11 +195,12 @@ def _add_linear(
     x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
     share: float, clip: float, moved: Float64s, moved_bias: Float64s
 ) -> None:  # fmt: skip
-    """Add each example's clipped contribution to `moved` (weights) and `moved_bias`.
+    """Add the clipped contribution of each example to `moved` (weights) and `moved_bias`.
 
-    The contribution is -`share` times the gradient, the outer product of (softmax - label) and
-    (features, one), scaled down to the norm `clip` if it is longer. `columns` and `moved` are
-    transposed weights, so that the inner loops run over the outputs.
+    The examples are those at the indices `batch`. A contribution is -`share` times the gradient,
+    the outer product of (softmax - label) and (features, one), scaled down to the norm `clip` if it
+    is longer. `one` is 1 if the layer has a bias, otherwise 0. `columns` and `moved` are transposed
+    weights, so that the inner loops run over the outputs.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)

@@ -77,13 +77,16 @@ class Task(ABC):
     def optimizer(
         self, parameters: Sequence[torch.Tensor], plan: TrainingPlan
     ) -> torch.optim.Optimizer:
-        """Return a new optimiser for a client's training in one round."""
+        """Return a new optimiser of `parameters`, for a client's training in one round."""
         return make_optimizer(parameters, plan)
 
     def train(
         self, model: nn.Module, batches: Iterator[tuple[Tensors, Tensors]], plan: TrainingPlan
     ) -> None:
-        """Train one client for one round. `model` has the server's weights at the start."""
+        """Train one client for one round by the settings of `plan`.
+
+        `model` has the server's weights at the start. `batches` yields pairs of inputs and targets.
+        """
         parameters = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         optimizer = self.optimizer(parameters, plan)

@@ -121,7 +121,10 @@ class TrainedPart:
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs in the compact form of `held`, and the mask that `seen_apart` gives."""
+        """Return the inputs in the compact form of `held`, and the mask of usable examples.
+
+        Invalid examples are treated as in `seen_apart`.
+        """
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:

@@ -21,7 +21,7 @@ _MOST = 1e100
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of an axis, and its labelled values in order."""
+    """The range of an axis. `ticks` has each labelled value with its text, in order."""
 
     low: float
     high: float

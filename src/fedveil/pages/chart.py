@@ -108,7 +108,10 @@ def _extent(curves: Sequence[Curve]) -> Iterator[float]:
 
 
 def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
-    """Yield the grid lines at the y axis's labels, and the labels of both axes."""
+    """Yield SVG for the grid lines at the y axis's labels, and for the labels of both axes.
+
+    `x` and `y` are the scales of the axes, and `frame` is the area of the curves.
+    """
     lines, labels = "", ""
     for value, label in y.ticks:
         at = _place(y, value, frame.bottom, frame.top)
@@ -144,8 +147,9 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
     """Return the SVG of a curve: its spread, its line and its markers.
 
-    A value that the axes cannot show is a gap in the line. A point between two gaps always gets a
-    marker, because no line leads to it.
+    `look` is the curve's colour and style, and `x` and `y` are the scales of the axes. A value that
+    they cannot show is a gap in the line. A point between two gaps always gets a marker, because no
+    line leads to it.
     """
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
@@ -164,7 +168,7 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
 
 
 def _bars(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a bar from 0 to each value, with an error bar from `low` to `high`."""
+    """Draw a bar from 0 to each value of a curve, with an error bar from `low` to `high`."""
     bars, errors, base = "", "", _place(y, 0.0, frame.bottom, frame.top)
     half = 0.4 / (x.high - x.low) * (frame.right - frame.left)
     ends = zip(curve.low or curve.y, curve.high or curve.y, strict=True)
@@ -217,7 +221,10 @@ def _pieces(
 
 
 def _spread(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG path around the area between `low` and `high`, where both can be shown."""
+    """Return the SVG path around the area between a curve's `low` and `high`.
+
+    Points at which either cannot be shown are left out.
+    """
     known = [
         (at, low, high)
         for at, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -233,7 +240,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points, among them the extremes."""
+    """Return the curve with at most `MOST_POINTS` points, including its highest and lowest ones."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve

@@ -110,7 +110,10 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Describe what an attacker with this value of the metric could do, compared with guessing."""
+    """Describe what an attacker could do, compared with guessing, as one metric shows.
+
+    `figure` is the metric, and `finding` the result of the attack.
+    """
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
         value, guess = _percent(figure.value), _percent(figure.guess)
@@ -140,7 +143,10 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table of the result's metrics, compared with guessing. No cell is NaN."""
+    """Return a table of the result's metrics, compared with guessing.
+
+    An unknown value is "" or "-", never NaN.
+    """
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

@@ -75,7 +75,10 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
-    """Yield a section that compares a language model before and after the run."""
+    """Yield a section that compares a language model before and after the run.
+
+    `last` has the latest value of every metric. Nothing is yielded without a comparison.
+    """
     if not run.compared:
         return
     figure = figure_of(last, "run_every_round")
@@ -312,7 +315,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """Yield a section with the job and the command that repeats it, and a section with events."""
+    """Yield a section with the command that repeats the run, its job and its events."""
     yield Section(
         "Repeat this run",
         [

@@ -219,7 +219,10 @@ def _protection(name: str) -> type[Protection]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Suggest an attack that works on the run's job, or else the audit of all mechanisms."""
+    """Return a sentence with the command of an attack that works on the run's job.
+
+    If no attack does, the command audits all mechanisms.
+    """
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"
@@ -273,7 +276,10 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step for a party on its own machine, in short and in detail."""
+    """Return the next step for a party on its own machine, in short and in detail.
+
+    `worst` is the line of its privacy account with the largest epsilon, or None.
+    """
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

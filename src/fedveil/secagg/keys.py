@@ -70,7 +70,10 @@ def public_key(raw: bytes) -> X25519PublicKey:
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Return True if key agreement with this public key gives zero for every private key."""
+    """Return True if `raw` is a public key of low order.
+
+    With such a key, the agreed secret is zero for every private key.
+    """
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -91,7 +94,7 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key that encrypts one message. Sender and receiver derive the same one.
+    """Return the key that encrypts one message. Both `sender` and `receiver` derive it.
 
     `shared` is the agreed secret of their cipher keys, and `view` what they were shown.
     """
@@ -108,7 +111,10 @@ def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> 
 
 
 def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """Decrypt what `seal` encrypted with these arguments. Returns None for anything else."""
+    """Decrypt the bytes `sealed`, if `seal` encrypted them with these arguments.
+
+    Returns None for any other bytes.
+    """
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:

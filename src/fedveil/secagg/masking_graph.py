@@ -55,8 +55,8 @@ def complete(clients: Sequence[int]) -> MaskingGraph:
 def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> MaskingGraph:
     """Return a random graph in which each client has `neighbours` neighbours.
 
-    If `neighbours` and the number of clients are both odd, each client has one more, because no
-    such graph exists. If there are too few clients, all are neighbours.
+    No such graph exists if `neighbours` and the number of clients are both odd. Then each client
+    has one neighbour more. If there are too few clients, all are neighbours.
     """
     ordered = sorted(clients)
     n = len(ordered)

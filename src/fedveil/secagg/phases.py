@@ -66,7 +66,7 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the length in bytes of the longest honest answer in a phase.
+    """Return the length in bytes of the longest honest answer in a phase of a round with `terms`.
 
     `members` is the number of clients in a neighbourhood.
     """

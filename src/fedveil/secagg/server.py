@@ -243,7 +243,10 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return a message for each client. Clients with the same neighbours share one."""
+        """Return a message for each client. `make` creates the message for a client.
+
+        It is called once for all clients with the same neighbours.
+        """
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -317,7 +320,11 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the survivors' own masks, and the masks between survivors and dropped clients."""
+        """Remove the masks from the sum, with the secrets that were reconstructed.
+
+        These are the survivors' own masks (`seeds`), and the masks between survivors and clients
+        that dropped out, whose mask keys are `pairs`.
+        """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

@@ -82,7 +82,10 @@ def encode_shares(shares: Field) -> bytes:
 
 
 def decode_shares(data: bytes) -> Field:
-    """Return shares as an array [shares, limbs]. Raises an error for a limb outside the field."""
+    """Convert bytes from `encode_shares` to an array of shares, [shares, limbs].
+
+    Raises an error for a limb outside the field.
+    """
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")
     shares: Field = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, LIMBS)

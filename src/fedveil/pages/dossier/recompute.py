@@ -40,9 +40,9 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 
 
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
-    """Compose releases. Returns their epsilon, and the error that rounding to a grid may cause.
+    """Compose releases. Returns their epsilon at `delta`, and its possible rounding error.
 
-    The grid depends on the epsilon `stated` in the record.
+    Losses are rounded to a grid, which depends on the epsilon `stated` in the record.
     """
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")

@@ -164,7 +164,11 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return a block's number of lines, or None if CSV readers may disagree on its cells."""
+    """Return the number of lines of a block, or None if CSV readers may disagree on its cells.
+
+    They may disagree if a quote is inside a cell, if a cell has several lines, or if a line is very
+    long.
+    """
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # Python's reader would end a line there
     windows = range(0, len(block) - _WINDOW, _WINDOW)

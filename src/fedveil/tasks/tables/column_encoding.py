@@ -146,11 +146,11 @@ class Words(Settings):
         return cls(words=tuple(word for _, word in frequent), places=places)
 
     def applied(self, table: Table, column: str) -> Codes:
-        """Return the index of each row's word."""
+        """Return the index of the word in each row of the table's column."""
         return self.of_known(table, column)[table.codes(column)]
 
     def of_known(self, table: Table, column: str) -> Codes:
-        """Return the index of each of the column's distinct words in the table."""
+        """Return the index of each distinct word of the column, in the order of `table.known`."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)
@@ -163,7 +163,10 @@ class Classes(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows: integers by value, then texts."""
+        """Return the `count` classes of the training rows: integers by value, then texts.
+
+        Raises DataInvalid if the column has another number of different values.
+        """
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -268,7 +271,10 @@ class Encoding(Stored):
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return the quantiles of sorted numbers, as np.quantile does, but without sorting again."""
+    """Return the quantiles of sorted numbers, as np.quantile does, but without sorting again.
+
+    `shares` are the quantiles' levels, from 0 to 1.
+    """
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]

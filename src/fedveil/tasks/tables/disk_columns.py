@@ -72,7 +72,10 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Create a zeroed array in a file on disk, and a tensor that shares its memory."""
+    """Create a zeroed array [rows, columns] in a file on disk.
+
+    Also returns a tensor that shares its memory.
+    """
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)

@@ -68,7 +68,10 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 
 
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
-    """Return the kind of content of each column that a file to score must have."""
+    """Return the columns that a file to score must have: each name with its kind of content.
+
+    The kinds are "ids", "words" and "numbers".
+    """
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"
         for name, column in encoding.columns.items()

@@ -106,7 +106,10 @@ class Table:
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
-    """Return the file's column names. Raises DataInvalid if a name is empty or repeated."""
+    """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
+
+    `reading` states the format of a CSV file, and `place` is its path in the job, for messages.
+    """
     if is_parquet(path):
         return parquet_file.header(path)
     return csv_file.header(find_format(path, reading, place))
@@ -224,7 +227,10 @@ class _WordColumn:
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str]]:
-    """Open the file. Returns its pieces, and sentences on its format."""
+    """Open the file to read the columns of `plan`.
+
+    Returns the file's pieces, and sentences that describe its format.
+    """
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)
