@@ -1,4 +1,4 @@
-"""Returns memory that was freed to the operating system."""
+"""Returns freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Return all memory that was freed, if the C library has a function for it (glibc has).
+    """Return all freed memory to the operating system, if the C library can do this (glibc can).
 
-    By itself it keeps freed memory below anything that is still used, such as a first model's.
+    By itself, the C library keeps freed memory that lies below memory still in use. So the memory
+    of a model that is no longer used would stay taken.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -20,7 +20,7 @@ _LAST_BYTES = (1 << 36) - 2 * MOST_AT_ONCE
 
 
 class Keystream:
-    """Writes the keystream piece by piece. Pieces but the last are multiples of 16 bytes."""
+    """Writes the keystream in pieces. Each piece but the last has a multiple of 16 bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._key = algorithms.AES(key)

@@ -35,7 +35,7 @@ def load(
 ) -> Callable[..., Any]:
     """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` if there is none. Its sentence begins with `key`, such as `model = 'm:f'`.
+    Raises `error` if there is none. Its message begins with `key`, such as `model = 'm:f'`.
     `built_in` lists the other values that the key may have.
     """
     if not is_function(name):
@@ -104,7 +104,7 @@ def unpack(data: bytes) -> None:
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
     """Convert an exception of the user's code into `error`. Our own errors pass unchanged.
 
-    The sentence names `key` and `what` raised the exception.
+    The message says that `what` raised the exception, and names the job's `key`.
     """
     try:
         yield

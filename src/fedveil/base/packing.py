@@ -26,7 +26,10 @@ def packed_size(count: int, width: int) -> int:
 
 
 def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
-    """Return True if the unused bits after the last of `count` numbers are zero."""
+    """Return True if the bits of `packed` after the last of its `count` numbers are zero.
+
+    Each number has `width` bits.
+    """
     spare = 8 * len(packed) - count * width
     return not spare or int(packed[-1]) >> (8 - spare) == 0
 
@@ -39,7 +42,7 @@ def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
 
 
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
-    """Pack the numbers that `make` returns for one slice after another, as `pack` does."""
+    """Pack `count` numbers, which `make` returns for one slice after another, as `pack` does."""
     words = np.zeros((count * width + 63) // 64, "<u8")
     for part in parts(count):
         _pack(make(part), lowest, width, words[part.start // 64 * width :])
@@ -53,7 +56,7 @@ def parts(count: int) -> Iterator[slice]:
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
-    """Return the numbers that `make` returns for one slice after another."""
+    """Return one array of `count` numbers, which `make` returns for one slice after another."""
     out = np.empty(count, np.int64)
     for part in parts(count):
         out[part] = make(part)
@@ -92,7 +95,7 @@ def add(numbers: _Whole, total: _Whole) -> None:
 
 
 def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
-    """Add packed numbers of 1 to 64 bits to `total`, entry by entry."""
+    """Add packed numbers of `width` bits (1 to 64) to `total`, entry by entry."""
     for part, padded in _padded_parts(packed, width, total):
         _add_packed(padded.view("<u8"), width, part)
 
@@ -156,7 +159,10 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Unpack numbers into `out`. Returns the largest of them, before `lowest` is added."""
+    """Unpack numbers of `width` bits into `out`, and add `lowest` to each.
+
+    Returns the largest of the numbers before the addition.
+    """
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
     for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
@@ -191,7 +197,10 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers to `total`, block by block. Undoes all if one is out of range."""
+    """Add packed numbers to `total`, block by block, and return True.
+
+    If a number is not in lowest..highest, undoes everything and returns False.
+    """
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]

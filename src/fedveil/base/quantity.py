@@ -13,7 +13,7 @@ def quantity(number: int, noun: str) -> str:
 
 
 def all_of(number: int, noun: str) -> str:
-    """Return a phrase for all of them: "all 20 rounds", or "the only round".
+    """Return a phrase for all things of a kind: "all 20 rounds", or "the only round".
 
     >>> all_of(1, "round")
     'the only round'

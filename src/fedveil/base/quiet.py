@@ -11,7 +11,10 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Calls `say` if a step is still running after `every_s` seconds without any output."""
+    """Calls `say` each time that a running step has printed nothing for another `every_s` seconds.
+
+    `say` gets the number of seconds since the last output.
+    """
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:
         self._every_s, self._say = every_s, say

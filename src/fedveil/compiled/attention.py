@@ -28,7 +28,10 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return four sizes: tokens, heads, entries of a head, entries of a row."""
+    """Return the number of tokens and of heads, the entries of a head, and of a row of weights.
+
+    A row of attention weights is padded to this number of entries.
+    """
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

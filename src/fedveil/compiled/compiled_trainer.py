@@ -99,7 +99,10 @@ class CompiledTrainer:
         layers: Sequence[nn.Module],
         loop: Trainer | None = None,
     ) -> None:
-        """Create a trainer. `loop` trains the clients with unusual data (default: torch's loop)."""
+        """Create a trainer for `model`, whose layers in order are `layers`.
+
+        `loop` trains the clients with unusual data (default: torch's loop).
+        """
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
@@ -132,7 +135,7 @@ class CompiledTrainer:
     def made(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self:
-        """Return a trainer for `model`, or raise `NotServedError` with the reason."""
+        """Return a trainer for `model`, as `of` does, or raise `NotServedError` with the reason."""
         need(HAVE_NUMBA, "numba is not installed")
         need(plan.optimizer in _OPTIMISERS, f"training.optimizer is {plan.optimizer}")
         need(plan.loss in cls.losses, f"the loss is {plan.loss}")
@@ -250,7 +253,10 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare for one training of a client, which may be repeated. Subclasses override this."""
+        """Prepare to train a client. It runs again if the training must be repeated.
+
+        Subclasses override it.
+        """
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

@@ -32,12 +32,12 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps.
+    """Reserve memory for a dense layer's deferred steps. Returns the columns that describe it.
 
-    Returns the table columns that describe it.
-
-    A deferred step adds D' X to the weight. All rows of D and X take at most half as much memory as
-    the weight. If the layer is too small for deferred steps, the result is empty.
+    They are columns of the layer's row in the model's table. The layer has the sizes `inputs` and
+    `outputs`, and a batch has up to `batch` examples. A deferred step adds D' X to the weight. All
+    rows of D and X take at most half as much memory as the weight. If the layer is too small for
+    deferred steps, the result is empty.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -54,13 +54,17 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 
 @compiled()
 def _apart(length: int) -> int:
-    """Return the distance between rows in memory. It is no multiple of 2 kB, to spare the cache."""
+    """Return the distance in memory between rows of `length` entries: one cache line more.
+
+    Without this line, rows whose length is a large power of two would evict each other from the
+    cache.
+    """
     return length + LINE
 
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Decide for each operation if its steps are deferred for this client.
+    """Decide for each operation in the table `ops` if its steps are deferred for this client.
 
     `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
     is True and the memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred
@@ -97,7 +101,7 @@ def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: in
     """Add the contribution of the deferred steps, (x X') D, to the output y of input x.
 
     X has the inputs of those steps, and D their output gradients times -learning rate. X' is X
-    transposed.
+    transposed. x and y are given as positions in the memory `m`, with rows `xs` and `ys` apart.
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
@@ -107,7 +111,8 @@ def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows:
     """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
 
     dy is the output gradient. X has the inputs of those steps, and D their output gradients times
-    -learning rate. D' is D transposed.
+    -learning rate. D' is D transposed. dx and dy are given as positions in the memory `m`, with
+    rows `xs` and `ys` apart.
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
@@ -117,7 +122,12 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C, where M and B are the stored factors that begin at `met` and `added`."""
+    """Add (A M') B to C, where M and B are the stored factors of the deferred steps.
+
+    A, C, M and B begin at the positions `a`, `c`, `met` and `added` of the memory. A and C have
+    `rows` rows, which are `am` and `cm` apart. Rows of M have `length` entries, rows of B have
+    `width`.
+    """
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -131,7 +141,10 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of the deferred steps, D' X, to `out`. If it is not finite, sets HELD to -1."""
+    """Write the sum of the deferred steps, D' X, to its position in the update `out`.
+
+    If it is not finite, sets the field HELD to -1.
+    """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
     few = has_zeros(m, a, am, b, bm, rows, outputs, inputs)

@@ -44,9 +44,11 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return how x is split for matrix products: their number, and the rows of each.
+    """Return how a batch is split into matrix products: their number, and the rows of x in each.
 
-    The other two results are the distances between rows of x and between rows of the output y.
+    If all rows are equally far apart, one product is enough. Otherwise each example has its own,
+    with a row per token. The other two results are the distances in memory between rows of the
+    input x and between rows of the output y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:

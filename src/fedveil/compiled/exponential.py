@@ -33,7 +33,10 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n with an integer n in -126..127. `shifted` is `_SHIFT` + n."""
+    """Generate code for 2^n with an integer n in -126..127.
+
+    `shifted` is the float `_SHIFT` + n, whose lowest bits are n.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -79,9 +82,10 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 
 @compiled()
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
-    """Write e^(scale * (x - max x)) for `count` numbers x, or NaN if any is NaN.
+    """Write e^(scale * (x - max x)) for `count` numbers x, and return the sum of the results.
 
-    Returns the sum.
+    The numbers begin at position `begin` of the memory, the results at `to`. Subtracting the
+    largest number prevents an overflow. If any number is NaN, all results are NaN.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

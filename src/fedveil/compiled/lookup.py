@@ -16,9 +16,10 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy the weight's row of each token to the token's values.
+    """Copy the row of the weight that belongs to each token to the token's values.
 
-    With `back`, add each token's values to the weight's row instead.
+    The weight begins at position `weight` of the memory, the values at `values`. With `back`, the
+    token's values are instead added to its row of the weight, or of the weight's gradient.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):

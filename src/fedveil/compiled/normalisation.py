@@ -28,9 +28,9 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write the offsets of a group's values to `w`, and the offsets of their weights.
+    """Write two lists to the integer memory `w`: offsets of a group's values, and of their weights.
 
-    Returns the positions of both lists in `w`.
+    A group has `channels` channels. Returns the positions of both lists in `w`.
     """
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
@@ -139,8 +139,9 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients for each token's row.
 
-    The weight's gradient is summed separately and added at the end. Under SGD without momentum or
-    decay it goes into the weight itself, which the remaining rows still need unchanged.
+    The weight's gradient is summed in other memory, and added to its place at the end. Under SGD
+    without momentum or decay this place is the weight itself, and all rows need the unchanged
+    weight.
     """
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others

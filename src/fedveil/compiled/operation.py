@@ -38,14 +38,15 @@ def need(fits: bool, otherwise: str) -> None:
 
 
 def up(count: int) -> int:
-    """Round `count` up to a whole number of vectors."""
+    """Round `count` up to a multiple of 8, the number of floats in a vector."""
     return -(-count // 8) * 8
 
 
 def filled(length: int) -> int:
-    """Return a padded row length of at least `length`. It is no multiple of 4 kB.
+    """Return the padded length, in floats, of a row of `length` entries.
 
-    Rows at such distances would evict each other from the cache.
+    It is a multiple of 8, and no multiple of 4 kB: rows at such distances would evict each other
+    from the cache.
     """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row
@@ -71,7 +72,7 @@ class Value:
 
     @property
     def steps(self) -> Shape:
-        """Return the strides of a row, a column and a channel."""
+        """Return the strides of a row, a column and a channel, in entries."""
         c, h, w = self.shape
         return (w, 1, h * w) if self.apart else ((w + 2 * self.border[1]) * c, c, 1)
 
@@ -152,7 +153,8 @@ class Operation:
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
         """Return the table columns that only this kind of operation has.
 
-        `changed` is True if a later operation overwrites the output.
+        It reserves scratch memory in `memory`, for batches of up to `batch` examples. `changed` is
+        True if a later operation overwrites the output.
         """
         return {}
 

@@ -68,7 +68,7 @@ class OwnLossTrainer(CompiledTrainer):
             yield self._row, [self._failure_of(room, client)]
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
-        """Train a client. Returns the exception that the user's loss raised, or None."""
+        """Train a client in the memory `room`. Returns the exception of the user's loss or None."""
         self._client, self._room, self._failure = client, room, None
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None
@@ -94,7 +94,10 @@ class OwnLossTrainer(CompiledTrainer):
     def _called(
         self, m: int, ends: int, y: int, rows: int, weights: int, count: int, scale: float
     ) -> None:
-        """Compute a batch's loss gradient for native code. An exception is stored for later."""
+        """Compute the gradient of a batch's loss. Native code calls this with array addresses.
+
+        An exception cannot pass through native code. It is stored for later, and the gradient is 0.
+        """
         gradient = self._ends(f.DY, count)
         try:
             if self._failure is not None:
@@ -106,7 +109,11 @@ class OwnLossTrainer(CompiledTrainer):
             gradient[:] = 0
 
     def _gradient(self, scores: Any, positions: Any) -> Any:
-        """Return the loss's gradient, multiplied by -learning rate under plain SGD."""
+        """Return the gradient of the loss with respect to a batch's `scores`.
+
+        `positions` are the indices of the batch's examples. Under plain SGD the gradient is
+        multiplied by -learning rate, because native code then adds it to the weights.
+        """
         leaf = torch.from_numpy(scores.copy()).requires_grad_()
         targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
         loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place
@@ -114,7 +121,10 @@ class OwnLossTrainer(CompiledTrainer):
         return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
 
     def _ends(self, column: int, count: int) -> Any:
-        """Return a batch's scores (`column` is Y) or the memory for their gradient (DY)."""
+        """Return the scores of `count` examples, or the memory for their gradient.
+
+        `column` is Y for the scores, DY for the gradient.
+        """
         row, m = self._room.program.ends[1], self._room.m
         of_tokens = self._room.model.scores_of == TOKENS
         shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)

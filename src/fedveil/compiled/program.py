@@ -126,9 +126,9 @@ def _table(rows: Iterable[Row]) -> Int64s:
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the table columns that every operation has.
+    """Return the columns of the model's table that every operation has.
 
-    A weight's gradient stands `behind` entries after the weight.
+    `kind` is the type of floats. A weight's gradient is stored `behind` entries after the weight.
     """
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),

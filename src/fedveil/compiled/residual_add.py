@@ -14,7 +14,10 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """For each example, copy x to y or, with `back`, dy to dx. `also` adds instead of copying."""
+    """Copy the input x of each example to its output y or, with `back`, the gradient dy to dx.
+
+    With `also`, add instead of copying.
+    """
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -26,25 +29,29 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy: y = x."""
+    """Start a residual connection: copy the input x to the output y."""
     _add(m, op, False, False)
 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add: dx += dy. `join_back` has already written the other part of dx."""
+    """Add the output gradient dy to the input gradient dx.
+
+    `join_back` has already written the other part of dx, which comes from the end of the
+    connection.
+    """
     _add(m, op, True, True)
 
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add: y += x, where x is the value that the branch copied."""
+    """End a residual connection: add x, the value that the branch copied, to the output y."""
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy: dx = dy."""
+    """Copy the output gradient dy to dx, the gradient of the value that the branch copied."""
     _add(m, op, True, False)
 
 

@@ -1,4 +1,8 @@
-"""Simple loops over rows of the float memory, shared by many operations."""
+"""Simple loops over rows of numbers, which many operations share.
+
+The rows are in the float memory `m`, one array with a model's weights, values and gradients. A row
+is given by the position of its first entry in `m`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows of `length` entries to the row at `total`. They begin at `a` + i `row`."""
+    """Add `count` rows of `length` entries to the row at position `total` of the memory.
+
+    Row i begins at position `a` + i * `row`.
+    """
     for i in range(count):
         for j in range(length):
             m[total + j] += m[a + i * row + j]
@@ -40,7 +47,7 @@ def are_finite(m: Float32s, begin: int, count: int) -> bool:
 
 @compiled(reorder=True)
 def inner_product(m: Float32s, a: int, b: int, count: int) -> float:
-    """Return the inner product of the two rows of `count` entries that begin at `a` and `b`."""
+    """Return the inner product of the two rows of `count` entries at the positions `a` and `b`."""
     found = np.float32(0)
     for i in range(count):
         found += m[a + i] * m[b + i]
@@ -54,7 +61,8 @@ def has_zeros(
     """Return True if skipping the zeros of dy in a product with x saves time and is exact.
 
     It saves time if more than a third of dy is zero. It is exact if all of x is finite: skipping 0
-    * infinity would lose a NaN. For a transposed weight the caller swaps x and dy.
+    * infinity would lose a NaN. Both have `rows` rows: dy of `outputs` entries, `ys` apart, and x
+    of `inputs` entries, `xs` apart. For a transposed weight the caller swaps x and dy.
     """
     zeros, finite = 0, True
     for n in range(rows):

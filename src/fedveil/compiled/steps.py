@@ -73,7 +73,10 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy the examples `rows` of x to the first operation's input. `entry` is its table row."""
+    """Copy `count` examples, those at the indices `rows` of x, to the first operation's input.
+
+    `entry` is a row of the model's table that says where the input is in the memory `m`.
+    """
     size = entry[f.OC] * entry[f.OH] * entry[f.OW]
     for n in range(count):
         at, example = entry[f.Y] + n * entry[f.YS], rows[n] * size
@@ -107,7 +110,10 @@ def _strided(vector: Float32s, sizes: Sequence[int], steps: Sequence[int]) -> Fl
 
 @compiled()
 def give_change(places: Int64s, ops: Int64s, m: Float32s, start: Float32s, out: Float32s) -> None:
-    """Write the update to `out`, except for deferred steps. Resets the weights to `start`."""
+    """Write the update, the weights minus `start`, to `out`. Resets the weights to `start`.
+
+    Weights with deferred steps are left out. Each row of `places` describes a weight, as in `pack`.
+    """
     for r in places:
         if ops[r[14], f.HELD] >= 0 and ops[r[14], f.FLAT] == r[0]:
             continue

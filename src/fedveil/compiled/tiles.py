@@ -198,8 +198,9 @@ def largest_tile(lanes: int) -> Any:
             return code.all_lanes(builder.trunc(number, SMALL), SMALL)
 
         def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
-            """Compare the best value so far with that at row r and column c.
+            """Return the larger of the best value so far and the value at row r and column c.
 
+            `best` is a list of the best value and its place in the window, and so is the result.
             Places are relative to the window, and therefore equal in all lanes.
             """
             value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))

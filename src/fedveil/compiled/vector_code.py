@@ -109,9 +109,10 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Generate a loop of `count` turns.
+        """Generate a loop of `count` turns. Returns the values after the last turn.
 
-        `body` maps a turn's values (first `start`) to the next.
+        `body` gets the number of a turn and the values before it, and returns the values after it.
+        `start` are the values before the first turn.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")
@@ -143,7 +144,10 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch on `value` with a case for each number from 1 to `most`."""
+        """Generate a switch on `value`, with a case for each number from 1 to `most`.
+
+        `write` generates the code of one case.
+        """
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

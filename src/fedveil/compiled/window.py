@@ -32,8 +32,9 @@ def pool(
 ) -> None:  # fmt: skip
     """Write the largest value of each window of example `n`, and the position of that value.
 
-    z begins at position `z`, with strides `zr` and `zc`. The value in row r and column s has the
-    number `first` + r steps[0] + s steps[1].
+    The example's values z begin at position `z` of the memory, with strides `zr` and `zc` for rows
+    and columns. The position of the value in row r and column s is written as the number `first` +
+    r steps[0] + s steps[1].
     """
     lanes, best = (op[f.OC] + 7) // 8 * 8, op[BEST]
     # Read these once: the compiler must assume that any write may change them.
@@ -128,7 +129,11 @@ def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return how many rows and columns of windows fit over an image with this padding."""
+    """Return how many rows and columns of windows fit over an image.
+
+    `shape` is (channels, height, width). `kernel`, `stride` and `border` (the padding) each have a
+    number for the height and one for the width.
+    """
     h, w = (
         (side + 2 * b - k) // s + 1
         for side, k, s, b in zip(shape[1:], kernel, stride, border, strict=True)
@@ -183,7 +188,7 @@ class Largest(Operation):
 
 
 class Average(Largest):
-    """An average-pooling, without scratch memory."""
+    """An average-pooling. Unlike a max-pooling, it needs no scratch memory."""
 
     layers = (nn.AvgPool2d,)
     forward, backward = average, average_back

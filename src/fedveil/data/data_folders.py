@@ -28,7 +28,10 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield a data set's possible folders. Raises `DataUnavailable` if FEDVEIL_DATA is wrong."""
+    """Yield the folders that may contain a data set.
+
+    Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
+    """
     configured = os.environ.get(VARIABLE, "")
     if configured:
         root = Path(configured).expanduser()
@@ -39,7 +42,10 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first path that exists, or None. Tries all `names` in each folder in turn."""
+    """Return the first existing path of a file or folder of a data set, or None.
+
+    It tries all `names` in each of the data set's possible folders in turn.
+    """
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -49,7 +55,10 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert an OSError about `path` into `DataUnavailable`. `done` is the failed action."""
+    """Convert an OSError about `path` into `DataUnavailable`.
+
+    `done` is the participle for its message: the file cannot be read, or written.
+    """
     try:
         yield
     except OSError as error:

@@ -109,7 +109,10 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Download the rest of `part` and verify it. Raises `_MirrorFailed` with the reason."""
+    """Download the rest of `file` from `url` to the partial file `part`, and verify it.
+
+    Raises `_MirrorFailed` with the reason.
+    """
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename
@@ -161,7 +164,7 @@ def _grown(part: Path, *, anew: bool) -> IO[bytes]:
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | None:
-    """Return the next bytes: none at the end of the response, None if the connection broke."""
+    """Return the next bytes, b"" at the end of the response, or None if the connection broke."""
     try:
         return response.read1(_CHUNK_BYTES)  # returns the bytes from before a cut
     except (http.client.HTTPException, OSError):

@@ -119,7 +119,10 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check test examples. Returns a data set in which they also serve as the training part."""
+    """Check test examples. Returns a data set in which they also serve as the training part.
+
+    It is for callers that replace the training part later.
+    """
     test = _examples(name, "test", x, y, targets)
     return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
@@ -138,7 +141,10 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Convert both parts to one array form. If lengths differ in either part, both are padded."""
+    """Convert the training and the test part to the same array form.
+
+    If lengths differ in either part, both are padded.
+    """
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
@@ -180,7 +186,7 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Return a checked data set, whose test part `holdout` chooses from the examples."""
+    """Return a checked data set. `holdout` chooses its test part from the examples."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 

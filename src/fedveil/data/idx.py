@@ -72,8 +72,8 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 def _content(path: Path, longest: int) -> bytes:
     """Return the decompressed content of a file, at most `longest` + 1 bytes.
 
-    The content's first bytes, not the file's name, show if it is compressed: a server may already
-    have decompressed a file called .gz.
+    The extra byte shows the caller that a file is too long. The content's first bytes, not the
+    file's name, show if it is compressed: a server may already have decompressed a file called .gz.
     """
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:

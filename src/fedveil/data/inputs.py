@@ -65,7 +65,8 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
     """Check that an array has real numbers. Returns floats as float32, which must be finite.
 
-    `alone` is True if this is the only input of the examples.
+    `alone` is True if this is the only input of the examples. An input beside others may have one
+    number per example, and its integers become int64.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

@@ -61,7 +61,10 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of (x, y) pairs. If y is None, the targets are the next tokens of x."""
+    """Read the records of several groups, each a pair (x, y), in the form `form`.
+
+    If y is None, the targets are the next tokens of x.
+    """
     groups = [_examples(name, x, y, form) for x, y in parts]
     x = np.concatenate([group.x for group in groups])
     y = np.concatenate([group.y for group in groups])
@@ -86,7 +89,10 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset. Both are None for an item that fails."""
+    """Return the x and the y of all items of a map-style Dataset, as two lists.
+
+    Both are None for an item that raises an exception.
+    """
     x, y = list[Any](), list[Any]()
     for index in range(len(dataset)):
         try:
@@ -120,9 +126,10 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Convert examples to the form's type, except small integers.
+    """Convert examples to int64 if `form` has integers, otherwise to float32.
 
-    Also returns the valid ones' mask.
+    Also returns a mask of the valid examples: those that are finite or, as integers, fit exactly.
+    Integers of at most 16 bits are always valid, and keep their type.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -142,7 +149,10 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return a target's allowed shapes, the stored one first, and True if any other is allowed."""
+    """Return the shapes that a target may have, and True if an array of targets may have any shape.
+
+    The first shape is the one in which targets are stored.
+    """
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):
@@ -155,8 +165,9 @@ def _numbers(
 ) -> tuple[Array, Bools]:
     """Return records as one array of the first of `shapes`, and a mask of the valid ones.
 
-    An array of numbers keeps its type. Otherwise each record is converted separately and without
-    rounding, so that a record of another type does not change how the others are stored.
+    An array of numbers keeps its type and, with `any_shape`, its shape. Otherwise each record is
+    converted separately and without rounding, so that a record of another type does not change how
+    the others are stored.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(

@@ -26,7 +26,11 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Describe a published set. The MD5s are those of the decompressed content."""
+    """Describe a published set. `md5s` are those of its files' decompressed content.
+
+    `sizes` are the download sizes of the files in bytes, and `mirrors` the addresses that have
+    them.
+    """
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)
@@ -83,7 +87,10 @@ _WRITER = 2
 
 
 def read(source: IdxSet, writers: IdxSet | None = None) -> Dataset:
-    """Return the set from verified files on this machine, owned by the writers if given."""
+    """Return the data set `source`, from verified files on this machine.
+
+    If `writers` is given, each image is owned by its writer.
+    """
     train_images, train_labels, test_images, test_labels = _arrays(source)
     owners = None if writers is None else _arrays(writers)[0][: len(train_labels), _WRITER]
     return make_dataset(

@@ -142,7 +142,10 @@ def _apart(
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
-    """Return the user's data as a dict of its parts. Only client_ids and classes may be missing."""
+    """Return the result of the user's function as a dict of its parts, such as x_train.
+
+    Only client_ids and classes may be missing.
+    """
     if isinstance(result, Mapping):
         if "clients" in result:
             return _of_clients(name, result, targets)

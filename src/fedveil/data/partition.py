@@ -80,7 +80,10 @@ def partition(
     alpha: float = 0.5,
     entropy: Entropy,
 ) -> Partition:
-    """Split examples with these labels and owners by the method `split`, such as "iid"."""
+    """Split examples with these labels and owners by the method `split`, such as "iid".
+
+    `clients` is the number of clients. It may be None if each owner is a client.
+    """
     choice("split", split, SPLITS)
     if split in ("by_client", "writers"):
         if owners is None:
@@ -166,7 +169,8 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
     """Return the logarithm of a Dirichlet draw, up to a constant.
 
-    Gamma(a) = Gamma(a + 1) * U^(1/a): in logarithms, a small concentration does not underflow.
+    The Dirichlet draw is made of Gamma draws, which underflow for a small concentration a. Their
+    logarithms do not: Gamma(a) = Gamma(a + 1) * U^(1/a).
     """
     gamma = generator.standard_gamma(concentration + 1)
     return np.log(gamma) - generator.standard_exponential(len(concentration)) / concentration

@@ -68,7 +68,10 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _pieces(text: str) -> Array:
-    """Cut a text into pieces one letter longer than an example. Neighbours share a letter."""
+    """Cut a text into pieces that are one letter longer than an example.
+
+    The last letter of a piece is also the first letter of the next.
+    """
     letters = np.frombuffer(text.encode("ascii"), np.uint8)
     count = max(len(letters) - 1, 0) // LENGTH
     starts = LENGTH * np.arange(count)

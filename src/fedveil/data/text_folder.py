@@ -87,7 +87,10 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _maker(
     task: str, rows: TokenRows, labels: Sequence[str]
 ) -> Callable[[Mapping[str, str]], list[Example]]:
-    """Return the function with which this task converts a line of a file into examples."""
+    """Return the function with which this task converts a line of a file into examples.
+
+    `rows` converts texts into tokens. `labels` are the classes, in the order of their numbers.
+    """
     if task == "next_token":
         return lambda line: list(rows.pieces(line["text"]))
     if task == "instruction":

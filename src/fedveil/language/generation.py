@@ -64,7 +64,10 @@ GENERATE = "generate"
 
 
 class TextTask(Task, Protocol):
-    """A task whose model continues texts. `assists[GENERATE]` is the follower's side."""
+    """A task whose model continues texts.
+
+    `assists[GENERATE]` is the function that runs the follower's side of text generation.
+    """
 
     tokenizer: Tokenizer
 
@@ -91,7 +94,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request, with reproducible choices if there is a `seed`, else random ones."""
+        """Create a request. Its random choices come from `seed` or, without it, from the system."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 
@@ -101,7 +104,8 @@ class Continuation:
     """The bytes that follow a prompt.
 
     `vectors` is the number of token vectors sent. A token's vector is sent at most `times` times.
-    `stopped` says why the text ends before its end, if `privacy.max_epsilon` is the reason.
+    `stopped` says why the text ends early, if `privacy.max_epsilon` is the reason. Otherwise it is
+    empty.
     """
 
     text: bytes
@@ -140,8 +144,8 @@ def generate(
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
     """Return a function that runs the leader's side of text generation between machines.
 
-    The text is only returned at the end, because a restarted session draws its EmbeddingDP reports
-    again.
+    The text is returned only at the end, not token by token: a restarted session draws its
+    EmbeddingDP reports again, and may continue the prompt differently.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -182,8 +186,8 @@ def write(
 ) -> Exchange[Continuation | None]:
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
-    The text ends before a vector that would bring its epsilon above `most`. Raises `LimitReached`
-    if the prompt alone would.
+    `tell` is called with the bytes of every new token. The text ends before a vector that would
+    bring its epsilon above `most`. Raises `LimitReached` if the prompt alone would.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 
@@ -194,7 +198,10 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a generated text. The list is empty without EmbeddingDP."""
+    """Return the epsilons of a generated text: of a bit, of a token and of the whole text.
+
+    The list is empty without EmbeddingDP.
+    """
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -211,7 +218,10 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
 
 
 def _epsilon(split: SplitModel, vectors: int) -> float:
-    """Return the epsilon of a text of which `vectors` token vectors were sent."""
+    """Return the epsilon of a text of which `vectors` token vectors were sent.
+
+    It is infinite without EmbeddingDP.
+    """
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return math.inf
@@ -298,7 +308,12 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Return the start and number of positions that the leader requests, or None at the end."""
+    """Check the leader's `request`. Returns the first position and the number of positions.
+
+    Returns None if the leader ends the text. `step` is the expected step, `seen` the number of
+    cached positions, and `context` the largest number of positions. Raises ExchangeError for an
+    invalid request.
+    """
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
         return None
@@ -325,7 +340,10 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Draw the next token: one that represents bytes, or the end of the document."""
+    """Draw the next token from its `scores`: one that represents bytes, or the end token.
+
+    `pieces` has the bytes of each token, or None for the end token and for unused tokens.
+    """
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True
     values = np.where(known, scores.double().cpu().numpy(), -np.inf)

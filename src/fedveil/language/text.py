@@ -165,7 +165,10 @@ def _library() -> Any:
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
-    """Yield the documents as Latin-1 texts, cut before each line that is not empty."""
+    """Yield the documents as Latin-1 texts, in pieces of about `_PIECE_BYTES`.
+
+    A piece begins at the start of its document or of a line that is not empty.
+    """
     for document in documents:
         start = 0
         while start < len(document):

@@ -194,7 +194,10 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention. The last query belongs to the position of the last key."""
+    """Apply causal attention. `asked` are the queries.
+
+    The last query belongs to the position of the last key.
+    """
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:
         return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)
@@ -211,7 +214,7 @@ class TiedHead(nn.Module):
         self.word = word
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map (..., width) to (..., vocabulary)."""
+        """Map vectors (..., width) to logits (..., vocabulary)."""
         return functional.linear(hidden, self.word.weight)
 
 

@@ -123,7 +123,10 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object for `model`, or None unless it is flattening and one dense layer."""
+        """Return the clipped gradients of `model`, or None if the model has another form.
+
+        It must be one dense layer, which may follow a flattening.
+        """
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -142,7 +145,11 @@ class _LinearHead:
         share: float,
         clip: float,
     ) -> None:
-        """Add the clipped contributions of the examples at `batch`. `share` is lr / batch_size."""
+        """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
+
+        `weights` is the model, `share` is lr / batch_size, the factor of a gradient in the update,
+        and `clip` bounds the norm of a contribution.
+        """
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
         flat = weights.astype(np.float64)
@@ -188,11 +195,12 @@ def _add_linear(
     x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
     share: float, clip: float, moved: Float64s, moved_bias: Float64s
 ) -> None:  # fmt: skip
-    """Add each example's clipped contribution to `moved` (weights) and `moved_bias`.
+    """Add the clipped contribution of each example to `moved` (weights) and `moved_bias`.
 
-    The contribution is -`share` times the gradient, the outer product of (softmax - label) and
-    (features, one), scaled down to the norm `clip` if it is longer. `columns` and `moved` are
-    transposed weights, so that the inner loops run over the outputs.
+    The examples are those at the indices `batch`. A contribution is -`share` times the gradient,
+    the outer product of (softmax - label) and (features, one), scaled down to the norm `clip` if it
+    is longer. `one` is 1 if the layer has a bias, otherwise 0. `columns` and `moved` are transposed
+    weights, so that the inner loops run over the outputs.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -295,11 +303,12 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Return one row of gradients for each example at `some`, and a mask of those that count.
+        """Compute one row of gradients for each example at the indices `some`.
 
-        The first result is None if no example counts. An invalid example leaves the rows of the
-        others unchanged to the byte: they are computed at the same positions of a batch of the same
-        size, with the same random draws.
+        Returns the rows, and a mask of the examples that count: those in `counts` whose gradients
+        can be computed. If no example counts, there are no rows but None. `draws` is the seed of
+        random draws. An invalid example leaves the rows of the others unchanged to the byte: they
+        are computed at the same positions of a batch of the same size, with the same random draws.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -330,7 +339,11 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return one flat gradient for each example at the indices `some`, in a batch of `rows`."""
+        """Return one flat gradient for each example at the indices `some`.
+
+        They are computed in a batch of `rows` rows, in which examples are repeated if they are too
+        few. `draws` is the seed of random draws.
+        """
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -341,7 +354,10 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add parameter changes to `total` at the parameters' positions. Buffers do not change."""
+        """Add `moved`, the changes of all parameters, to the whole model's vector `total`.
+
+        Each change is added at its parameter's position. The entries of buffers stay unchanged.
+        """
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

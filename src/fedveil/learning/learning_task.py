@@ -64,7 +64,7 @@ class Task(ABC):
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return what the metrics need of a batch: arrays with one row per example."""
+        """Return the arrays of a batch from which metrics are computed: one row per example."""
         return outputs.detach().cpu().numpy(), targets.cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
@@ -77,13 +77,16 @@ class Task(ABC):
     def optimizer(
         self, parameters: Sequence[torch.Tensor], plan: TrainingPlan
     ) -> torch.optim.Optimizer:
-        """Return a new optimiser for a client's training in one round."""
+        """Return a new optimiser of `parameters`, for a client's training in one round."""
         return make_optimizer(parameters, plan)
 
     def train(
         self, model: nn.Module, batches: Iterator[tuple[Tensors, Tensors]], plan: TrainingPlan
     ) -> None:
-        """Train one client for one round. `model` has the server's weights at the start."""
+        """Train one client for one round by the settings of `plan`.
+
+        `model` has the server's weights at the start. `batches` yields pairs of inputs and targets.
+        """
         parameters = [p for p in model.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         optimizer = self.optimizer(parameters, plan)
@@ -100,7 +103,7 @@ _STEPS = ("collate", "forward", "optimizer", "train")
 
 
 def own_steps(task: Task) -> list[str]:
-    """Return the names of methods, apart from `loss`, with which a task changes how it trains."""
+    """Return the names of the methods, other than `loss`, by which a task changes the training."""
     return [name for name in _STEPS if getattr(type(task), name) is not getattr(Task, name)]
 
 
@@ -210,7 +213,10 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return for each example its sum of losses, number of tokens, and number of right ones."""
+        """Return one row per example: its sum of losses, number of tokens, number predicted right.
+
+        The second array is True for the examples that have any token to predict.
+        """
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
         there = targets != IGNORED

@@ -33,7 +33,10 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Draw initial weights for ReLU (He et al., 2015): LeNet learns too slowly with torch's."""
+    """Draw initial weights for ReLU (He et al., 2015). Returns the model.
+
+    With torch's default weights, LeNet learns too slowly.
+    """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")

@@ -118,7 +118,10 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return the strengths of each plane (one channel of an image) as a row of norm 1."""
+        """Return the strengths of each plane (one channel of an image) as a row of norm 1.
+
+        `moduli` is the result of `_moduli`, and `planes` is the number of planes.
+        """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
         strengths: torch.Tensor = rows / (rows.norm(dim=1, keepdim=True) + _FAINT)
@@ -126,7 +129,10 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return sqrt(even^2 + odd^2) of each filter pair, as [planes, orientations, height, width]."""
+    """Return sqrt(even^2 + odd^2) of each filter pair, as [planes, orientations, height, width].
+
+    A plane is one channel of an image.
+    """
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

@@ -14,7 +14,10 @@ _MARK = "_fedveil_own_layers"
 
 
 def keep_own(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """Mark the tensors whose names match a pattern as each client's own. Returns the model."""
+    """Mark the tensors whose names match a pattern as each client's own. Returns the model.
+
+    Raises ModelInvalid if a pattern, such as `head.*`, matches no tensor.
+    """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     own = []
     for pattern in patterns:

@@ -52,7 +52,10 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """Return the layer that computes queries, keys and values. None for unusual attention."""
+    """Return a dense layer that computes all queries, keys and values of `attention`.
+
+    Returns None if the attention has an unusual option, such as dropout.
+    """
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

@@ -21,7 +21,10 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the accuracy of each class, averaged over the classes that occur."""
+    """Return the accuracy of each class, averaged over the classes that occur in the labels `y`.
+
+    `scores` is an array [examples, classes].
+    """
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -59,7 +62,10 @@ def macro_auc(scores: Float64s, y: Int64s) -> float:
 
 
 def area(scores: Float64s, inside: Bools) -> float | None:
-    """Return the AUC of `scores` for the examples that are `inside`, or None if all or none are."""
+    """Return the AUC with which `scores` tell the examples in the mask `inside` from all others.
+
+    Returns None if the mask has all examples or none.
+    """
     positives, negatives = int(inside.sum()), int((~inside).sum())
     if not positives or not negatives:
         return None
@@ -109,7 +115,10 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return the explained share of variance (R²), averaged over targets. NaN if none varies."""
+    """Return the explained share of variance (R²), averaged over the columns of the targets `y`.
+
+    Returns NaN if no column varies.
+    """
     about = np.square(y - y.mean(0)).sum(0)
     left = np.square(outputs - y).sum(0)
     return _mean(1 - left[i] / about[i] if about[i] else None for i in range(len(about)))
@@ -120,19 +129,22 @@ def bit_accuracy(scores: Float64s, y: Float64s) -> float:
 
 
 def exact_match(scores: Float64s, y: Float64s) -> float:
-    """Return the share of examples whose labels are all correct."""
+    """Return the share of examples whose yes-or-no labels are all predicted right.
+
+    A score above 0 predicts yes.
+    """
     return float(((scores > 0) == (y > 0.5)).all(1).mean())
 
 
 def bit_f1(scores: Float64s, y: Float64s) -> float:
-    """Return the mean F1 over the labels that occur or are predicted."""
+    """Return the F1 of each yes-or-no label, averaged over labels that occur or are predicted."""
     given, true = scores > 0, y > 0.5
     both = given.sum(0) + true.sum(0)
     return _mean(2 * h / n if n else None for h, n in zip((given & true).sum(0), both, strict=True))
 
 
 def bit_auc(scores: Float64s, y: Float64s) -> float:
-    """Return the area under the ROC curve, averaged over the labels."""
+    """Return the area under the ROC curve of each yes-or-no label, averaged over the labels."""
     if np.isnan(scores).any():
         return math.nan
     return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))

@@ -44,7 +44,10 @@ def only_head(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The part of a model that is trained (`module`), and the fixed layers before (`features`)."""
+    """The part of a model that is trained (`module`), and the fixed layers before it (`features`).
+
+    `features` is None if the whole model is trained.
+    """
 
     whole: nn.Module
     module: nn.Module
@@ -60,7 +63,7 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen(self, x: Array, device: str = "cpu") -> Array:
-        """Return what the trained part receives as input for the examples `x`.
+        """Return the input of the trained part for the examples `x`.
 
         The result is float32, or integers if the model looks them up in an embedding. Each example
         passes through the fixed layers alone and on one thread. So its features have the same bytes
@@ -118,7 +121,10 @@ class TrainedPart:
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs in the compact form of `held`, and the mask that `seen_apart` gives."""
+        """Return the inputs in the compact form of `held`, and the mask of usable examples.
+
+        Invalid examples are treated as in `seen_apart`.
+        """
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
     def _stays_small(self, x: Array) -> bool:
@@ -126,7 +132,10 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head. Raises `ModelInvalid` if the model does more."""
+        """Return the layers before the head, for examples like `x`.
+
+        Raises `ModelInvalid` unless the model is exactly these layers followed by the head.
+        """
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -173,7 +182,7 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an artificial example that depends on the shape only: numbers in [0, 1), or zeros."""
+    """Return an artificial example that depends on the shape only: floats in [0, 1), or zeros."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
@@ -224,7 +233,7 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
 
 
 def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor) -> None:
-    """Raise `ModelInvalid` if the model's scores are not head(features)."""
+    """Raise `ModelInvalid` unless the model's `scores` are the output of `head` for `features`."""
     fits = features.ndim == 2 and features.shape[1] == head.in_features
     alike = fits and torch.allclose(head(features), scores, 1e-3, 1e-5, equal_nan=True)
     if not alike:

@@ -83,7 +83,10 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from arrays of examples `x` and targets `y` of any kind."""
+        """Return a client's data from arrays of examples `x` and targets `y` of any kind.
+
+        `usable` is a mask of the examples that count. Only plain arrays have one.
+        """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
         return cls(torch.empty(len(x), 0), torch.empty(len(y)), entropy, (x, y))
@@ -140,10 +143,10 @@ class Trainer(Protocol):
         """Return a trainer for another thread, with the same weights."""
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield the clients' updates in order, several at a time.
+        """Yield the clients' updates in order, several at a time, as the rows of an array.
 
-        Each is valid until the next yield. If a client's training raised an exception, its row has
-        no meaning.
+        With the array comes, for each client, the exception that its training raised, or None. The
+        row of a failed client has no meaning. An array is valid until the next yield.
         """
 
 
@@ -275,9 +278,10 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change the gradients before a step as the plan says, for example by clipping them.
+    """Change the gradients of `parameters` before a step, for example by clipping them.
 
-    `start` are the round's initial weights. `terms`, if given, are added to the gradients.
+    `plan` says how. `start` are the round's initial weights. `terms`, if given, are first added to
+    the gradients.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
@@ -290,7 +294,7 @@ def change_gradients(
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Return a new optimiser. Every client gets one in every round."""
+    """Return a new optimiser with the settings of `plan`. Every client gets one in every round."""
     if plan.optimizer != "sgd":
         kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -108,7 +108,10 @@ class VmapTrainer(OneThread):
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return each client's gradient, changed as the plan says, for example clipped."""
+        """Return each client's gradient, changed as the plan says, for example clipped.
+
+        `rows` are the clients' current weights, and `start` are the round's initial weights.
+        """
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)

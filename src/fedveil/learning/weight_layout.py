@@ -159,7 +159,7 @@ class Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the other names of shared parameters and buffers, each with its name in the layout."""
+    """Map the further names of shared parameters and buffers to their names in the layout."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     pairs = [

@@ -21,7 +21,7 @@ _MOST = 1e100
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of an axis, and its labelled values in order."""
+    """The range of an axis. `ticks` has each labelled value with its text, in order."""
 
     low: float
     high: float
@@ -52,7 +52,10 @@ def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Sca
 
 
 def _is_shown(value: float, *, log: bool) -> bool:
-    """Return True if an axis can show `value`. A value beyond 1e100 is a gap in the curve."""
+    """Return True if an axis can show `value`. A value that it cannot show is a gap in the curve.
+
+    Values beyond 1e100 are not shown, nor those below 1e-100 on a logarithmic axis (`log`).
+    """
     return (1 / _MOST if log else -_MOST) <= value <= _MOST
 
 
@@ -93,7 +96,12 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 
 
 def _step(extent: float, *, divisor: float, least: float) -> float:
-    """Return the distance between labels: 1, 2 or 5 times a power of ten of the displayed unit."""
+    """Return the distance between two labels of an axis, in the unit of its values.
+
+    It is 1, 2 or 5 times a power of ten of the displayed unit, and at least `least` of these units.
+    `extent` is the length of the axis, and `divisor` is the size of the displayed unit (1e6 for
+    MB).
+    """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
     for digit in (1, 2, 5, 10):
@@ -111,7 +119,10 @@ def _divisor(axis: Axis, most: float) -> float:
 
 
 def _label(value: float, axis: Axis, step: float, most: float) -> str:
-    """Format a labelled value with as many digits as the distance between labels requires."""
+    """Format a labelled value with as many digits as the distance between labels requires.
+
+    `step` is that distance, and `most` is the largest value on the axis.
+    """
     if axis.unit == "percent":
         return f"{100 * value:.{_digits(100 * step)}f}%"
     divisor = _divisor(axis, most)

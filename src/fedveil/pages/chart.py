@@ -84,7 +84,7 @@ def draw(plot: Plot, width: int = WIDTH, height: int = HEIGHT) -> Drawing:
 
 
 def sample(curve: Curve, look: Look) -> str:
-    """Return SVG elements, 26 by 12 units, that show the look of a curve in a legend."""
+    """Return SVG elements, 26 by 12 units, that show a curve's line and marker in a legend."""
     mark = f'<path class="mark" d="M13 6{_mark(look)}"/>' if look.marks else ""
     return f"<g {_attributes(curve, look)}>{_line(look, 'M1 6H25')}{mark}</g>"
 
@@ -108,7 +108,10 @@ def _extent(curves: Sequence[Curve]) -> Iterator[float]:
 
 
 def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
-    """Yield the grid lines at the y axis's labels, and the labels of both axes."""
+    """Yield SVG for the grid lines at the y axis's labels, and for the labels of both axes.
+
+    `x` and `y` are the scales of the axes, and `frame` is the area of the curves.
+    """
     lines, labels = "", ""
     for value, label in y.ticks:
         at = _place(y, value, frame.bottom, frame.top)
@@ -125,7 +128,11 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
 
 
 def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
-    """Yield every n-th label of the x axis, shortened if long, so that they fit side by side."""
+    """Yield every n-th label of the x axis, with n chosen so that the labels fit side by side.
+
+    `ticks` has the value and the text of each label, and `width` is the length of the axis in the
+    plot's units. Long texts are shortened.
+    """
     names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
     longest = max((len(label) for _, label in names), default=0)
     every = math.ceil(len(names) * (_LETTER * longest + _SPACE) / width) or 1
@@ -138,7 +145,12 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a curve: its spread, its line with gaps, its marks, and a mark between two gaps."""
+    """Return the SVG of a curve: its spread, its line and its markers.
+
+    `look` is the curve's colour and style, and `x` and `y` are the scales of the axes. A value that
+    they cannot show is a gap in the line. A point between two gaps always gets a marker, because no
+    line leads to it.
+    """
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
@@ -156,7 +168,7 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
 
 
 def _bars(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a bar from 0 to each value, with an error bar from `low` to `high`."""
+    """Draw a bar from 0 to each value of a curve, with an error bar from `low` to `high`."""
     bars, errors, base = "", "", _place(y, 0.0, frame.bottom, frame.top)
     half = 0.4 / (x.high - x.low) * (frame.right - frame.left)
     ends = zip(curve.low or curve.y, curve.high or curve.y, strict=True)
@@ -189,7 +201,11 @@ def _attributes(curve: Curve, look: Look) -> str:
 def _pieces(
     xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield a curve's coordinates in pieces, which end where a point cannot be shown."""
+    """Yield the points of a curve as coordinates in the plot, in pieces without gaps.
+
+    `xs` and `ys` are the values of the points, `x` and `y` the scales of the axes. A piece ends
+    where a point cannot be shown.
+    """
     piece: list[tuple[float, float]] = []
     for across, up in zip(xs, ys, strict=True):
         if x.at(across) is not None and y.at(up) is not None:
@@ -205,7 +221,10 @@ def _pieces(
 
 
 def _spread(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG path around the area between `low` and `high`, where both can be shown."""
+    """Return the SVG path around the area between a curve's `low` and `high`.
+
+    Points at which either cannot be shown are left out.
+    """
     known = [
         (at, low, high)
         for at, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -221,7 +240,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points, among them the extremes."""
+    """Return the curve with at most `MOST_POINTS` points, including its highest and lowest ones."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve

@@ -24,9 +24,9 @@ _OTHERS = tuple(PROTECTIONS.values())
 
 
 class Look(NamedTuple):
-    """A curve's colour, the number of its marker, and the number of its line style (0: solid).
+    """The look of a curve: its colour, the number of its marker, and the number of its line style.
 
-    `marks` is True if each point is drawn.
+    Line style 0 is solid. `marks` is True if every point gets a marker.
     """
 
     colour: str
@@ -36,7 +36,10 @@ class Look(NamedTuple):
 
 
 def looks(curves: Sequence[Curve]) -> list[Look]:
-    """Return each curve's look. A protection's curves share a colour but not a marker."""
+    """Return the colour, marker and line style of each curve.
+
+    Curves of the same protection share a colour, and differ in marker and line style.
+    """
     places = {name: place for place, name in enumerate(PROTECTIONS)}
     seen, found = Counter[str](), []
     for number, curve in enumerate(curves):

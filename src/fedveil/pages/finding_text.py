@@ -84,9 +84,10 @@ def _under(finding: Finding) -> str:
 
 
 def _best(better: Sequence[Measured]) -> Measured:
-    """Return the best of the metrics that measure the same quantity as the first one.
+    """Return the metric to quote, from metrics that are `better` than chance.
 
-    For images, similarity is preferred to errors, which readers cannot judge.
+    It is the best value of the quantity that the first metric measures. For images that quantity is
+    the similarity (SSIM) if it is among them, because readers cannot judge errors.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -96,7 +97,10 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return the name pattern that a metric matches, or its own name if none matches."""
+    """Return the pattern in `_COULD` that a metric's name matches, or the name if none matches.
+
+    Metrics with the same result measure the same quantity.
+    """
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 
@@ -106,7 +110,10 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Describe what an attacker with this value of the metric could do, compared with guessing."""
+    """Describe what an attacker could do, compared with guessing, as one metric shows.
+
+    `figure` is the metric, and `finding` the result of the attack.
+    """
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
         value, guess = _percent(figure.value), _percent(figure.guess)
@@ -136,7 +143,10 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table of the result's metrics, compared with guessing. No cell is NaN."""
+    """Return a table of the result's metrics, compared with guessing.
+
+    An unknown value is "" or "-", never NaN.
+    """
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

@@ -16,7 +16,7 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """The words for one of the ledger's epsilons: its label, and what information it bounds."""
+    """Texts about one of the ledger's epsilons: its label, and the information that it bounds."""
 
     name: str
     bounds: str
@@ -48,7 +48,7 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the words for each epsilon in a record, by the epsilon's key."""
+    """Return the label and the explanation of each epsilon in a record, by the epsilon's key."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
@@ -85,7 +85,7 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return the best attacker's success rate as a percentage, rounded up."""
+    """Return a phrase with the best attacker's success rate, a percentage rounded up."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"

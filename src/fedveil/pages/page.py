@@ -88,7 +88,10 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """All plots that the page draws, in order. A plot without a line becomes a table."""
+        """All plots that the page draws, in order.
+
+        A plot without a line is not among them, because the page shows it as a table.
+        """
         plots = (plot for section in self.sections for plot in _plots(section.parts))
         return [plot for plot in plots if plot.has_line]
 

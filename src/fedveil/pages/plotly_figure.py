@@ -117,7 +117,10 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Return an axis's tick settings. A short axis of rounds has no ticks between integers."""
+    """Return the tick settings of an axis that shows the values `points`.
+
+    A short axis of integers, such as rounds, has no ticks between them.
+    """
     if axis.names:
         names = [escape(name) for name in axis.names]
         return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}

@@ -100,7 +100,8 @@ class ReadRun:
     def last(self) -> Record:
         """The latest value of every metric.
 
-        The model's metrics may be from an earlier round than the others.
+        Metrics of the model may be from an earlier round than the others, because a model is not
+        evaluated in every round.
         """
         last: Record = {}
         for record in self.records:
@@ -128,7 +129,10 @@ def read_party(run: ReadRun, folder: Path) -> ReadRun:
 
 
 def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
-    """Read the records in `path`, the folder of the `run` itself or of one of its parties."""
+    """Read the records in `path`, the folder of a run or of one of its parties.
+
+    `job` is the run's job, and `run` is the run's own folder, which error messages name.
+    """
     federated = "protection" in job
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()

@@ -36,7 +36,11 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 
 
 def where(folder: Path, wrote: ReadRun) -> str:
-    """Return the page's path or, if it could not be written, the reason from the run's events."""
+    """Return the path of the page in `folder`, or the reason why there is none.
+
+    The reason comes from the events of the run `wrote`. Without one, returns the command that
+    writes the page.
+    """
     if (folder / PAGE).is_file():
         return str(folder / PAGE)
     return f"none: {wrote.said(NO_PAGE) or f'`fedveil report {folder}` writes it'}"

@@ -66,8 +66,8 @@ class RunList:
 def run_list(folder: Path, order: Order = "when") -> RunList:
     """Read the runs below `folder`. Raises `RunFolderError` if the folder does not exist.
 
-    Sorted by time (latest first), name, accuracy (highest first) or epsilon (smallest first). Runs
-    without that value are last.
+    `order` sorts them by time (latest first), name, accuracy (highest first) or epsilon (smallest
+    first). Runs without that value are last.
     """
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "there is no such folder"
@@ -84,7 +84,7 @@ def run_list(folder: Path, order: Order = "when") -> RunList:
 
 
 def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
-    """Sort runs. Equal runs are sorted by name."""
+    """Sort runs by `order`, and equal runs by name. Runs without that value are last."""
 
     def place(run: ListedRun) -> tuple[bool, float]:
         match order:
@@ -104,7 +104,10 @@ def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the run folders in and below `folder`. Does not search inside a run or follow links."""
+    """Yield the run folders in `folder` and up to `depth` levels below it.
+
+    Does not search inside a run or follow links.
+    """
     try:
         found = _is_run(folder)
         inner = [] if found else sorted(path for path in folder.iterdir() if path.is_dir())

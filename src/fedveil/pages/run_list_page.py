@@ -19,7 +19,10 @@ _NOTHING = "-"
 
 
 def runs_table(found: RunList, file: Path | None = None) -> Table:
-    """Return the runs as a table. On the page `file`, each name is a link to the run's page."""
+    """Return the runs that were found as a table.
+
+    On the page `file`, each name is a link to the run's page.
+    """
     rows = [
         [
             run.name if file is None else _linked(run, file),

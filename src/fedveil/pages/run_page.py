@@ -75,7 +75,10 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
-    """Yield a section that compares a language model before and after the run."""
+    """Yield a section that compares a language model before and after the run.
+
+    `last` has the latest value of every metric. Nothing is yielded without a comparison.
+    """
     if not run.compared:
         return
     figure = figure_of(last, "run_every_round")
@@ -197,7 +200,11 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each release without a finite epsilon, and each trusted party."""
+    """Yield a sentence for each limit of the guarantee.
+
+    Examples are a release without a finite epsilon, a trusted server, and the seeded noise of a
+    simulation.
+    """
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -308,7 +315,7 @@ def _png(folder: Path, name: str) -> bytes | None:
 
 
 def repeat(run: ReadRun, command: str) -> Iterator[Section]:
-    """Yield a section with the job and the command that repeats it, and a section with events."""
+    """Yield a section with the command that repeats the run, its job and its events."""
     yield Section(
         "Repeat this run",
         [

@@ -50,8 +50,9 @@ def vertical_ending(
 ) -> Ending:
     """Return the three conclusions of a vertical run.
 
-    `leader` is the leader's part of the run, and `accounts` are the account lines of all parties.
-    `apart` means that the parties are on different machines, so only one party's folder is here.
+    `leader` is the leader's part of the run. `accounts` are the lines of all parties' privacy
+    accounts. `apart` means that the parties are on different machines, so only one party's folder
+    is here.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
@@ -187,7 +188,11 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return a command that repeats `job` with the protection `position`, which adds noise."""
+    """Return a sentence with the command that repeats `job` with the protection `position`.
+
+    That protection adds noise. A model's buffers get no noise, so if there are any, the sentence
+    asks for a model without them.
+    """
     changes = switched(run.job, position)
     command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):
@@ -201,7 +206,10 @@ def _again(run: ReadRun, job: str) -> str:
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return the step after the command of `_again`: start the Flower app, if there is one."""
+    """Return the step after the command of `_again`: start the new Flower app.
+
+    The list is empty for a simulated job, because the command itself runs it.
+    """
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
@@ -211,7 +219,10 @@ def _protection(name: str) -> type[Protection]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Suggest an attack that works on the run's job, or else the audit of all mechanisms."""
+    """Return a sentence with the command of an attack that works on the run's job.
+
+    If no attack does, the command audits all mechanisms.
+    """
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"
@@ -221,12 +232,15 @@ def _attack(run: ReadRun, folder: str) -> str:
 
 
 def _trial(job: str) -> str:
-    """Return the command that tries every protection in a short run."""
+    """Return a sentence with the command that tries every protection in a short run."""
     return f"`fedveil budget {job} --try` compares all protections in short trial runs"
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return the command that deploys a simulated job, or "" if it cannot be deployed."""
+    """Return a sentence with the command that deploys a simulated job.
+
+    Returns "" if the job cannot be deployed, or already was.
+    """
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -262,7 +276,10 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step for a party on its own machine, in short and in detail."""
+    """Return the next step for a party on its own machine, in short and in detail.
+
+    `worst` is the line of its privacy account with the largest epsilon, or None.
+    """
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

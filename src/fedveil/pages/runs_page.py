@@ -97,7 +97,10 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Return the names of all runs whose figure is shown as the best one's, of `runs` in all."""
+    """Return the names of all runs that have the same shown value as the run `best`.
+
+    `shown` has each run's value as text. If all `runs` runs have that value, returns "all runs".
+    """
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
 

@@ -40,7 +40,10 @@ def parties_of(run: ReadRun) -> dict[str, ReadRun]:
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have the task's metrics, or any local party if none have."""
+    """Return the party whose records have metrics on held-out examples: the leader.
+
+    If no party has any, returns any party of this machine or, without parties, the run itself.
+    """
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
     return next(looked, next(iter(parties.values()), run))
@@ -83,7 +86,7 @@ def _settings(run: ReadRun) -> Table:
 
 
 def _said(block: Any) -> str:
-    """Format a block of settings, without the keys that are off."""
+    """Format a block of settings as text, without the keys that are None or empty."""
     if not isinstance(block, Mapping):
         return "" if block is None else str(block)
     on = {key: _said(value) for key, value in block.items() if value not in (None, {}, [])}
@@ -128,7 +131,10 @@ def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the loss per step and of the held-out metrics, with a curve per run."""
+    """Yield plots of the loss per step and of the held-out metrics, with a curve per run.
+
+    `leaders` has the leader's records of each run, by the run's name.
+    """
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot(

@@ -28,7 +28,10 @@ _MOST_SCORES = 1 << 23
 
 @dataclass(frozen=True)
 class Adapter:
-    """Settings of low-rank adapters. `targets` are names of layers. If empty, peft chooses."""
+    """Settings of low-rank adapters: their `rank`, and their scale `alpha` / `rank`.
+
+    `targets` are names of layers. If empty, peft chooses.
+    """
 
     rank: int
     alpha: float
@@ -133,6 +136,8 @@ def _base(
     """Return the model without adapters, and its digest. All models of a process share its weights.
 
     The weights of a folder are memory-mapped, so that all processes of a machine share them.
+    `stamp` is the state of the folder's files: after a change, the model is loaded again.
+    `own_config` is JSON that replaces the folder's configuration, or "". `seed` is for new weights.
     """
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
@@ -157,7 +162,10 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load the folder's weights. The last layer may be missing if `whole` is False."""
+    """Load the weights in the folder with the class `maker` of `transformers`.
+
+    The last layer may be missing in the folder if `whole` is False.
+    """
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,
@@ -194,7 +202,7 @@ def _own_head(net: Any) -> None:
 
 
 def _adapted(net: Any, adapter: Adapter) -> nn.Module:
-    """Add adapters to the model. Only they, and the last layer of a classifier, are trained."""
+    """Add adapters to the model `net`. Only they and a classifier's last layer are trained."""
     try:
         import peft
     except ImportError:

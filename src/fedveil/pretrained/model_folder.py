@@ -36,7 +36,7 @@ _MOST_TOKENIZER_BYTES = MOST_JOB_BYTES * 128
 class ModelFolder:
     """A folder with a language model, whose files have been checked.
 
-    If `config` is given, it replaces the folder's own configuration, and all weights are random.
+    If `own_config` is given, it replaces the folder's configuration, and all weights are random.
     """
 
     path: Path
@@ -131,7 +131,7 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress those warnings of transformers and peft that concern fedveil's own settings."""
+    """Suppress warnings. Those of transformers and peft concern settings that fedveil makes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""The client's half of a round of secure aggregation."""
+"""The client's part in a round of secure aggregation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEALT_BYTES = 2 * shamir.SHARE_BYTES
 
 
 class Client:
-    """The client's half of a round.
+    """The client's part in a round.
 
     It answers each message once, in order, and trusts none of them. It sends only public keys,
     encrypted shares, its masked vector, and one share of each client in its neighbourhood: either
@@ -73,9 +73,11 @@ class Client:
     def respond(
         self, message: Message, vector: Signed | None = None, origin: bytes = b""
     ) -> Message:
-        """Return the answer to a message. In the masked phase it is `vector`, masked in place.
+        """Return the answer to a message of the server.
 
-        `origin` is a digest of what the vector was made from. It must be equal for all clients.
+        In the masked phase the answer is `vector`, masked in place. `origin` is a digest of the
+        public values from which the vector was computed, such as the model. It must be equal for
+        all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -162,7 +164,10 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Return the encrypted shares of this client's seed and mask key, for each neighbour."""
+        """Return shares of this client's seed and mask key, encrypted for each of its neighbours.
+
+        Each share comes with a tag, by which the server recognises a wrong share.
+        """
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]
@@ -242,7 +247,10 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt and save the shares for this client. Returns dealers of invalid shares."""
+        """Decrypt the shares that dealers sent to this client, and save them.
+
+        `sealed` has each dealer's encrypted shares. Returns the dealers whose shares are invalid.
+        """
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]

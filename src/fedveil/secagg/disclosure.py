@@ -48,7 +48,10 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the holder's place, from 0, in the neighbourhood of each of its dealers."""
+        """Return, for each client that dealt shares to `holder`, the number of the holder's share.
+
+        It is the holder's position, from 0, in the dealer's neighbourhood.
+        """
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
@@ -84,7 +87,11 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return, for the dealer with the fewest holders in `answered`, the number of these."""
+        """Return the smallest number of holders among `answered` that any dealer has.
+
+        A holder is a client with a valid share of the dealer's secrets. A secret can be
+        reconstructed only if this number reaches the threshold.
+        """
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -102,7 +109,10 @@ class Disclosure:
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Save the shares that a holder discloses. Saves none if it raises `MessageInvalid`."""
+        """Save the shares that a holder discloses.
+
+        Raises `MessageInvalid`, and saves none, if a share is not the one that was dealt.
+        """
         places = self.places_of(holder)
         asked, dropped, tags = self.asked_of(holder), self.dropped, self._tags
         kinds: list[Kind] = [KEY if dealer in dropped else SEED for dealer in asked]
@@ -151,7 +161,10 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """Return the first `threshold` clients that disclosed this dealer's shares."""
+        """Return the first `threshold` clients that disclosed valid shares of this dealer.
+
+        `chosen` caches the clients of each neighbourhood that disclosed any.
+        """
         number = self._graph.numbers[dealer]
         if number not in chosen:
             chosen[number] = [m for m in self._graph.members[number] if m in self._shares]
@@ -161,7 +174,10 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of the dealer's share among the shares that the holder disclosed."""
+        """Return the position of the dealer's share among the shares that the holder disclosed.
+
+        `index` caches these positions by neighbourhood.
+        """
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

@@ -60,7 +60,8 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
     """Write each entry to `out`: clipped, scaled, and rounded up or down at random.
 
-    The probability of rounding up is the fraction.
+    The probability of rounding up is the fractional part of the scaled entry. `words` are uniform
+    random numbers of 64 bits.
     """
     scale = largest / clip
     for i in range(len(part)):

@@ -152,7 +152,7 @@ def _whole_numbers(
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
     """Return the vectors as whole numbers, the largest magnitude in them, and a decoder.
 
-    The decoder is for real vectors, otherwise None.
+    The decoder converts a sum back to real numbers. It is None for integer vectors.
     """
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:

@@ -31,14 +31,14 @@ _ENDS = struct.Struct("<qq").pack
 
 @cache
 def _probe() -> X25519PrivateKey:
-    """Return a private key that detects public keys of low order."""
+    """Return the fixed private key with which `has_low_order` tests public keys."""
     # Any clamped scalar is a multiple of the cofactor and sends a point of low order to zero.
     # Cached, since the first key loads OpenSSL, which commands that only read a job do not need.
     return X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES)))
 
 
 class KeyPair:
-    """An X25519 key pair, made from 32 bytes of `entropy`."""
+    """An X25519 key pair, made from 32 secret bytes."""
 
     __slots__ = ("_private", "public", "secret")
 
@@ -70,7 +70,10 @@ def public_key(raw: bytes) -> X25519PublicKey:
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Return True if key agreement with this public key gives zero for every private key."""
+    """Return True if `raw` is a public key of low order.
+
+    With such a key, the agreed secret is zero for every private key.
+    """
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -79,7 +82,10 @@ def has_low_order(raw: bytes) -> bool:
 
 
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
-    """Return the seed of the mask between two clients. Both derive the same one."""
+    """Return the seed of the mask between clients `one` and `other`. Both derive the same seed.
+
+    `shared` is the agreed secret of their mask keys, and `view` a digest of what they were shown.
+    """
     # HKDF-SHA256 (RFC 5869): the salt is `view`, what the two were shown; the input is `shared`,
     # the agreed secret of their mask keys; the info is a label and both identities, the smaller
     # first.
@@ -88,7 +94,7 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key that encrypts one message. Sender and receiver derive the same one.
+    """Return the key that encrypts one message. Both `sender` and `receiver` derive it.
 
     `shared` is the agreed secret of their cipher keys, and `view` what they were shown.
     """
@@ -105,7 +111,10 @@ def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> 
 
 
 def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """Decrypt what `seal` encrypted with these arguments. Returns None for anything else."""
+    """Decrypt the bytes `sealed`, if `seal` encrypted them with these arguments.
+
+    Returns None for any other bytes.
+    """
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:
@@ -140,12 +149,18 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that a client signs when it sends its public keys."""
+    """Return the text that a client signs when it sends its public keys.
+
+    `context` is the digest of the round's terms.
+    """
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """Return the text that a client signs for a list of survivors and all that it was shown."""
+    """Return the text that a client signs for a list of survivors.
+
+    It includes `view`, the digest of everything that the client was shown.
+    """
     return b"fedveil survivors" + view + _ids(survivors)
 
 

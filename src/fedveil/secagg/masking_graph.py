@@ -55,8 +55,8 @@ def complete(clients: Sequence[int]) -> MaskingGraph:
 def sparse(clients: Sequence[int], neighbours: int, entropy: Entropy) -> MaskingGraph:
     """Return a random graph in which each client has `neighbours` neighbours.
 
-    If `neighbours` and the number of clients are both odd, each client has one more, because no
-    such graph exists. If there are too few clients, all are neighbours.
+    No such graph exists if `neighbours` and the number of clients are both odd. Then each client
+    has one neighbour more. If there are too few clients, all are neighbours.
     """
     ordered = sorted(clients)
     n = len(ordered)
@@ -113,10 +113,10 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability that at least `least` of `drawn` clients are among the `marked`.
+    """Return the probability that a random group of clients has at least `least` marked members.
 
-    The `drawn` clients are drawn from `clients`. Probabilities far from the mean are omitted.
-    Together they are below 2^-180.
+    The group has `drawn` of `clients` clients, of which `marked` are marked. Probabilities far from
+    the mean are omitted. Together they are below 2^-180.
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

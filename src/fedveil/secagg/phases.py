@@ -66,7 +66,10 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the length of the longest honest answer, with `members` clients in a neighbourhood."""
+    """Return the length in bytes of the longest honest answer in a phase of a round with `terms`.
+
+    `members` is the number of clients in a neighbourhood.
+    """
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
     return encoded_bytes({"phase": phase, "round": terms.round, **answer})

@@ -1,4 +1,4 @@
-"""The server's half of a round of secure aggregation."""
+"""The server's part in a round of secure aggregation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEEDS_AT_ONCE = 4096
 
 
 class Server:
-    """The server's half of a round.
+    """The server's part in a round.
 
     It adds up masked vectors as they arrive, then removes the masks. `receive` refuses a message
     with `ReportRejected`, which changes nothing. A client that has not answered when `advance`
@@ -218,16 +218,16 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return the number of answers from holders of the worst dealer, and the threshold.
+        """Return the smallest number of holders in `answered` that any dealer has.
 
-        The worst dealer is the one for which fewest holders answered.
+        Also returns the threshold, which this number must reach.
         """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many vectors arrived and how many are needed.
+        """Return how many vectors arrived and how many are needed in the sum.
 
-        If enough vectors arrived, return the result of `_count_holders` instead.
+        If enough vectors arrived, returns the result of `_count_holders` instead.
         """
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
@@ -243,7 +243,10 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return a message for each client. Clients with the same neighbours share one."""
+        """Return a message for each client. `make` creates the message for a client.
+
+        It is called once for all clients with the same neighbours.
+        """
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -281,7 +284,10 @@ class Server:
         return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
-        """Return messages that say which of a client's dealers survived and which dropped out."""
+        """Return messages that ask the clients for shares.
+
+        A message names which of the client's dealers survived and which dropped out.
+        """
         signed: dict[str, Value] = {}
         if self.terms.active_security:
             signed = {"signers": as_ids(asked), "signatures": self._signatures_of(asked)}
@@ -314,7 +320,11 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the survivors' own masks, and the masks between survivors and dropped clients."""
+        """Remove the masks from the sum, with the secrets that were reconstructed.
+
+        These are the survivors' own masks (`seeds`), and the masks between survivors and clients
+        that dropped out, whose mask keys are `pairs`.
+        """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

@@ -82,7 +82,10 @@ def encode_shares(shares: Field) -> bytes:
 
 
 def decode_shares(data: bytes) -> Field:
-    """Return shares as an array [shares, limbs]. Raises an error for a limb outside the field."""
+    """Convert bytes from `encode_shares` to an array of shares, [shares, limbs].
+
+    Raises an error for a limb outside the field.
+    """
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")
     shares: Field = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, LIMBS)
@@ -114,7 +117,10 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write each column's polynomial at the points 1, 2, ... to the rows of `values`."""
+    """Write the values of several polynomials at the points 1, 2, ... to the rows of `values`.
+
+    Each column is one polynomial, and `coefficients` begins with the constant terms.
+    """
     points, columns = values.shape
     degree = len(coefficients) - 1
     for row in range(points):

@@ -33,9 +33,10 @@ class Tagger:
     def tags(
         self, ends: Iterable[tuple[int, int]], kinds: Iterable[Kind], shares: bytes
     ) -> list[bytes]:
-        """Return the tag of each share. `shares` is a concatenation.
+        """Return the tag of each share. `shares` has the bytes of all shares, one after another.
 
-        `ends` has the (dealer, holder) of each share, and `kinds` its kind.
+        `ends` has each share's (dealer, holder), and `kinds` says if it is of the seed or of the
+        key.
         """
         prefix, place, sha256 = self._prefix, _PLACE.pack, hashlib.sha256
         starts = range(0, len(shares), SHARE_BYTES)

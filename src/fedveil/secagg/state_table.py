@@ -1,10 +1,10 @@
 """The states of a client and of the server in a round, and the allowed transitions.
 
 A round runs in lockstep: the server asks, the clients answer, and no phase starts before the
-previous one is closed. Each half is in one state, which is a row of its table. An event leads to
+previous one is closed. Each side is in one state, which is a row of its table. An event leads to
 the state that the row names. Events that the row does not name are refused. Only `RoundState`
-changes a half's state. The tables do not contain how messages are processed, or which clients have
-answered.
+changes the state of a side. The tables do not contain how messages are processed, or which clients
+have answered.
 
 A client's state is the phase whose message it waits for. An answer leads to the next phase, so a
 repeated message is out of order: a client that answered twice could be made to disclose both kinds
@@ -82,8 +82,8 @@ class Actions(NamedTuple):
     """The names of the server's methods for one phase.
 
     `asks` returns the messages that open the phase, and `takes` processes an answer. When the phase
-    is closed, `counts` returns how many answers count and how many are needed. If there are enough,
-    `closes` returns the clients that continue.
+    is closed, `counts` returns how many useful answers there are and how many are needed. If there
+    are enough, `closes` returns the clients that continue.
     """
 
     asks: str
@@ -121,7 +121,7 @@ def _server_refusal(state: State, event: Phase | Event) -> InvalidValue:
 
 
 class RoundState:
-    """The state of a client's or the server's half of a round. Only this class changes it."""
+    """The state of a client or of the server in a round. Only this class changes it."""
 
     def __init__(
         self, table: Table, refusal: Callable[[State, Phase | Event], FedveilError]

@@ -62,7 +62,10 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a follower's halves of images [examples, 1, 28, 14], or the leader's labels."""
+        """Return what a party owns of the images in a subset.
+
+        A follower has half of each image, [examples, 1, 28, 14]. The leader has only the labels.
+        """
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

@@ -4,7 +4,7 @@
     backbone:  cloud  <- embedding        the transformer layers; sees no token and no label
     head:      leader <- backbone         inner products with the word table of `embedding`
 
-An example is a window of `context` tokens; its labels are the token after each.
+An example is a window of `context` tokens. The label of each token is the token after it.
 """
 
 from __future__ import annotations

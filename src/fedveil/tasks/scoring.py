@@ -51,7 +51,10 @@ class ByLabel:
         return separate_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return sums over a batch: the unweighted loss, the right predictions, and `examples`."""
+        """Return sums over a batch: `loss_sum` (without class weights), `examples` and `correct`.
+
+        `correct` is the number of right predictions. It is only there if labels are classes.
+        """
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -63,7 +66,8 @@ class ByLabel:
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
         """Return metrics over all examples. Metrics of numbers are in the labels' original unit.
 
-        `calibrated_loss` is the loss of the probabilities that `predictions` returns.
+        For classes, `calibrated_loss` is the cross-entropy of the calibrated probabilities that
+        `predictions` returns.
         """
         if self.classes is None:
             told, true = self.in_own_unit(outputs), self.in_own_unit(labels.reshape(-1, 1))
@@ -74,13 +78,19 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """Return each example's predicted class and all probabilities, or its predicted number."""
+        """Return each example's predicted class and all probabilities, or its predicted number.
+
+        The probabilities are calibrated on the `labels` of other examples.
+        """
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Convert scaled numbers back to the unit of the original data."""
+        """Convert numbers back to the unit of the original data.
+
+        Tasks that scale labels override it.
+        """
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:

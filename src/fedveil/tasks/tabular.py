@@ -81,7 +81,10 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `intervals` and `numbers`, both [rows, features]."""
+        """Return an owner's columns `intervals` and `numbers`, both [rows, features], for a subset.
+
+        The leader also gets the labels.
+        """
         check_party(self, party)
         data, target = _table(self._settings.table)
         train, rows = self._rows("train"), self._rows(subset)
@@ -121,7 +124,10 @@ def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Return the index of each value's interval. The bounds are quantiles of the training rows."""
+    """Return the index of the interval that contains each value, [rows, features].
+
+    A feature's `bins` intervals are bounded by quantiles of the training rows `train`.
+    """
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
     places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
     return torch.from_numpy(places.astype(narrowest(bins)))

@@ -176,5 +176,9 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the first row of each column, in one table that has all columns' rows in turn."""
+    """Return the position of each column's first row in a common table.
+
+    The table has all rows of the first column, then those of the second, and so on. `counts` has
+    each column's number of rows.
+    """
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

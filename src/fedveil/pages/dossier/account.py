@@ -107,7 +107,11 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """Return the account in a federated run's ledger, which must agree with the last record."""
+    """Return the account that a federated run's ledger has for a client in every round.
+
+    The list is empty if the run has no record or no checkpoint. Raises RunFolderError if the ledger
+    gives other epsilons than the last record.
+    """
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []
@@ -138,7 +142,7 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
-    """Yield the accounts of one party of a vertical run, for an example and for a label."""
+    """Yield the accounts of the party `name` of a vertical run: for an example and for a label."""
     lines = {line.what: line for line in party.accounts}
     for what, line in lines.items():
         sent = _SENT.fullmatch(what)
@@ -150,7 +154,11 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the privacy charges of an example that a party sent `times` times."""
+    """Return the privacy charges of an example whose tensors a party sent `times` times.
+
+    `lines` are the lines of the party's account, by what they cover. They state how many bits of an
+    example are sent each time.
+    """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
     settings = run.job["privacy"]["embedding_dp"] or {}
@@ -164,7 +172,10 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return a party's account. Raises RunFolderError if it does not follow from `charges`."""
+    """Return the account that one `line` states about the data of the party `name`.
+
+    Raises RunFolderError if the line's epsilon does not follow from the privacy charges `charges`.
+    """
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

@@ -25,7 +25,10 @@ MOST_POINTS = 1 << 25
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
-    """Return an account's epsilon and its possible rounding error, or raise ValueError."""
+    """Recompute an account's epsilon. Returns it with its possible rounding error.
+
+    Raises ValueError if a release has too many different losses to compose.
+    """
     releases, delta = account["releases"], account["delta"]
     epsilons = [(number(r["epsilon"]), r["delta"], r["count"]) for r in releases]
     lost = math.fsum(d * n for _, d, n in epsilons)
@@ -37,9 +40,9 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 
 
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
-    """Compose releases. Returns their epsilon, and the error that rounding to a grid may cause.
+    """Compose releases. Returns their epsilon at `delta`, and its possible rounding error.
 
-    The grid depends on the epsilon `stated` in the record.
+    Losses are rounded to a grid, which depends on the epsilon `stated` in the record.
     """
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
@@ -63,7 +66,11 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the step of the grid of privacy losses: the releases' own step if all share one."""
+    """Return the step of the grid to which privacy losses are rounded.
+
+    It is the releases' own step if all share one. Otherwise it is a small fraction of `stated`, the
+    epsilon in the record.
+    """
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")
@@ -75,12 +82,18 @@ def grid(releases: list[Any], stated: float) -> float:
 
 
 def gaussian(ratio: float, interval: float) -> Any:
-    """Return the privacy loss of Gaussian noise of `ratio` times the sensitivity."""
+    """Return the privacy loss distribution of Gaussian noise, on a grid of step `interval`.
+
+    `ratio` is the standard deviation of the noise divided by the sensitivity.
+    """
     return pld.from_gaussian_mechanism(ratio, value_discretization_interval=interval)
 
 
 def sampled(release: dict[str, Any], interval: float) -> Any:
-    """Return the loss of Gaussian noise on a sampled batch's sum, for one replaced member."""
+    """Return the privacy loss distribution of Gaussian noise on the sum of a sampled batch.
+
+    It is for data sets that differ in one replaced member. `interval` is the step of its grid.
+    """
     return pld.from_gaussian_mechanism(
         release["multiplier"],
         sampling_prob=release["rate"],
@@ -90,7 +103,11 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return a release's loss distribution on the grid, and True if no loss was rounded up."""
+    """Return a release's privacy loss distribution, with losses rounded up to the grid.
+
+    `interval` is the step of the grid. The second result is True if every loss was on the grid
+    before.
+    """
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]
         right = 1 / (1 + math.exp(-epsilon))
@@ -117,7 +134,10 @@ def number(value: Any) -> float:
 
 
 def verdict(stated: float, epsilon: float, error: float) -> str:
-    """Compare a stated with a recomputed epsilon, in a word."""
+    """Return a word for the epsilon `stated` in a record: it agrees, states less or states more.
+
+    It is compared with the recomputed `epsilon`, whose possible rounding error is `error`.
+    """
     if stated == epsilon or abs(stated - epsilon) <= TOLERANCE * stated + error:
         return "agrees"
     return "STATES LESS" if stated < epsilon else "states more"

@@ -20,7 +20,10 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return the record as plain data that strict JSON can represent."""
+    """Return the record of a run, with the statements made about it, as plain data.
+
+    Strict JSON can represent it: infinity is a text.
+    """
     said = {statement.key: statement.text for statement in statements}
     found = {
         "format": "fedveil dossier 1",

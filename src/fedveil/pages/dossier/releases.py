@@ -1,6 +1,6 @@
-"""A run's releases as plain data, each with the law from which its epsilon can be recomputed.
+"""A run's releases as plain data, from which their epsilons can be recomputed.
 
-The laws are:
+The field `law` of a release names the distribution of its privacy loss:
 
     none                no promise: epsilon is infinite
     stated              the worst mechanism of an (epsilon, delta) statement
@@ -32,11 +32,10 @@ _SAME = 1e-6
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Convert charges to plain data, each with its law: how to recompute its epsilon.
+    """Convert charges to plain data. The field `law` says how to recompute each epsilon.
 
-    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. In an
-    `adaptive` account epsilons are added up, so its releases have no law besides their stated
-    epsilon.
+    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
+    account adds up epsilons, so its releases have only the laws `stated` and `none`.
     """
     found = []
     for loss, count in charges:
@@ -66,10 +65,10 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
-    """Return the noise ratio at which a Gaussian sampled at `rate` has this table, or None.
+    """Return the noise ratio at which a Gaussian sampled at `rate` has the losses in `table`.
 
-    The delta at a loss of 0 decreases as the ratio grows, so bisection finds the ratio. The two
-    curves must then agree at other losses too.
+    The delta at epsilon 0 decreases as the ratio grows, so bisection finds the only possible ratio.
+    Returns None if the deltas at larger epsilons then differ from those of the table.
     """
     if not 0 < rate < 1:
         return None

@@ -164,7 +164,7 @@ _LAWS = {"gaussian": "a sum with Gaussian noise", "none": "what is sent unprotec
 
 
 def _composition(accounts: list[Account]) -> list[str]:
-    """Return a sentence for each account: the number of its releases, by law."""
+    """Return a sentence for each account: its releases by law, and how their losses compose."""
     found = []
     for account in accounts:
         laws = [

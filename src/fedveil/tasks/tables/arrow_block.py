@@ -1,4 +1,4 @@
-"""Reads a block of a CSV file with pyarrow, if it is sure to find the cells that csv would."""
+"""Reads a block of a CSV file with pyarrow, if Python's csv module would find the same cells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _BEFORE_YEAR_1 = -719163
 
 
 class ArrowBlock(Piece):
-    """Rows of a CSV file, parsed once. The number columns of the plan are numbers, others texts."""
+    """Rows of a CSV file, parsed once.
+
+    The columns that the plan lists as numbers are parsed as numbers, all others as texts.
+    """
 
     unit = "line"
 
@@ -140,10 +143,11 @@ class _Parse:
 def read(
     found: CsvFormat, columns: Sequence[str], plan: Plan, text: str, line: int
 ) -> ArrowBlock | None:
-    """Parse a block of text whose first line is number `line`. Returns its rows.
+    """Parse a block of text whose first line is number `line` of the file. Returns its rows.
 
-    Returns None unless each line is a row, and quotes only surround whole cells. Otherwise Python's
-    reader might find different cells.
+    `found` is the file's format, `columns` its header, and `plan` the columns to read. Returns None
+    if pyarrow is not installed or cannot parse the block, or if Python's reader might find
+    different cells: each line must be a row, and quotes may only surround whole cells.
     """
     if find_spec("pyarrow") is None:
         return None
@@ -160,7 +164,11 @@ def read(
 
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
-    """Return a block's number of lines, or None if CSV readers may disagree on its cells."""
+    """Return the number of lines of a block, or None if CSV readers may disagree on its cells.
+
+    They may disagree if a quote is inside a cell, if a cell has several lines, or if a line is very
+    long.
+    """
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # Python's reader would end a line there
     windows = range(0, len(block) - _WINDOW, _WINDOW)
@@ -186,7 +194,10 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
 
 @cache
 def _markers(further: tuple[str, ...] = ()) -> Any:
-    """Return the markers as an array of pyarrow, whose own conversion would import pandas."""
+    """Return the texts that mark a missing cell, and those in `further`, as a pyarrow array.
+
+    The array is built from buffers, because pyarrow's own conversion would import pandas.
+    """
     import pyarrow as pa
 
     texts = (*_NULLS, *further)
@@ -196,7 +207,10 @@ def _markers(further: tuple[str, ...] = ()) -> Any:
 
 
 def _decoded(indices: Any, words: Any, kind: str) -> Float64s | None:
-    """Return `words[indices]` as numbers of pyarrow's type `kind`, or None if one has not it."""
+    """Return `words[indices]` as numbers of pyarrow's type `kind`. A missing cell is NaN.
+
+    `words` are a column's distinct texts. Returns None if one of them is not such a number.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -218,7 +232,11 @@ def _floats(array: Any) -> Float64s | None:
 
 
 def _reading_alike(words: Any, form: str, mark: str, forms: Sequence[str]) -> list[str] | None:
-    """Return the `forms` that read the words of numbers as `form` does. None if it is unclear."""
+    """Return those of `forms` that read each of `words` as the same number as `form` does.
+
+    `words` are the distinct numbers of a column, as texts, and `mark` is the decimal separator of
+    `form`. Returns None if the other separator is possible too and may give other numbers.
+    """
     import pyarrow.compute as pc
 
     kept = [other for other in forms if other in _MARKS]
@@ -235,7 +253,10 @@ def _reading_alike(words: Any, form: str, mark: str, forms: Sequence[str]) -> li
 
 
 def _values(array: Any, kind: npt.DTypeLike) -> Any:
-    """Return an array's values, any value for a null. Unlike `to_numpy`, it imports no pandas."""
+    """Return the values of a pyarrow array as a NumPy array. A null becomes an arbitrary value.
+
+    Unlike pyarrow's own `to_numpy`, this does not import pandas.
+    """
     if not len(array):
         return np.empty(0, kind)
     offset = array.offset * np.dtype(kind).itemsize

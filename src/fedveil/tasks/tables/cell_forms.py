@@ -33,7 +33,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _number(mark: str, thousands: str) -> Parse:
-    """Return a parser of numbers with the decimal separator `mark` and grouped thousands."""
+    """Return a parser of numbers with the decimal separator `mark`.
+
+    Thousands may be grouped by `thousands`, by apostrophes, underscores or spaces. The parser
+    returns None for any other text.
+    """
     groups = f"[{re.escape(thousands)}'’_ \u00a0\u2009\u202f]"
     whole = rf"(?:\d{{1,3}}(?:(?P<s>{groups})\d{{3}})(?:(?P=s)\d{{3}})*|\d+)"
     some = rf"(?:{whole}(?:{re.escape(mark)}\d*)?|{re.escape(mark)}\d+)(?:[eE][+-]?\d+)?"
@@ -142,7 +146,10 @@ NOUNS: Final[Mapping[str, str]] = {
 
 
 def is_missing(cell: str, stated: Collection[str]) -> bool:
-    """Return True if a cell has no value: it is empty, a marker such as NA, or in `stated`."""
+    """Return True if a cell has no value: it is empty, a marker such as NA, or in `stated`.
+
+    `stated` are the job's own markers of missing values.
+    """
     return cell.lower() in NO_NUMBER or cell in stated
 
 

@@ -1,9 +1,9 @@
 """The encoding of a party's table columns as model inputs, computed from its training rows alone.
 
 For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
-index of its interval between quantiles. For both parts, a word becomes the index of a row in one of
-the part's tables (its place). An encoding is saved with the run, so that later evaluations use the
-same scales, intervals, places and classes.
+index of its interval between quantiles. For both parts, a word becomes an index (its place), which
+selects a row of one of the part's tables. An encoding is saved with the run, so that later
+evaluations use the same scales, intervals, places and classes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Scale(Settings):
         return scaled
 
     def check(self, table: Table, column: str, scaled: Float32s, first: int = 0) -> None:
-        """Raise DataInvalid if one of `scaled`, rows of the table from `first`, is infinite."""
+        """Raise DataInvalid if a number is infinite after scaling.
+
+        `scaled` are the scaled numbers of a column, for the rows of the table from row `first` on.
+        """
         if not np.isfinite(scaled).all():
             row = first + int((~np.isfinite(scaled)).argmax())
             raise DataInvalid(
@@ -127,7 +130,11 @@ class Words(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, places: int) -> Words:
-        """Give the `places` - 1 most frequent words an index each. Ties go by the alphabet."""
+        """Return an encoding with `places` indices: one for each of the most frequent words.
+
+        The last index is for all other words. Equally frequent words are chosen in alphabetical
+        order. Raises DataInvalid if all cells are empty.
+        """
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
         found = [
@@ -139,11 +146,11 @@ class Words(Settings):
         return cls(words=tuple(word for _, word in frequent), places=places)
 
     def applied(self, table: Table, column: str) -> Codes:
-        """Return the index of each row's word."""
+        """Return the index of the word in each row of the table's column."""
         return self.of_known(table, column)[table.codes(column)]
 
     def of_known(self, table: Table, column: str) -> Codes:
-        """Return the index of each of the column's distinct words in the table."""
+        """Return the index of each distinct word of the column, in the order of `table.known`."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)
@@ -156,7 +163,10 @@ class Classes(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows: integers by value, then texts."""
+        """Return the `count` classes of the training rows: integers by value, then texts.
+
+        Raises DataInvalid if the column has another number of different values.
+        """
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)
         if len(found) != count:
@@ -213,10 +223,10 @@ class Encoding(Stored):
         )
 
     def applied(self, *tables: Table) -> list[dict[str, torch.Tensor]]:
-        """Encode tables as `numbers`, `intervals` and `words`, with a column per feature.
+        """Encode tables as tensors `numbers`, `intervals` and `words`, with a column per feature.
 
-        The tables are rows of one file. The arrays are on disk, in the narrowest type. A party
-        without features gets empty dicts.
+        All tables must be selections of rows of the same file. The tensors are on disk, in the
+        smallest type that holds their values. A party without features gets empty dicts.
         """
         if not self.columns:
             return [{} for _ in tables]
@@ -261,7 +271,10 @@ class Encoding(Stored):
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return the quantiles of sorted numbers, as np.quantile does, but without sorting again."""
+    """Return the quantiles of sorted numbers, as np.quantile does, but without sorting again.
+
+    `shares` are the quantiles' levels, from 0 to 1.
+    """
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]

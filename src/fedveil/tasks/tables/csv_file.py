@@ -106,7 +106,11 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield each record's first line number and cells. `before` lines precede the blocks."""
+    """Yield each record as the number of its first line and its cells.
+
+    `before` lines of the file precede the blocks. A record with more or fewer cells than `columns`
+    is omitted and reported to `refusals`.
+    """
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

@@ -102,8 +102,8 @@ class CsvFormat:
 def key(place: str | None, stated: str) -> str:
     """Return the end of an error sentence: what the user must write to state the format.
 
-    `place` is the path of the file's settings in the job. If it is None, the file itself must
-    change.
+    `place` is the path of the file's settings in the job, and `stated` is a setting that would
+    help, such as `encoding: cp1252`. If `place` is None, the file itself must change.
     """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
@@ -133,7 +133,11 @@ def _stated(name: str, head: bytes) -> str:
 
 
 def _encoding(path: str, head: bytes, place: str | None) -> str:
-    """Guess the encoding: a byte order mark, UTF-16 by its zeros, UTF-8 if valid, or CP1252."""
+    """Guess the encoding: a byte order mark, UTF-16 by its zeros, UTF-8 if valid, or CP1252.
+
+    `head` is the beginning of the file, and `place` is the path of its settings in the job, for
+    messages.
+    """
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
@@ -153,9 +157,10 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the codec of UTF-16 text without a byte order mark, or None if it is none.
+    """Return the codec of UTF-16 text that has no byte order mark.
 
-    The positions of zero bytes show which of the two codecs it is.
+    `head` is the beginning of the file. In most languages one byte of nearly every letter is zero,
+    and its position shows the byte order. Returns None if `head` does not look like UTF-16.
     """
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
@@ -166,7 +171,11 @@ def _without_mark(head: bytes) -> str | None:
 
 
 def _separator(path: str, text: str, place: str | None) -> str:
-    """Guess the separator: the one that splits all first lines into equally many cells."""
+    """Guess the separator: the one that splits all first lines into equally many cells.
+
+    `text` is the beginning of the file, and `place` is the path of its settings in the job, for
+    messages.
+    """
     lines = list(islice(io.StringIO(text[:_SAMPLED_CHARACTERS], newline=""), _SAMPLED_LINES + 1))
     if len(lines) > 1 and (len(lines) > _SAMPLED_LINES or len(text) > _SAMPLED_CHARACTERS):
         lines = lines[:-1]  # the last line may be incomplete

@@ -28,7 +28,10 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append `piece` to these columns, which share its bytes. A column has one type."""
+        """Append `piece` to each of the columns `columns`. It is stored only once.
+
+        All pieces of a column must have the same type.
+        """
         place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
         for column in columns:
@@ -45,7 +48,10 @@ class Spool:
         return self._last[1]
 
     def batches(self, names: Collection[str], least: int) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield some rows of the columns `names`, `least` or more at a time, and the first row."""
+        """Yield the columns `names` in batches of rows, each with the index of its first row.
+
+        A batch has at least `least` rows. Only the last one may have fewer.
+        """
         ends = np.cumsum([length for _, length in self._pieces[next(iter(names))]])
         first = done = 0
         for piece, end in enumerate(ends.tolist(), 1):
@@ -66,7 +72,10 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Create a zeroed array in a file on disk, and a tensor that shares its memory."""
+    """Create a zeroed array [rows, columns] in a file on disk.
+
+    Also returns a tensor that shares its memory.
+    """
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)

@@ -52,7 +52,10 @@ class IdColumn:
         self._ids.append(np.array(ids, np.str_))
 
     def _refuse(self, piece: Piece, ids: Sequence[str], known: Collection[int]) -> set[int]:
-        """Report invalid ids as problems. Returns their row indices, without those in `known`."""
+        """Report the invalid ids of a piece as problems. Returns the indices of their rows.
+
+        Rows in `known` were reported before, and are skipped.
+        """
         found: dict[str, list[int]] = {}
         for row, cell in enumerate(ids):
             kind = "" if row in known else _kind(cell)
@@ -67,7 +70,7 @@ class IdColumn:
         return {row for rows in found.values() for row in rows}
 
     def check_distinct(self, places: Sequence[Int64s]) -> None:
-        """Report ids that occur twice. `places` are the rows' line numbers, by piece."""
+        """Report ids that occur twice. `places` has the line numbers of each piece's rows."""
         if self._name is None or not self._ids:
             return
         ids = self.array()
@@ -96,7 +99,10 @@ _PROBLEMS: Final = {
 
 
 def _texts(codes: Array, lengths: Array) -> npt.NDArray[np.str_]:
-    """Return the texts with these letters, one text after another, and these lengths."""
+    """Return texts from their letters. `codes` has the letters of all texts, one after another.
+
+    A letter is its code point. `lengths` has each text's number of letters.
+    """
     longest = int(lengths.max())
     letters = np.zeros((len(lengths), longest), np.uint32)
     letters[np.arange(longest) < lengths[:, None]] = codes

@@ -29,12 +29,12 @@ def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
 
 
 def keep_plain(rules: IdSettings) -> bool:
-    """Return True if no rule changes ids of ASCII characters without a point, as in most files."""
+    """Return True if no rule changes an ASCII id without a decimal point, the usual kind of id."""
     return rules.case != "fold" and rules.leading_zeros != "drop"
 
 
 def _are_plain(joined: str, rules: IdSettings) -> bool:
-    """Return True if no rule can change ids of the characters in `joined`."""
+    """Return True if no rule changes any of the ids whose concatenation is `joined`."""
     if not keep_plain(rules) or not joined.isascii():
         return False
     return not (rules.whole_numbers and "." in joined)

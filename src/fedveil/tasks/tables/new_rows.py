@@ -33,8 +33,9 @@ def read_encoding(path: Path) -> Encoding:
 def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewRows:
     """Read and encode the rows of a party's file, and compare them with the training rows.
 
-    Raises DataInvalid with the column's name if the file lacks a column of the model, or if a cell
-    has the wrong kind of content.
+    `folder` is the run's folder, which has the party's encoding and the summary of its training
+    rows. Raises DataInvalid with the column's name if the file lacks a column of the model, or if a
+    cell has the wrong kind of content.
     """
     settings = task.files.get(party, TableSettings())
     place = f"task.tables.files.{party}"
@@ -67,7 +68,10 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 
 
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
-    """Return the kind of content of each column that a file to score must have."""
+    """Return the columns that a file to score must have: each name with its kind of content.
+
+    The kinds are "ids", "words" and "numbers".
+    """
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"
         for name, column in encoding.columns.items()

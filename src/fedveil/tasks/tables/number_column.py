@@ -1,9 +1,10 @@
 """Reads one column of numbers, and finds the form of its cells on the way.
 
-All possible forms are tried together. A form that cannot read a cell is excluded. The forms that
-remain at the end must agree on every cell. If they do not, other columns must show which decimal
-separator and which order of day and month the file uses. Otherwise the column is refused, with the
-key that states its form.
+A form is a way to write numbers, such as decimal commas or dates that begin with the day
+(`cell_forms`). All possible forms are tried together. A form that cannot read a cell is excluded.
+The forms that remain at the end must agree on every cell. If they do not, other columns must show
+which decimal separator and which order of day and month the file uses. Otherwise the column is
+refused, with a message that names the key to write.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BAD = np.inf
 
 
 class Cells:
-    """Parses cells in every form. The results are cached for all columns of a file."""
+    """Parses the texts of cells in every form of number. All columns of a file share its cache."""
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
@@ -38,7 +39,10 @@ class Cells:
         self._numbers = np.empty((0, len(FORMS)))
 
     def numbers(self, words: Sequence[str]) -> Float64s:
-        """Return each cell's number for each form: NaN if missing, infinity if no fit."""
+        """Return the number of each text in each form, as an array [texts, forms].
+
+        It is NaN for a missing cell, and infinity if the text does not have the form.
+        """
         rows = [self._rows.get(word, -1) for word in words]
         new = [at for at, row in enumerate(rows) if row < 0]
         read = np.array([self._read(words[at]) for at in new], np.float64).reshape(-1, len(FORMS))
@@ -62,7 +66,10 @@ class Cells:
 
 
 class NumberColumn:
-    """Reads one column into `spool`, piece by piece. `forms` are those that can read every cell."""
+    """Reads one column into `spool`, piece by piece.
+
+    `forms` are the forms of number that could read every cell so far.
+    """
 
     def __init__(
         self, name: str, settings: ReadingSettings, spool: Spool, refusals: Refusals,
@@ -90,7 +97,10 @@ class NumberColumn:
         self._spool.append([self._key(form) for form in self.forms], found.values)
 
     def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
-        """Return the column's numbers if the piece can read them without a text for each cell."""
+        """Return the column's numbers, if the piece can parse them without a text for each cell.
+
+        Returns None if it cannot.
+        """
         if self.forms == ["iso"] and (days := piece.dates(self.name)) is not None:
             return PlainNumbers(days, self.forms)
         may_be = any(form in self.forms for form in _DECIMALS)
@@ -120,7 +130,11 @@ class NumberColumn:
     def _store(
         self, table: Float64s, codes: np.ndarray, words: Sequence[str], piece: Piece
     ) -> None:
-        """Append the numbers of every form. Forms with equal numbers share the same bytes."""
+        """Store the numbers of a piece in every form that remains, and note where forms differ.
+
+        `table` has the number of each of `words` in each form, and `codes` the index of each row's
+        word. Forms that give the same numbers share the same bytes.
+        """
         left = list(range(len(self.forms)))
         while left:
             first = table[:, left[0]]
@@ -150,7 +164,7 @@ class NumberColumn:
 
     @property
     def undecided(self) -> tuple[str, str] | None:
-        """Return two remaining forms that read a cell differently, or None."""
+        """Return two remaining forms that read some cell as different numbers, or None."""
         pairs = ((a, b) for a, b in self._differs if a in self.forms and b in self.forms)
         return next(pairs, None)
 
@@ -164,9 +178,10 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose and return the form of the column. `decided` are the forms of other columns.
+        """Choose and return the form of the column. `decided` are forms that other columns show.
 
-        If two forms remain possible, adds a problem that names the key to write.
+        If two forms remain possible, this adds a problem that names the key to write. `place` is
+        the path of the file's settings in the job.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]
@@ -185,7 +200,11 @@ class NumberColumn:
 
 
 def settle(columns: Iterable[NumberColumn], place: str | None) -> dict[str, str]:
-    """Decide how to read the numbers of each column of a file. Returns a form by column name."""
+    """Choose the form of each number column of a file. Returns the form's name by column name.
+
+    A column that allows only one decimal separator or date order decides for the others, unless
+    such columns disagree. `place` is the path of the file's settings in the job, for messages.
+    """
     made = list(columns)
     decided = {form for column in made if (form := column.evidence) is not None}
     for group in (_DECIMALS, _ORDERS):

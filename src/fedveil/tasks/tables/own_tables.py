@@ -208,7 +208,10 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the feature columns among `columns`, in the file's order."""
+        """Return the feature columns: those that the job lists, or else all others in the file.
+
+        The id, the label and the columns that the job leaves out are never features.
+        """
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -288,7 +291,10 @@ class _Held:
         )  # fmt: skip
 
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
-        """Read the training and held-out rows. Problems of the training rows go to `refusals`."""
+        """Read the training and held-out rows. Problems of the training rows go to `refusals`.
+
+        A separate file of held-out rows raises DataInvalid with its own problems.
+        """
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
             # The held-out file contains what the training file contains.

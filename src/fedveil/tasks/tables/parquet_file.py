@@ -151,7 +151,10 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a file. Columns of `texts` are read as dictionaries, to save memory."""
+    """Open a Parquet file for reading.
+
+    Of the columns `texts`, each distinct text is stored only once, to save memory.
+    """
     try:
         from pyarrow import parquet
     except ImportError:

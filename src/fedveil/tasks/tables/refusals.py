@@ -32,7 +32,11 @@ class Refusals:
     _others: list[str] = field(default_factory=list)
 
     def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
-        """Add `count` rows with the same kind of problem. `said` describes the first of `rows`."""
+        """Add a problem that `count` rows have in `column`. `kind` names the problem.
+
+        `rows` are the line numbers of the first few of these rows, and `said` describes the problem
+        of the first one.
+        """
         problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
         problem.count += count
         problem.rows.extend(rows[: _ROWS - len(problem.rows)])

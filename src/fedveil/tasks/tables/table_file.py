@@ -83,9 +83,10 @@ class Table:
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def within(self, first: int, count: int) -> tuple[slice, Int64s | slice]:
-        """Return the table's rows among `count` rows of the file from `first`, and their indices.
+        """Return which rows of this table are in a block of the file, as two indices.
 
-        The indices are relative to `first`.
+        The block has `count` rows of the file, from row `first` on. The first index selects the
+        rows in this table, the second selects the same rows in the block.
         """
         if self.chosen is None:
             return slice(first, first + count), slice(None)
@@ -105,7 +106,10 @@ class Table:
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
-    """Return the file's column names. Raises DataInvalid if a name is empty or repeated."""
+    """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
+
+    `reading` states the format of a CSV file, and `place` is its path in the job, for messages.
+    """
     if is_parquet(path):
         return parquet_file.header(path)
     return csv_file.header(find_format(path, reading, place))
@@ -133,7 +137,7 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """Read the requested columns of a file, piece by piece.
 
     Raises DataInvalid with all problems of its cells. If `refusals` is given, problems are added to
-    it instead, and the returned rows only serve to find further problems.
+    it instead, and a table with problems only serves to find further ones.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
@@ -223,7 +227,10 @@ class _WordColumn:
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str]]:
-    """Open the file. Returns its pieces, and sentences on its format."""
+    """Open the file to read the columns of `plan`.
+
+    Returns the file's pieces, and sentences that describe its format.
+    """
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)

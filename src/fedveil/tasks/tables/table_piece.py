@@ -28,7 +28,7 @@ class Plan:
 
 
 class PlainNumbers(NamedTuple):
-    """Numbers, NaN if missing, and the forms that read all of their cells so."""
+    """The numbers of a column (NaN if missing), and the forms in which its cells mean them."""
 
     values: Float64s
     forms: Sequence[str]
