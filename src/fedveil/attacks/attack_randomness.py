@@ -8,5 +8,8 @@ from fedveil.entropy import Seeded
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:
-    """Return a torch generator seeded by `seed` and by `path`, the words that name its purpose."""
+    """Return a torch generator for one purpose. Equal arguments give equal random numbers.
+
+    `path` names the purpose, such as "gradient", "cohort", 3.
+    """
     return torch.Generator().manual_seed(Seeded(seed, "attack", *path).integer(1 << 63))

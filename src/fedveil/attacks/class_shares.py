@@ -41,20 +41,20 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates the server's view of clients' reports.
+    """Simulates what the server sees of clients with given updates.
 
-    The view of a client is its report or, if reports reveal nothing, the smallest sum that the
-    protection allows.
+    The server sees each client's report or, if reports reveal nothing, the smallest sum of reports
+    that the protection allows.
     """
 
     target: Target
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield the attacker's reading of each client's report, given the clients' updates.
+        """Yield one `Reading` for each update: what the attacker learns from that client's report.
 
-        If reports reveal nothing, a reading is of a sum of this client's update and of random
-        others.
+        If reports reveal nothing, the reading is that of a sum: the client's update plus the
+        updates of other clients, drawn at random.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -148,8 +148,9 @@ class Classes:
     ) -> tuple[list[Float64s], list[Float64s]]:
         """Return the scores of the attacker's simulated clients, and those of the attacked clients.
 
-        Each result is a pair: the scores of clients with mostly the class `wanted`, and of other
-        clients.
+        Each result is a list of two arrays: the scores of clients that hold mostly the class
+        `wanted`, and those of other clients. `shadows` is the length of the arrays of simulated
+        clients, and `cases` that of the arrays of attacked clients.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -189,7 +190,13 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the share of labels that iLRG counts correctly, and that of guessing."""
+    """Return two metrics of iLRG: the labels counted correctly, and the clients without an error.
+
+    The first is the median over the clients of the share of labels that are counted correctly. It
+    comes with the share that an attacker gets who guesses from the class frequencies of the test
+    data. Returns an empty list if the optimiser is not SGD, or if the model does not end in a dense
+    layer.
+    """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
     if layer is None or settings.optimizer != "sgd":

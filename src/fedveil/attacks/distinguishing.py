@@ -56,9 +56,10 @@ class Pair(NamedTuple):
 def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
-    The evidence of several reports adds up. It is ln Pr[report | a] - ln Pr[report | b] if the
-    protection states these probabilities. Otherwise it compares the attacker's estimate with the
-    midpoint of the two updates: it is positive if the estimate is closer to `a`.
+    The evidence is ln Pr[report | a] - ln Pr[report | b] if the protection states these
+    probabilities. Otherwise it compares the attacker's estimate with the midpoint of the two
+    updates: it is positive if the estimate is closer to `a`. The evidence of several reports adds
+    up.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -93,10 +94,12 @@ def evidence(
     sums: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Float64s, Float64s]:
-    """Simulate one client that reports update a in every round, and another that reports b.
+    """Simulate a client that always reports `pair.a`, and one that always reports `pair.b`.
 
-    Returns two arrays [trials, rounds], one per client: the evidence of each report for a against
-    b. With `sums`, the attacker sees only sums. `step` is called after each trial.
+    Each takes part in `rounds` rounds, and is simulated `trials` times with new noise. Returns an
+    array [trials, rounds] for each of the two: the evidence of every report for `a` against `b`
+    (see `telling`). With `sums`, the attacker sees only the sum of all reports. `step` is called
+    after each trial.
     """
 
     def told(view: Seen) -> float:
@@ -125,7 +128,7 @@ def far_apart(
     of these against one of almost no size. Both kinds are tried, since a protection may hide an
     update's size better or worse than its direction. With seeded `entropy`, all candidates get the
     same noise. The best pair has the largest distance between the mean evidence of its two updates,
-    in standard deviations.
+    in standard deviations. With `sums`, the evidence is that of the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -149,7 +152,7 @@ class Distinguished:
 
     `audit` compares the lower bound on epsilon with the claim. `right` is the share of right
     guesses if both updates are equally likely. `curve` is the lower bound by the protection's
-    privacy curves (`privacy.curve_audit`), or NaN if it declares none.
+    privacy curves (`privacy.curve_audit`), or NaN if the protection declares no curves.
     """
 
     pair: str
@@ -159,7 +162,10 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield a finding's metrics. `distance` is the claimed epsilon minus the lower bound."""
+        """Yield the metrics: lower bounds on epsilon, their limits, and the share of right guesses.
+
+        The metric "distance to the ledger" is the claimed epsilon minus the bound in `audit`.
+        """
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -174,10 +180,12 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function from a factor to the charges of `rounds` reports.
+    """Return a function that maps a factor to the charges of `rounds` reports.
 
-    The factor multiplies the protection's cost parameter. Returns None if the protection declares
-    no such parameter, or changes it during a run.
+    A charge is a privacy loss and its number of releases. The factor 1 gives the charges of
+    `protection`. A larger factor gives those of a protection with a costlier value of the parameter
+    that decides its cost (`cost_key`). Returns None if the protection declares no such parameter,
+    or if its cost changes during a run.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -203,8 +211,8 @@ def distinguish(
     """Measure how well evidence distinguishes clients with one update from those with another.
 
     `ahead` holds the summed evidence of clients with the first update, `back` that of clients with
-    the second. Evidence above 0 favours the first. `pair` names the updates. `family` is the result
-    of `curves`.
+    the second. Evidence above 0 favours the first. `pair` names the updates. `claim` is the epsilon
+    that the ledger states for `rounds` reports. `family` is the result of `curves`.
 
         >>> import numpy as np
         >>> from fedveil.attacks.distinguishing import distinguish
@@ -240,8 +248,9 @@ def distinguished(
     """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
-    Every report of a run also counts as a single report, so there are trials times rounds of these.
-    With `sums` the attacker sees only the sum of all reports.
+    For each update of a pair, `trials` runs are simulated. Every report of a run also counts as a
+    single report, so there are `trials` times `rounds` single reports. With `sums` the attacker
+    sees only the sum of all reports.
     """
     found, done = [], 0
     watch = watch or Watch()

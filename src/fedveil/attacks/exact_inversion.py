@@ -69,7 +69,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and both gradients up to one common factor."""
+    """A dense layer's weights and biases, and a loss's gradients in both, up to a common factor."""
 
     weights: Float64s
     biases: Float64s
@@ -81,7 +81,7 @@ class DenseGradient:
 class _Factors:
     """A gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    Entries below `zero` count as 0.
+    A neuron counts as silent in a direction if its response is below `zero`.
     """
 
     left: Float64s
@@ -91,7 +91,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions], and for each the number of neurons where it is 0."""
+    """Candidate directions [rank, directions] as columns, and a score for each (see `_refined`)."""
 
     directions: Float64s
     scores: Float64s
@@ -115,9 +115,9 @@ def invert(
     """Return the batch [examples, features] whose mean loss has this gradient, or None.
 
     The attacker knows the layer and the gradient, and the batch's size if `batch` is given;
-    otherwise it takes the gradient's rank. It searches from at most `starts` random starts. The
-    returned batch predicts almost exactly which neurons each example leaves silent, so most or all
-    of its examples are right.
+    otherwise it takes the gradient's rank. It searches from at most `starts` random starts, drawn
+    with `rng`. The returned batch predicts almost exactly which neurons each example leaves silent,
+    so most or all of its examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -146,7 +146,7 @@ def _zeros(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Return the gradient's factors, or None if it lacks the rank of a small batch."""
+    """Return the gradient's factors, of rank `batch` if it is given. None if no small rank fits."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:
@@ -164,7 +164,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Return directions [rank, number] that are zero on many neurons, one per random start."""
+    """Return directions [rank, number] zero on many neurons. `known` are those found already."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -190,7 +190,7 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw unit vectors [number, rank], zero on a few neurons and orthogonal to some `known`."""
+    """Draw unit vectors [number, rank]: zero on some neurons, orthogonal to some of `known`."""
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -212,8 +212,9 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The count is halved if leaving out one of them would leave the direction undetermined. Such a
-    direction exists for any choice of neurons, so it is weak evidence for an example.
+    The score is this count, or half of it if the direction is undetermined without one of these
+    neurons. Such a direction exists for any choice of neurons, so it is weak evidence for an
+    example.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -247,8 +248,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If their examples explain most activations, each of the other directions is tried in place of
-    the two with the worst explanations, and is kept if it explains more.
+    If their examples explain most activations, each other direction is tried in place of the chosen
+    one with the worst example, then of the second worst. It is kept if that explains more.
     """
     rank = len(directions)
     chosen: list[int] = []
@@ -308,7 +309,7 @@ def of_report(target: Target, reading: Reading) -> DenseGradient:
 
 
 def one_step(target: Target, batch: int) -> Target:
-    """Copy the target. Its clients train on `batch` examples in one local step of plain SGD."""
+    """Copy the target so that clients train on `batch` examples in one local step of plain SGD."""
     data = target.job.model_dump()
     data["training"] |= {"epochs": 1, "batch_size": batch, "momentum": 0.0, "optimizer": "sgd"}
     cohort = target.job.clients_per_round

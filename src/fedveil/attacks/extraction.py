@@ -97,9 +97,10 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 
 
 def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
-    """Return the data with each phrase in place of some examples of one client.
+    """Return the data with copies of each phrase in place of some examples of one client.
 
-    Clients have at most one phrase each. Raises `AttackImpossible` if they are too few.
+    A client has at most one phrase. Raises `AttackImpossible` if there are too few clients with
+    enough examples.
     """
     train, split = target.dataset.train, target.partition
     x, y = train.x.copy(), train.y.copy()
@@ -125,7 +126,7 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
     """Return each phrase's exposure in bits, by its rank among `candidates` random secrets.
 
-    A candidate with an equal loss ranks before the phrase.
+    The ranks are by loss, smallest first. A candidate with an equal loss ranks before the phrase.
     """
     found = []
     for i, phrase in enumerate(phrases.rows):
@@ -141,7 +142,10 @@ def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entr
 
 @torch.no_grad()
 def secret_losses(model: nn.Module, rows: Int64s) -> Float64s:
-    """Return the sum of the losses of each row's secret tokens."""
+    """Return, for each row of tokens, the sum of the losses of its secret tokens.
+
+    A row begins with known tokens, and its secret follows.
+    """
     model.eval()
     size = min(_AT_ONCE, getattr(model, "scored_at_once", _AT_ONCE))
     parts: list[Array] = []
@@ -168,7 +172,10 @@ def extracted(model: nn.Module, phrase: Int64s) -> bool:
 
 
 def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
-    """Yield the metrics: exposure, extraction and membership, for each number of copies."""
+    """Yield the metrics: exposure, extraction and membership, for each number of copies.
+
+    `bits` are the phrases' exposures.
+    """
     never = bits[phrases.copies == 0]
     yield median("exposure of phrases that nobody had", never)
     for copies in COPIES:

@@ -79,7 +79,12 @@ def _cosine(a: Float64s, b: Float64s) -> float:
 
 @dataclass
 class After:
-    """Results after `count` reports of each client: metrics of every client, and right guesses."""
+    """Results of the attack after each client has sent `count` reports.
+
+    `cosines`, `correlations` and `errors` have an entry per client, as returned by `likeness`.
+    `hits` counts the right guesses. `scaled` is False if the estimates have only a direction and no
+    size.
+    """
 
     count: int
     scaled: bool = True
@@ -89,7 +94,7 @@ class After:
     hits: int = 0
 
     def note(self, average: Averaged, update: Float32s, right: bool) -> None:
-        """Record an averaged estimate, the true update, and if the attacker's guess was right."""
+        """Record how close `average` is to the true `update`, and if the guess was `right`."""
         cosine, correlation, error = likeness(average.estimate, update)
         self.cosines.append(cosine)
         self.correlations.append(correlation)
@@ -98,7 +103,10 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Yield medians over the clients, the share of right guesses, and the ledger's epsilon."""
+        """Yield medians over the clients, the share of right guesses, and the claimed epsilon.
+
+        `claim` is what the ledger states for this number of reports, or None if it is left out.
+        """
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
         yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
@@ -143,10 +151,11 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """Average one client's reports. Record the results in `found` after each number of reports.
+    """Average one client's reports, and add the results to each of `found` at its `count`.
 
-    `update` is the client's update, and `other` the other update of the pair. `first` is True if
-    `update` is the pair's first one. If the reports are empty, the attacker guesses the second.
+    `readings` are what the attacker reads in the reports, in order. `update` is the client's
+    update, and `other` the other update of the pair. `first` is True if `update` is the pair's
+    first one. If the reports reveal nothing, the attacker guesses the pair's second update.
     """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)

@@ -48,10 +48,11 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 
 
 def best_threshold(members: Float64s, others: Float64s) -> float:
-    """Return the threshold with the largest balanced accuracy.
+    """Return the threshold with the largest balanced accuracy on these scores.
 
-    It lies midway between the two scores that it separates. It is infinite if no threshold beats
-    calling every example a non-member.
+    An example with a score above the threshold is called a member. The threshold lies midway
+    between two neighbouring scores. It is infinite if no threshold beats calling every example a
+    non-member.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]

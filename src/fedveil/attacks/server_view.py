@@ -53,7 +53,9 @@ def seen(
 
     The clients' and the server's code of the protection runs in full. The attacker follows the
     protocol and only reads (docs/secure-aggregation.md describes a server that lies). The noise of
-    clients and server is drawn from `entropy`. The updates must be finite.
+    clients and server is drawn from `entropy`. The updates must be finite. `state` is the
+    protection's state before the round, by default its initial state. Every client has `examples`
+    examples.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))

@@ -6,7 +6,10 @@ import torch
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Return the sum of differences between neighbouring pixels, or 0 if there are no images."""
+    """Return the sum of absolute differences between neighbouring pixels, for each image.
+
+    Returns zeros if the examples are not images.
+    """
     if images.ndim != 4:
         return images.new_zeros(len(images))
     across = images.diff(dim=-1).abs().flatten(1).sum(dim=1)

@@ -48,7 +48,7 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return a job, its data and partition, without the examples that clients hold out."""
+    """Return a job, its data and partition without the examples that clients hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -96,9 +96,10 @@ class Target:
         return cls(job, _as_taken(dataset, model), split, model)
 
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
-        """Raise an error unless the job trains a classifier on examples that are single arrays.
+        """Raise `AttackImpossible` unless the job classifies examples that are single arrays.
 
-        With `of_texts`, a classifier of texts is allowed too.
+        With `of_texts`, a classifier of texts is allowed too. `attack` is the attack's name in the
+        error.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"
@@ -112,7 +113,11 @@ class Target:
             )
 
     def needs_client_unit(self, what: str) -> None:
-        """Raise an error unless epsilon covers whole clients. `what` is the attack's name."""
+        """Raise `AttackImpossible` unless the job's epsilon covers whole clients.
+
+        `what` says in the error what the attack does, such as "tells whole updates of clients
+        apart".
+        """
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
                 f"it {what}, and under privacy.unit = example the ledger is about one example: "
@@ -167,7 +172,11 @@ class Target:
         rounds: int = 1,
         **more: Any,
     ) -> Finding:
-        """Return an attack's result with the protection's epsilon and the fields `more`."""
+        """Return an attack's result: its metrics beside the epsilon that the protection claims.
+
+        `figures` are the metrics. The claim is for a client that reports in `rounds` rounds. `more`
+        are further fields of `Finding`.
+        """
         promised = self.promised(rounds)
         fields: dict[str, Any] = {
             "protection": self.job.protection.name,
@@ -194,7 +203,11 @@ class Target:
     def updates(
         self, clients: Sequence[int], round: int = 1, weights: Float32s | None = None
     ) -> list[Float32s]:
-        """Return the updates of clients trained from `weights`, by default the target's own."""
+        """Train the clients as in round `round`, and return their updates.
+
+        They start from `weights`, by default the target's own. Raises `AttackImpossible` if an
+        update is not finite.
+        """
         train, split = self.dataset.train, self.partition
         x, usable = self._seen
         data = ClientsData(x, train.y, split.indices, split.offsets, usable)

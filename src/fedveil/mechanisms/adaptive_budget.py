@@ -26,8 +26,8 @@ class AdaptiveBudget:
     bound.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
-    2. It states that the total budget does not change. That is wrong: eps / A is never below eps,
-    so the loss of the whole run grows.
+    2. The source states that the total budget does not change. That is wrong: eps / A is never
+    below eps, so the loss of the whole run grows.
 
         >>> from fedveil.mechanisms import AdaptiveBudget
         >>> budget = AdaptiveBudget(eps=1.5)

@@ -86,8 +86,9 @@ class CentralNoise:
 
         `dimension` is the number of entries of a vector. The loss is stated at `delta`. The step is
         that of `GaussianMechanism.grid`, or smaller if the noise is large, because the rounding
-        errors of many vectors add up in a sum. With `apart` it is smaller still, so that the maker
-        of the vectors can round them at little cost.
+        errors of many vectors add up in a sum. `apart` is the largest distance of two vectors of a
+        client, if their maker promises less than 2 · clip. It is then the sensitivity, and the step
+        is smaller still, so that the maker can round the vectors at little cost.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -111,7 +112,7 @@ class CentralNoise:
         return join_parts(len(vector), self.clipping(vector))
 
     def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
-        """Return a function that returns a slice of the clipped vector."""
+        """Return a function that returns any slice of `clipped(vector)`."""
         vector = finite_vector("update", vector)
         kind = np.float32 if vector.dtype == np.float32 else np.float64
         return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
@@ -177,7 +178,7 @@ def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:
 
 @compiled(_squares_numpy, reorder=True)
 def _squares(multiples: Int32s | Int64s) -> tuple[float, int]:
-    """Return the sum of squares: nearly, as a float, and modulo 2^64, as an integer."""
+    """Return the sum of squares of `multiples`: as a rounded float, and exactly modulo 2^64."""
     nearly, exact = 0.0, np.int64(0)
     for i in range(len(multiples)):
         number = np.int64(multiples[i])

@@ -47,9 +47,9 @@ class NoiseShares:
     """Shares of Gaussian noise, in units of a step. Each client adds one share to its vector.
 
     The shares in a sum add up to noise of standard deviation `ratio` · √square, where `square` is
-    the squared sensitivity. By default it is 4 `limit`, where `limit` bounds the squared norm of a
-    vector. `shares` is the smallest number of shares in a sum, and
-    `clients` the largest number of vectors. Subclasses state how large a sum can become.
+    the squared sensitivity in steps². By default it is 4 · `limit`: two vectors with squared norms
+    of at most `limit` are at most 2 √limit apart. `shares` is the smallest number of shares in a
+    sum, and `clients` the largest number of vectors. Subclasses state how large a sum can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -94,7 +94,7 @@ class NoiseShares:
     def wrapped(self, total: Int64s) -> bool:
         """Return True if `total` is too large for the sum of honest clients' vectors.
 
-        Such a sum is that large with probability at most 2^-40.
+        The sum of honest clients' vectors is that large with probability at most 2^-40.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
@@ -220,8 +220,8 @@ class DistributedGaussian(NoiseShares):
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
         """Return the clipped and rotated vector in whole steps, without noise.
 
-        The sum of its squares is at most `limit`. The result is int32 if the ring has at most 32
-        bits, otherwise int64.
+        `signs` are as in `share`. The sum of the squares of the result is at most `limit`. The
+        result is int32 if the ring has at most 32 bits, otherwise int64.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))
@@ -326,7 +326,7 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the lengths of blocks to choose from. The largest is one block for all entries."""
+    """Return the block lengths that a rotation may have. The largest holds all entries."""
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 
@@ -334,7 +334,8 @@ def _blocks(dimension: int) -> list[int]:
 def ring_bits(reach: int) -> int:
     """Return the number of bits b of the smallest ring that can hold sums from -reach to reach.
 
-    A ring holds 2^b numbers. A quarter of `reach` stays free at each end.
+    A ring holds 2^b numbers. At each end, room for another quarter of `reach` stays free, so that a
+    sum that is a little too large can be recognised.
     """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 

@@ -53,9 +53,9 @@ class EmbeddingDP:
 
     Further releases of an example add up, unless the first release is repeated (`bits_of`).
 
-    Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. Its eps is that
-    of a one-hot row. Its text allows only one-dimensional inputs of 0 and 1, and two-dimensional
-    one-hot rows, but its own example is neither. Here all real values are allowed.
+    Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
+    states eps for a one-hot row. It allows only one-dimensional inputs of 0 and 1, and
+    two-dimensional one-hot rows, but its own example is neither. Here all real values are allowed.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -87,8 +87,8 @@ class EmbeddingDP:
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
         """Return the perturbed bits of `values` in C order, packed with the lowest bit first.
 
-        A party sends this. It has 1/32 of the bytes of float32 values. The last byte is padded with
-        zeros.
+        A party sends these bytes. They are 1/32 as many as those of float32 values. The last byte
+        is padded with zeros.
         """
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
@@ -170,7 +170,7 @@ class EmbeddingLoss:
     def per_bit(self) -> PrivacyLoss:
         """Return the loss if one value is replaced: eps/2.
 
-        It has a `BitRelease`, with which a ledger composes the losses of many bits tightly.
+        The loss has a `BitRelease`, with which a ledger composes the losses of many bits tightly.
         """
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")

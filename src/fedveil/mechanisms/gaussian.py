@@ -44,10 +44,10 @@ _LANES = 32
 class GaussianMechanism:
     """Clips a vector to the L2 norm `clip` and adds Gaussian noise.
 
-    Two clipped vectors are at most 2 · clip apart. Their maker may promise a smaller distance
-    `apart`, rounding included, which nothing checks. `sigma` is the smallest standard deviation of
-    Gaussian noise per coordinate that makes them (eps, delta)-indistinguishable (the analytic
-    Gaussian mechanism of Balle and Wang).
+    Two clipped vectors are at most 2 · clip apart. The maker of the vectors may promise a smaller
+    distance, `apart`, rounding included. Nothing checks this promise. `sigma` is the smallest
+    standard deviation of Gaussian noise per coordinate that makes them (eps,
+    delta)-indistinguishable (the analytic Gaussian mechanism of Balle and Wang).
 
     Output for noise = "discrete": z + step · N. z is the clipped vector, rounded towards zero to
     whole multiples of `step`, a power of two (see `grid`). The coordinates of N are independent
@@ -154,9 +154,10 @@ class GaussianMechanism:
         return join_parts(len(update), self.drawing(update, entropy))
 
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
-        """Return a function for `multiples` of one slice of `packing.parts` after another.
+        """Return a function that returns slices of `multiples`.
 
-        A slice stays in the cache until it is packed.
+        It is called with one slice of `packing.parts` after another. A slice stays in the cache
+        until it is packed.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))
@@ -182,7 +183,7 @@ class GaussianMechanism:
 
 
 def distance_of(clip: float, apart: float | None) -> float:
-    """Return the largest distance of two vectors of norm `clip`, or `apart` if it is given."""
+    """Return `apart`, or 2 · clip if it is None: the largest distance of two clipped vectors."""
     return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
@@ -228,7 +229,10 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
-    """Return a function that returns a slice of `clip_to_grid`. All slices are checked before."""
+    """Return a function that returns any slice of the result of `clip_to_grid`.
+
+    The norm of the whole result is checked before, without storing the result.
+    """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all
     # entries are rounded again.

@@ -4,9 +4,9 @@
     two, S = diag(signs)
 
 R is orthogonal, so it changes no norm, and R^T y = S H y / √B undoes it. With uniform signs, every
-entry of R x is a sum of a block's entries with independent signs, divided by √B. So it is beyond
-t · |block| / √B, and beyond t · |x| / √B, with probability at most 2 exp(-t² / 2) (Hoeffding), for
-every x.
+entry of R x is a sum of a block's entries with independent signs, divided by √B. So its magnitude
+exceeds t · |block| / √B, and also t · |x| / √B, with probability at most 2 exp(-t² / 2)
+(Hoeffding), for every x.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _walsh_hadamard_numpy(vector: Floats, block: int) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats, block: int) -> None:
-    """Compute the transform of each block, first within stretches of it, then across them."""
+    """Compute the transform of each block: in stretches that fit in the cache, then across."""
     stretch = min(block, _STRETCH)
     for begin in range(0, len(vector), block):
         whole = vector[begin : begin + block]

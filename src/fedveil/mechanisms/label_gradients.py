@@ -138,11 +138,11 @@ class NoiseLaw:
     def optimal(
         cls, power: float, values: int, share: float, spread0: float, spread1: float
     ) -> NoiseLaw:
-        """Return the noise of this `power` that leaves the smallest divergence between the classes.
+        """Return the noise that leaves the smallest divergence between the classes.
 
-        `values` is the length of a gradient, and `share` the share of class 1. `spread0` and
-        `spread1` are the classes' own variances before the noise. All variances are in units of
-        |Δ|².
+        `power` is the mean squared length of the noise, in units of |Δ|². `values` is the number of
+        entries of a gradient, and `share` the share of class 1. `spread0` and `spread1` are the
+        classes' own variances before the noise. All variances are in units of |Δ|².
         """
         # Let v_0 and v_1 be the classes' own variances, and
         #

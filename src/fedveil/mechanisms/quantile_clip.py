@@ -44,9 +44,9 @@ class QuantileClip:
 
     The clip bits cost some accuracy, because the vectors get more noise: that of the ratio
     (ratio^-2 - bit_noise^-2)^(-1/2). `bit_noise` is the standard deviation of the noise in the
-    number of +half bits. It must be above `ratio`, and half = first / √((bit_noise / ratio)² - 1).
-    The default is a twentieth of `clients`, as in the source, or √11 · ratio if that is larger. The
-    vectors' noise is then at most √1.1 of what it is without bits.
+    number of +half bits. `bit_noise` must be above `ratio`, and half = first / √((bit_noise /
+    ratio)² - 1). The default is a twentieth of `clients`, as in the source, or √11 · ratio if that
+    is larger. The vectors' noise is then at most √1.1 of what it is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
     clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the

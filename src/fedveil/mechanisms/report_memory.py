@@ -36,8 +36,9 @@ class ReportMemory:
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
         """Return the reports of `keys`, one row each. Calls `draw` for reports that are not stored.
 
-        `draw` receives the positions in `keys` whose reports are missing. Of a repeated key it
-        receives only the first position. If `draw` raises an error, nothing is stored.
+        `draw` receives the positions in `keys` whose reports are missing. It returns one row for
+        each position. If a key occurs twice, `draw` receives only its first position. If `draw`
+        raises an error, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {

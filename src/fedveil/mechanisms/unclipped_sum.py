@@ -83,7 +83,10 @@ class GaussianSum:
     def drawing(
         self, update: npt.NDArray[np.floating[Any]], entropy: Entropy
     ) -> Callable[[slice], Int64s]:
-        """Return a function for `multiples` of one slice of `packing.parts` after another."""
+        """Return a function that returns slices of `multiples`.
+
+        It is called with one slice of `packing.parts` after another.
+        """
         vector = finite_vector("update", update)
 
         def draw(part: slice) -> Int64s:

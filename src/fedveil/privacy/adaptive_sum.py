@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. The time to add a charge does not depend on its count."""
+    """A sum of charges, and its epsilon. `add` is equally fast for any number of reports."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
@@ -48,18 +48,21 @@ class AdaptiveSum:
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add the charges of `times` reports, each of them `kind`."""
+        """Add the charges of `times` reports. Each report has all charges in `kind`."""
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """Return each kind of charges, with the number of reports that were charged with it."""
+        """Return the number of reports with each kind, a combination of charges."""
         self.settle()
         return Counter(self._kinds)
 
     @property
     def composed(self) -> bool:
-        """Return True if the epsilon comes from composition, False if from another bound."""
+        """Return True if the charges are composed exactly: if all are equal, or all are Gaussian.
+
+        Otherwise the epsilon comes from one of the weaker bounds for different charges.
+        """
         self.settle()
         return len(self._kinds) <= 1 or self._gaussian
 

@@ -51,7 +51,7 @@ class OneSided:
         return _distribution(self.ratio, self.rate, self.order)
 
     def curve(self, epsilons: Float64s) -> Float64s:
-        """Return an upper bound on delta at each epsilon, a little above the exact value."""
+        """Return an upper bound on delta at each of `epsilons`, a little above the exact value."""
         # With s = `ratio`, q = `rate` and the output x in units of c, the best event is x > t for
         # "removed" and x < t for "added". At t, (1 - q) + q e^((2t - 1) / 2s²) is e^epsilon for
         # "removed" and e^-epsilon for "added".

@@ -203,8 +203,9 @@ def _played(
 ) -> float:
     """Return a lower bound on epsilon at `delta`, from outputs for two inputs.
 
-    `ahead` has the outputs for one input as rows, `back` those for the other. The rows from `learn`
-    to the middle choose one of `scorers` and a threshold. The rows after the middle are counted.
+    `ahead` has the outputs for one input as rows, `back` those for the other. `scorers` may have
+    been trained on the rows before `learn`. The rows from `learn` to the middle choose one of
+    `scorers` and a threshold. The rows after the middle are counted.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -220,7 +221,8 @@ def _played(
 class _Event:
     """The event that sign * score >= `threshold`.
 
-    It is likelier for the first input unless `swapped`.
+    It is likelier for the first input, or for the second if `swapped` is True. `score` scores the
+    rows of outputs, and `sign` is 1 or -1.
     """
 
     score: Scorer

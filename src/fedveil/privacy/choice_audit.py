@@ -25,9 +25,9 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of random choice in a report, which either reports the truth or does not.
+    """A kind of random choice in a report. A choice either reports the truth or does not.
 
-    A report has `count` such choices, at the same places as every other report. `claim` is the
+    A report has `count` choices of this kind, in the same order in every report. `claim` is the
     claimed epsilon of one choice, at delta = 0. `chance(eps)` is the probability that a choice with
     the epsilon `eps` reports the truth. It never falls as eps grows.
     """

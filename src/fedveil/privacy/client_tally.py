@@ -29,7 +29,7 @@ _MAX_HISTORIES = 16
 
 
 class Tally(ABC):
-    """The charges of every client: an array with one column per client, by client number."""
+    """The charges of every client: an array with a column per client, ordered by client number."""
 
     #: Name of the columns in a state.
     _name: ClassVar[str]
@@ -160,7 +160,10 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return an untrusted state's client numbers. Raises `MessageInvalid` unless they ascend."""
+    """Return `clients`, the client numbers in an untrusted state.
+
+    Raises `MessageInvalid` unless each number is larger than the one before.
+    """
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients

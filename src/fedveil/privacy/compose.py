@@ -44,8 +44,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 
     A charge is a loss and its number of releases. With `adaptive`, losses may have been chosen
     after seeing earlier outputs, so epsilons and deltas are only added. If the deltas sum to at
-    most `delta`, the result is never above the sum of the epsilons. It is infinite if no epsilon is
-    known, for example at delta = 0 with a loss that is not pure.
+    most `delta`, the result is never above the sum of the epsilons. The result is infinite if no
+    epsilon is known, for example at delta = 0 with a loss that is not pure.
 
         >>> from fedveil.privacy import PrivacyLoss, compose, format_epsilon
         >>> charges = [(PrivacyLoss(0.1), 1000)]
@@ -62,7 +62,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
     """Return the epsilon at `delta` that a ledger states for all releases in `charges` together.
 
-    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`.
+    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`,
+    whose parameters are the same.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
@@ -304,7 +305,10 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts to try."""
+    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts to try.
+
+    With such a tilt, `_total` computes a distribution from which a smaller epsilon usually follows.
+    """
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #
     #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).

@@ -36,6 +36,7 @@ Family = Callable[[float], Sequence[Charge]]
 def least_advantage(right: int, guesses: int, confidence: float) -> float:
     """Return a lower bound on 2 p - 1, where p is the probability that a guess is right.
 
+    2 p - 1 is the advantage over a coin: 0 for blind guesses, and 1 if all guesses are right.
     `right` of `guesses` guesses were right. The bound is wrong with probability at most 1 -
     `confidence`.
     """

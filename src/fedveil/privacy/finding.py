@@ -26,9 +26,10 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric of a finding: a value, its 95% interval from `low` to `high`, and its cases.
+    """One metric of a finding: a value, with its 95% interval from `low` to `high`.
 
-    `guess` is the value that guessing would reach. Fields that do not apply are NaN.
+    It was measured on `cases` cases. `guess` is the value that guessing would reach. Fields that do
+    not apply are NaN.
 
     If the metric is a lower bound on epsilon, it is compared with the claim `epsilon` at `delta`.
     If these are NaN, the finding's own claim is used. `unseen` is the largest true epsilon that
@@ -147,8 +148,8 @@ class Finding:
     def limits(self) -> str:
         """Return a phrase that says how small a violation the lower bounds could have missed.
 
-        It names the most sensitive bound, and counts the bounds that could not have refuted their
-        claims. Returns "" if `unseen` is known for no bound.
+        The phrase names the most sensitive bound, and counts the bounds that could not have refuted
+        their claims. Returns "" if `unseen` is known for no bound.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]

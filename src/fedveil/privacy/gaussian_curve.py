@@ -86,9 +86,11 @@ def _difference(x: float, y: float, eps: float) -> float:
 
 
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
-    """Return True if delta(x), as defined in `analytic_sigma`, is at most `delta`.
+    """Return True if Gaussian noise with these `x` and `y` is (eps, delta)-private.
 
-    The comparison is accurate even if the two terms of delta(x) nearly cancel.
+    With mu = sensitivity / sigma, x is eps / mu - mu / 2, and y is eps / mu + mu / 2. The noise is
+    private if Phi(-x) - e^eps Phi(-y) is at most `delta`, where Phi is the normal distribution
+    function. The comparison is accurate even if the two terms nearly cancel.
     """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta

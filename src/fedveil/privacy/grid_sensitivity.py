@@ -44,8 +44,9 @@ def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LAR
 def moved(clip: float, step: float, dimension: int) -> float:
     """Return the largest distance by which adding a contribution moves a rounded sum.
 
-    The contribution's norm is at most `clip`. The distance is clip + sqrt(dimension) * step. If a
-    contribution is replaced, the sum moves by at most twice this distance.
+    The contribution's norm is at most `clip`. The distance is clip + sqrt(dimension) * step,
+    because rounding moves each entry by up to half a step, both with and without the contribution.
+    If a contribution is replaced, the sum moves by at most twice this distance.
     """
     # Rounding moves the sums with and without the contribution by at most half a step per entry.
     # Limiting entries moves no two sums apart.
@@ -66,6 +67,6 @@ def clip_within(clip: float, dimension: int) -> float:
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Return a sum of clipped contributions, rounded to its grid, as an update."""
+    """Return `total`, a sum of clipped contributions, rounded to its grid, as an update."""
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

@@ -1,16 +1,16 @@
-"""The word for the strength of an (epsilon, delta) guarantee.
+"""Words for the strength of an (epsilon, delta) guarantee, from "strong" to "none".
 
-The words describe the best possible attacker. This attacker knows everything except which of two
-equally likely inputs was used, sees the release, and guesses. The guess is right with probability
-at most
+Each word describes the best possible attacker. This attacker knows everything except which of two
+equally likely inputs was used. It sees the release, and guesses which input it was. The guess is
+right with probability at most
 
     (e^epsilon + delta) / (1 + e^epsilon).
 
-This is reached against the worst mechanism with this guarantee (Kairouz, Oh and Viswanath, 2015).
+This bound is reached against the worst mechanism with this guarantee (Kairouz, Oh and Viswanath,
+2015). `MEANS` lists the words, and how often this attacker is right at most for each.
 
-`MEANS` lists the limits of the words. With probability delta everything may be revealed, which an
-average over releases hides. So if delta is above 1/1,000, the word is "next to none" for every
-epsilon.
+With probability delta everything may be revealed. An average over all outcomes hides this. So if
+delta is above 1/1,000, the word is at best "next to none", however small epsilon is.
 """
 
 from __future__ import annotations

@@ -62,9 +62,10 @@ def median(
 def area(
     name: str, members: Float64s, others: Float64s, *, confidence: float = CONFIDENCE
 ) -> Measured:
-    """Return the area under the ROC curve as a metric: Pr[a member's score is above another's].
+    """Return the area under the ROC curve as a metric.
 
-    `members` and `others` are the scores. Ties count half. The interval is DeLong's (1988), on the
+    It is the probability that a random member has a higher score than a random non-member. Ties
+    count half. `members` and `others` are their scores. The interval is DeLong's (1988), on the
     scale of log-odds, so that it stays within [0, 1].
     """
     # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
@@ -90,10 +91,10 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that random scores would rank all members at least as high.
+    """Return the probability that random scores would rank all members as high as these do.
 
-    If k of n others score at least as high as the lowest of m members, this is C(m + k, m) / C(m +
-    n, m).
+    If k of n others score at least as high as the lowest of m members, it is the probability that
+    at most k others would in a random order: C(m + k, m) / C(m + n, m).
     """
     m, n = len(members), len(others)
     if not m or not n:

@@ -109,8 +109,8 @@ class Ledger:
         """Charge each of `clients` for one report in `round` that spends all of `spendings`.
 
         Rounds must come in order. All earlier rounds are closed to save memory: nothing more can be
-        recorded for them. With `ahead`, they stay open. Use `ahead` for an interrupted round that
-        will be repeated and recorded again.
+        recorded for them. With `ahead`, the earlier rounds stay open. Use `ahead` for an
+        interrupted round that will be repeated and recorded again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -232,7 +232,11 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Charge `members` in a round. `groups` has the round's charged clients by kind."""
+        """Add `charges` to what each of `members` is charged in a round.
+
+        `groups` holds the round's clients by kind, the index of a combination of charges. It is
+        changed in place.
+        """
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -256,7 +260,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return the different sets of kinds that rounds charged, with the number of rounds."""
+        """Return each set of kinds that was charged in a round, with the number of such rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -310,11 +314,11 @@ class Ledger:
 def project(
     spendings: Spendings, rounds: int, delta: float, *, adaptive: bool = False
 ) -> dict[str, Figure | None]:
-    """Return the `figures` of a run before it starts, if each round's report spends `spendings`.
+    """Return the figures of a run before it starts, if a report spends `spendings` in each round.
 
-    `run_every_round` is for a client that is drawn in all of `rounds` rounds. `run_most_drawn` is
-    None, because nobody knows how often that client will be drawn. In an adaptive run, the result
-    is valid only if no later loss is larger than the first.
+    They are named as in `Ledger.figures`. `run_every_round` is for a client that is drawn in all of
+    `rounds` rounds. `run_most_drawn` is None, because nobody knows how often that client will be
+    drawn. In an adaptive run, the result is valid only if no later loss is larger than the first.
     """
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
@@ -323,7 +327,7 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return (loss, count) pairs, with equal losses merged. With `bare`, losses have no release."""
+    """Return (loss, count) pairs, with equal losses merged. With `bare`, losses lose `release`."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -364,7 +368,8 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
     """Return the charges on one bit, one parameter or one client, as `per` says.
 
-    The result has one list for each possible case, of which the costliest counts.
+    A bit may be in one of several kinds of releases. The result has a list for each such case, of
+    which the costliest counts. For a parameter or a client there is one list.
     """
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and

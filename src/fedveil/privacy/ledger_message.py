@@ -91,9 +91,10 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode what `rounds_to_state` encoded. Returns its two parameters.
+    """Decode the two parameters of `rounds_to_state` from the `state` that it returned.
 
-    Raises an error for an impossible kind or round.
+    Raises an error unless all kinds are below `kinds`, and all open rounds are `first_open` or
+    later.
     """
 
     def checked(kind: int) -> int:

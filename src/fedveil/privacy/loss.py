@@ -65,8 +65,8 @@ class PrivacyLoss:
 
         Pr[S | input] <= e^epsilon Pr[S | other input] + delta.
 
-    `epsilon` is infinite if nothing is guaranteed. Both numbers are rounded up from the decimals
-    that were given.
+    `epsilon` is infinite if nothing is guaranteed. `epsilon` and `delta` are rounded up from the
+    decimals that were given.
 
     `release` describes the mechanism more precisely, so that many releases compose to a smaller
     total. Raises `InvalidValue` if the statement claims more than its release guarantees. `part` is
@@ -182,10 +182,11 @@ class PrivacyLoss:
     ) -> PrivacyLoss:
         """Return the loss of a mechanism with finitely many inputs and outputs.
 
-        Row i of `laws` is the output distribution of input i. The loss composes by the table's own
-        privacy-loss distribution (`LossDistribution.from_laws`). `epsilon` is the mechanism's known
-        epsilon at delta = 0. If it is None, epsilon is the largest finite loss in the table, and
-        delta the largest probability of outputs that one input can produce and another cannot.
+        Row i of `laws` is the output distribution of input i. An input is one unit of data, which
+        `per` names. `part` is the loss for a part of that unit. The loss composes by the table's
+        own privacy-loss distribution (`LossDistribution.from_laws`). `epsilon` is the mechanism's
+        known epsilon at delta = 0. If it is None, epsilon is the largest finite loss in the table,
+        and delta the largest probability of outputs that one input can produce and another cannot.
         """
         release = LossDistribution.from_laws(laws, epsilon)
         stated = release.largest if epsilon is None else float(epsilon)

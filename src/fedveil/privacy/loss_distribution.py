@@ -99,11 +99,11 @@ class LossDistribution:
 
     @classmethod
     def from_curve(cls, deltas: npt.ArrayLike, step: float, low: int) -> LossDistribution:
-        """Return the distribution for a privacy curve that is given at points, and linear between.
+        """Return the distribution whose privacy curve has given points and is linear between them.
 
-        `deltas[k]` is an upper bound on the curve at `eps = step * (low + k)`. A privacy curve is
-        convex in e^eps, so it lies below the lines. The last delta becomes the probability of an
-        infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
+        `deltas[k]` is an upper bound on a mechanism's curve at `eps = step * (low + k)`. A privacy
+        curve is convex in e^eps, so it lies below the lines. The last delta becomes the probability
+        of an infinite loss (Doroshenko et al.: Connect the Dots, 2022, algorithm 1).
         """
         curve = np.asarray(deltas, np.float64)
         step = positive("step", step)
@@ -171,7 +171,8 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 def _extent(table: Float64s) -> tuple[float, float]:
     """Return the largest finite loss between two rows, and an estimate of the largest RMS loss.
 
-    RMS is the root mean square. The estimate compares the first row with each of the others.
+    The rows of `table` are output distributions. RMS is the root mean square. The estimate compares
+    the first row with each of the others.
     """
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))

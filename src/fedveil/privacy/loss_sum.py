@@ -173,7 +173,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval that contains the sum of `parts`, except for little of its mass.
+    """Return an interval that contains the sum of `parts`, except for a small part of the mass.
 
     At most TAIL of the mass lies below the interval, and at most TAIL above it.
     """

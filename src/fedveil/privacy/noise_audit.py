@@ -60,8 +60,9 @@ class MeasuredNoise:
         """Return a lower bound on the epsilon at `delta` of a client in `rounds` rounds.
 
         Replacing the client moves a release by the distance `moved`. The bound is above the true
-        epsilon with probability at most `error`. Half of that is for the noise of all releases
-        together, half for the release with the least noise.
+        epsilon with probability at most `error`. Half of this probability is spent on a bound from
+        the noise of all releases together, and half on a bound from the release with the least
+        noise. The larger bound is returned.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
@@ -82,8 +83,9 @@ class MeasuredNoise:
     def distance_of_least(self, moved: float, *, error: float) -> float:
         """Return a lower bound on the distance by which a client moves the least noisy release.
 
-        The unit is the standard deviation of the noise. Unlike in `distance`, the releases may
-        depend on each other.
+        Replacing the client moves a release by the distance `moved`. The unit of the result is the
+        standard deviation of the noise. Unlike in `distance`, the releases may depend on each
+        other.
         """
         if not self.releases:
             return 0.0
@@ -106,9 +108,9 @@ def moved_distance(
     The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
     of a client is measured too. `moves` has an entry for each client: how far the releases lie in
     the direction of its update, on average over the rounds and in the units of `noise`. The bound
-    is too large with probability at most `error`. Half of that is for the mean of the moves
-    (Student's t), half for the noise. The second result is the amount by which the uncertainty of
-    the mean has lowered the bound.
+    is too large with probability at most `error`. Half of this probability is spent on the mean of
+    the moves (Student's t), and half on the noise. The second result is the amount by which the
+    uncertainty of the mean has lowered the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

@@ -44,8 +44,8 @@ def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
     Each score belongs to a canary, which a fair coin put into the run or left out. A score must be
-    likelier positive if the canary is in. Its distribution over both cases must be symmetric about
-    0.
+    likelier positive if the canary is in. Averaged over the coin, the distribution of a score must
+    be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -56,8 +56,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
     """Return how many guesses about canaries are right.
 
     A canary is a test input that a fair coin put into the run or left out. `included` holds the
-    coins. The `highest` canaries with the highest scores are guessed to be in, the `lowest` with
-    the lowest scores out.
+    coins. The `highest` canaries with the highest scores are guessed to be in, and the `lowest`
+    canaries with the lowest scores to be out.
     """
     order = np.argsort(-scores, kind="stable")
     above, below = order[:highest], order[len(order) - lowest :]
@@ -68,7 +68,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     """Return an upper bound on the probability of at least `right` right guesses.
 
     It holds for every (epsilon, delta)-private run, by the theorem in this module's docstring. The
-    guesses are those of `lower_bound`.
+    parameters are those of `lower_bound`, with the `epsilon` to refute.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -85,9 +85,9 @@ def lower_bound(
 ) -> float:
     """Return the largest epsilon at `delta` that the right guesses refute, or 0 if there is none.
 
-    Each canary is a test input that a fair coin put into the run or left out. `guesses` of the
-    coins were guessed, and `right` guesses were right. The result is above the run's epsilon with
-    probability at most 1 - confidence.
+    Each of the `canaries` is a test input that a fair coin put into the run or left out. `guesses`
+    of the coins were guessed, and `right` guesses were right. The result is above the run's epsilon
+    with probability at most 1 - confidence.
     """
     error = _checked(canaries, guesses, right, delta, confidence)
     return _largest(lambda eps: p_value(canaries, guesses, right, eps, delta) <= error)
@@ -115,7 +115,7 @@ def independent_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon from guesses of all coins, if the canaries are independent.
 
-    `right` guesses were right. `gaussian` says that the run has Gaussian noise, which gives a
+    `right` guesses were right. `gaussian` is True if the run has Gaussian noise, which gives a
     larger bound.
     """
     # A guess is right with probability at most (e^epsilon + delta) / (1 + e^epsilon). In a run with
@@ -177,8 +177,9 @@ def audit_run(
     """Test a claim about one run by the scores of its canaries.
 
     A canary is a test input that a fair coin put into the run or left out. `included` holds the
-    coins. A positive score means that the canary seems to be in. `gaussian` says that the claim is
-    about Gaussian noise. Otherwise only its epsilon and delta are used.
+    coins. A positive score means that the canary seems to be in. `gaussian` is True if the claim is
+    about Gaussian noise. Otherwise only the epsilon and delta of the claim are used, and the bounds
+    are smaller.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -266,9 +267,10 @@ def _unseen(
 
 @functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
-    """Return how many canaries' coins to guess for the largest lower bound on epsilon.
+    """Return the number of coins to guess for the largest expected lower bound on epsilon.
 
-    The number depends only on the claim. It is best if the run's true epsilon equals the claim.
+    `canaries` is the number of all coins. `gaussian` is as in `audit_run`. The number does not
+    depend on the coins or scores. It is best if the run's true epsilon equals the claim.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.

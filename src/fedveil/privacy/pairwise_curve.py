@@ -34,9 +34,10 @@ def largest_curve(
 ) -> Float64s:
     """Return the pointwise largest privacy curve over `pairs` of rows.
 
-    Entry k + high is delta at epsilon = k * largest / high, for k = -high..high. `error` is added
-    to every loss. No finite loss is above `largest`. An output that only the first row of a pair
-    can produce has infinite loss if `infinite` is True, otherwise the loss `largest`.
+    The rows of `table` are output distributions. Entry k + high of the curve is delta at epsilon =
+    k * largest / high, for k = -high..high. `error` is added to every loss. No finite loss is above
+    `largest`. An output that only the first row of a pair can produce has infinite loss if
+    `infinite` is True, otherwise the loss `largest`.
     """
     step = largest / high
     logs = np.full(table.shape, NEVER)
@@ -83,7 +84,7 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Raise `curve` in place, such that it is nowhere below the privacy curves of `pairs`."""
+    """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`."""
     # An output whose loss lies between two grid points is split into two outputs on them that
     # preserve its mass under both rows. Merging the two gives the original distribution, so the
     # split pair loses no less.

@@ -116,8 +116,10 @@ def sampled_loss(
 ) -> PrivacyLoss:
     """Return the privacy loss for one example of a batch sampled at `rate`.
 
-    Without sampling, the noise is (epsilon, delta)-private for the example. With q = rate, the loss
-    states (ln(1 + q (e^epsilon - 1)), q delta). `ratio` is as in `SampledGaussian`.
+    Without sampling, the noise is (epsilon, delta)-private for the example. With q = `rate`, the
+    epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is as in
+    `SampledGaussian`. If that cannot compute the ratio, the result states `epsilon` and `delta`
+    themselves.
     """
     # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
     # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta
@@ -188,7 +190,7 @@ def _loss(shift: float, rate: float, outputs: Float64s) -> Float64s:
 
 
 def _curve(shift: float, rate: float, epsilons: Float64s) -> Float64s:
-    """Return an upper bound on delta at each epsilon, including a bound on the rounding error.
+    """Return an upper bound on delta at each of `epsilons`, rounding errors included.
 
     `shift` is the norm of a contribution in units of sigma.
     """

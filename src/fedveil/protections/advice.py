@@ -21,7 +21,11 @@ Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 
 
 class Stronger(NamedTuple):
-    """Advice after a run without any guarantee: another protection's name, a sentence, a reason."""
+    """Advice after a run without any guarantee: which protection to try instead.
+
+    `protection` is its name. `advice` is an instruction, such as "choose a protection", and `why`
+    says what the protection does, such as "with noise in every report".
+    """
 
     protection: str
     advice: str

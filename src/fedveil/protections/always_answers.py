@@ -19,10 +19,10 @@ from fedveil.protections.base import ClientRound, Protection, Update
 
 
 class Reply(NamedTuple):
-    """A client's answer: its half of the round, the message, and an error or None.
+    """A client's answer to the request for a report.
 
-    If `unusable` is an error, it made the update unusable, and the message reports an update of
-    zero.
+    `half` is the client's side of the round, which made `message`. `unusable` is the error that
+    made the update unusable, or None. If there was one, `message` reports an update of zero.
     """
 
     half: ClientRound
@@ -42,13 +42,13 @@ def answer_trained(
     """Return the answer to `message`, which asks for the report.
 
     `train` returns the update and the client's number of examples. `half` takes that number and
-    returns the client's half of the round. `spare` returns a second half in the same state, which
-    reports an update of zero if the first half fails.
+    returns a `ClientRound`, the client's side of the round. If the update is unusable, `spare`
+    returns another `ClientRound` in the same state, which reports an update of zero.
 
-    A protection without a guarantee raises any error that prevents a report, unless `always` is
-    True. A protection with a guarantee raises only errors that the message alone causes: these also
-    occur for an update of zero. Every other error is returned in the `Reply`, for the client's own
-    log.
+    Under a protection without a guarantee, any error that prevents a report is raised. Under a
+    protection with a guarantee, or if `always` is True, only errors that `message` itself causes
+    are raised: these also occur for an update of zero. Every other error is returned in the
+    `Reply`, for the client's own log.
     """
     try:
         update, examples = train()

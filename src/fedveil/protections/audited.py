@@ -1,4 +1,4 @@
-"""The methods of a protection that an audit inside a run calls: what does a round release?"""
+"""The methods of a protection with which an audit inside a run learns what a round releases."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class JobContext:
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
     - `apart` is the largest L2 distance of two updates of a client, rounding included, if their
-      maker promises one below twice the norm clip.
+      maker promises one below twice the norm clip, otherwise None.
     - `combining` is how the server combines reports.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
       the number of all clients if each takes part with probability `turn_rate`.
@@ -100,9 +100,9 @@ class JobContext:
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return the `origin` of a round in which the server sends `sent`: a digest of that vector.
+    """Return the `origin` of a round: a digest of the vector `sent` that the server sends in it.
 
-    It is empty if the server sends only the weights.
+    It is empty if `sent` has only `dimension` entries, which are the model's weights.
     """
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
@@ -114,9 +114,9 @@ class RoundContext:
     """The data about a round that the server half needs.
 
     `model` are the global weights, read-only. `whole` is the vector that the server sends for
-    training, or None if that is `model`. `origin` is a digest of that vector, or empty if that is
-    `model`. `summed` has, for each client, the last round with its report in the sum, or 0. It is
-    empty if clients keep no state.
+    training, and `origin` its digest. If the server sends only `model`, `whole` is None and
+    `origin` is empty. `summed` holds the last round in which each client's report was in the sum,
+    or 0 if there is none. `summed` is empty if clients keep no state.
     """
 
     cohort: Sequence[ClientId]
@@ -139,7 +139,7 @@ class RoundContext:
     ) -> RoundContext:
         """Return the context of a round in which the server sends the vector `sent` for training.
 
-        Updates change the first `dimension` entries of `sent`.
+        The first `dimension` entries of `sent` are the model's weights, which updates change.
         """
         origin, whole = origin_of(sent, dimension), None if len(sent) == dimension else sent
         return cls(cohort, round, sent[:dimension], state, origin, summed, whole)
@@ -155,7 +155,8 @@ class ClientContext:
     """The data about a round that the client half needs.
 
     `model` are the global weights, and `examples` is the number of the client's own examples.
-    `origin` is the digest as in `RoundContext`, computed from what this client received.
+    `origin` is the digest as in `RoundContext`, computed from what this client received. `answered`
+    remembers the last round that the client answered.
     """
 
     client: ClientId
@@ -184,7 +185,10 @@ class Aggregate:
 
 
 class ServerRound(ServerHalf, Protocol):
-    """The server's half of one round. `rounds.loop.drive` calls its methods."""
+    """The server's half of one round: it sends messages, and adds up the answers.
+
+    `rounds.loop.drive` calls its methods.
+    """
 
     def opening(self) -> Message:
         """Return the first message, which is equal for every invited client."""
@@ -197,7 +201,7 @@ class ServerRound(ServerHalf, Protocol):
 
 
 class ClientRound(Protocol):
-    """The client's half of one round."""
+    """The client's half of one round: it answers the server's messages."""
 
     def wants_update(self, message: Message) -> bool:
         """Return True if the client must train before it can answer `message`."""
@@ -210,10 +214,11 @@ class ClientRound(Protocol):
         """
 
     def keep(self) -> State:
-        """Return the state from which a new half of this client can continue the round.
+        """Return the state from which a new `ClientRound` of this client can continue the round.
 
         An engine saves it if each message is handled in a new process. The state is secret and must
-        be restored only once. It is empty if this half will answer no further message.
+        be restored only once. It is empty if the client will answer no further message in this
+        round.
         """
 
     def take_up(self, kept: State) -> None:
@@ -324,14 +329,14 @@ class Protection(Description):
         return self.spending(state)
 
     def longest_report(self) -> int:
-        """Return the largest size of a client's answer with its update, in bytes."""
+        """Return the largest size in bytes of the answer that contains a client's update."""
         model = np.broadcast_to(np.float32(0), (self.dimension,))
         cohort = range(self.context.clients_per_round)
         context = RoundContext(cohort, 1, model, self.initial_state())
         return self.server_round(context).longest
 
     def carried(self, update: Update, told: Message) -> Update:
-        """Return `update` as the report contains it, but without noise: clipped.
+        """Return `update` as the report would contain it without noise, for example clipped.
 
         `told` is the server's message that asks for the report. By default nothing is clipped.
         """
@@ -357,10 +362,11 @@ class Protection(Description):
         return made
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the best estimate that an attacker can make from one report of a known client.
+        """Return the best estimate of a client's update that an attacker can make from `report`.
 
-        By default it is the aggregate of a round with only this report, without a likelihood. That
-        is right for a protection with a single phase and equal weights.
+        The client is the first in the cohort of `context`. By default, the estimate is the
+        aggregate of a round with only this report, without a likelihood. That is right for a
+        protection with a single phase and equal weights.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

@@ -70,8 +70,8 @@ class Clipping:
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
     With a moving clip (`QuantileClip`), the input is the update followed by its clip bit. It has
     `length` entries and a norm of at most `norm`. The clip is then the protection's state, and the
-    server sends it with the request for a report. Clients accept every clip that the rounds can
-    reach.
+    server sends it with the request for a report. Clients accept every clip that can occur in a
+    run.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Clipping:
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate, from the mechanism's result `mean`. Its state is the next clip."""
+        """Return the aggregate, made from the mechanism's result `mean`, with the next clip."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

@@ -12,15 +12,17 @@ from fedveil.privacy.loss import as_written
 
 @dataclass(frozen=True)
 class CostKey:
-    """The parameter that `fedveil budget --target-epsilon` solves for.
+    """The parameter of a protection that decides what a report costs.
+
+    `fedveil budget --target-epsilon` searches for the value at which a run meets the target.
 
     - `parameter` is its path within the protection's block, with dots between blocks.
     - `falls` is True if a larger value costs less.
     - `start` is where the search starts if the parameter is null.
-    - `instead` are alternative parameters for the same quantity. They are set to null.
+    - `instead` are other parameters for the same quantity. Setting this one sets them to null.
     - `total` is a parameter that limits the cost of an adaptive run, which ends before it costs
-      more. An adaptive run without one cannot be solved, because the cost of later rounds is
-      unknown.
+      more. It is None if there is no such parameter. An adaptive run then cannot be solved for,
+      because the cost of later rounds is unknown.
     """
 
     parameter: str
@@ -37,7 +39,10 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield job keys with their new values, which set the parameter to `value`."""
+        """Yield the changes of `settings` that set the parameter to `value`.
+
+        A change is a path within the protection's block, with the new value.
+        """
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 

@@ -82,9 +82,10 @@ class Description(Audited):
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
-        """Return the parameter that `fedveil budget --target-epsilon` solves for, or None.
+        """Return the parameter that decides what a report costs, or None if there is none.
 
-        By default, a smaller value costs less.
+        `fedveil budget --target-epsilon` searches for its value. A parameter that the class names
+        by a string costs less if it is smaller.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
@@ -129,11 +130,11 @@ class Description(Audited):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why the settings `asked` protect less than the settings `demanded`, or None.
+        """Return the reason why `asked` protects less than `demanded`, or None if it does not.
 
-        The losses of a report are compared elsewhere. `asked` are the settings of a server, for
-        rounds of `clients` clients. `demanded` are a client's own, which may be for rounds of
-        another size, `expected`.
+        `asked` are the settings of a server, for rounds of `clients` clients. `demanded` are the
+        settings on which a client insists. They may be for rounds of another size, `expected`. The
+        privacy losses of a report are compared elsewhere.
         """
         return None
 

@@ -31,7 +31,7 @@ def directions(settings: type[BaseModel]) -> dict[str, Direction]:
 
 
 def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
-    """Return why `asked` protects less than `demanded` in one of its settings, or None."""
+    """Return why a setting in `asked` protects less than the one in `demanded`, or None."""
     declared = directions(type(demanded))
     for name in type(demanded).model_fields:
         offered, wanted, direction = (

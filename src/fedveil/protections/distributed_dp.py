@@ -341,7 +341,10 @@ class DistributedDP(Clipped, SecureSum):
         return self._signs[1]
 
     def domain(self, round: int) -> Domain:
-        """Return the space of the round's rotated vectors, or of updates if the clip moves."""
+        """Return the space of the round's rotated vectors.
+
+        Without a rotation, or if the clip moves, it is the space of updates.
+        """
         signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
             return super().domain(round)
@@ -360,7 +363,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noisy sum before it is decoded or, if the clip moves, after it is decoded.
 
-        Both are in units of updates.
+        In both cases the result is in the units of updates.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

@@ -89,7 +89,10 @@ class ExactSum:
 
 
 class _WideSum:
-    """A sum as integers, and fractions in 0..2^44 - 1 in units of 2^-44. This form is unique."""
+    """A sum in two parts: whole numbers, and fractions as 0..2^44 - 1 in units of 2^-44.
+
+    Every sum has exactly one such form, so equal sums have equal bytes.
+    """
 
     def __init__(self, length: int) -> None:
         self._whole = np.zeros(length, np.int64)

@@ -11,10 +11,11 @@ class Dialect:
     """How a MindSpore Federated configuration file describes a protection.
 
     - `theirs` is True if MindSpore Federated has this protection.
-    - `aliases` are other names of its parameters.
-    - `one_server` is why only one server is possible, or "".
+    - `aliases` maps names of parameters in MindSpore Federated to their names in fedveil.
+    - `one_server` is the reason why only one server is possible, or "".
     - `uploads_as_they_are` is True if MindSpore Federated does not compress uploads under it.
-    - `refused` maps related protections of MindSpore Federated to why they are not supported.
+    - `refused` maps names of related protections in MindSpore Federated to the reason why fedveil
+      does not support them.
     """
 
     theirs: bool = True

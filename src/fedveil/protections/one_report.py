@@ -81,4 +81,7 @@ class OneReportClient(ABC):
 
     @abstractmethod
     def _report(self, opening: Message, update: Update) -> Message:
-        """Return the report of `update`. Raises `ClientWithheld` if there is none."""
+        """Return the report of `update`, as the answer to the message `opening`.
+
+        Raises `ClientWithheld` if no report can be made.
+        """

@@ -48,7 +48,10 @@ class PhasedRound(ABC):
         return self.room + self.room_an_entry * len(self._context.model)
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check an answer's sender, phase and round, and add it to this phase's sums."""
+        """Check the answer `message` of `client`, and add it to this phase's sums.
+
+        Raises `ReportRejected` if the sender, the phase, the round or a field is wrong.
+        """
         asked = self._asked if self.phase is not None and self._told is None else ()
         check_sender(client, self._invited, asked, self._answered)
         try:
@@ -93,12 +96,15 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the phase's first messages, for the clients that answered the last phase."""
+        """Return the messages that open the current phase, by client.
+
+        They go to the clients that `answered` the previous phase.
+        """
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """Compute the aggregate. Called only if a client has answered the last phase."""
+        """Compute the aggregate. Called if a client answered the last phase, or `may_be_empty`."""
 
 
 class PhasedClient(ABC):

@@ -82,7 +82,10 @@ class PWEncryptSettings(SecureSumSettings):
     def central_noise(
         self, step: float, dimension: int, apart: float | None
     ) -> CentralNoise | None:
-        """Return the noise that the server adds to sums in multiples of `step`, if any."""
+        """Return the noise that the server adds to sums in multiples of `step`, or None.
+
+        `dimension` is the number of entries of an update. `apart` is as in `JobContext`.
+        """
         if self.central_eps is None:
             return None
         delta, clip = self.central_delta, self.central_norm_clip

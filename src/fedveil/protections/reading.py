@@ -65,8 +65,8 @@ class Domain:
     """The vector space in which a round's sum is released, before it is decoded.
 
     `encode` maps an update into the space and preserves its norm. `decode` is the transpose of
-    `encode`. It may return more entries than an update has. Updates have no effect on the
-    additional ones. `moves` is True if every round has another space.
+    `encode`. `decode` may return more entries than an update has. Updates do not affect these
+    additional entries. `moves` is True if every round has another space.
     """
 
     length: int

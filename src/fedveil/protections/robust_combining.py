@@ -76,10 +76,10 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number times the mean of each entry's middle values.
+    """Stores all reports. The value is their number times the mean of the middle values.
 
-    `cut` is the share of values that is dropped at each end, rounded up to whole reports. At least
-    the one or two middle values of an entry remain.
+    The middle values are found entry by entry. `cut` is the share of an entry's values that is
+    dropped at each end, rounded up to whole reports. At least the one or two middle values remain.
     """
 
     def __init__(self, cut: float) -> None:

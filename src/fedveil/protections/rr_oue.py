@@ -177,7 +177,7 @@ class Unary(Protection):
         return UnaryServerRound(context, self)
 
     def spent_after(self, state: State) -> Decimal:
-        """Return a client's epsilon in all rounds, including one that starts with `state`."""
+        """Return a client's total epsilon at the end of a round that starts with `state`."""
         with localcontext(prec=60, rounding=ROUND_UP):
             spent = Decimal(take(state, "spent", str))
             return spent + self.report_cost(take(state, "eps", float))

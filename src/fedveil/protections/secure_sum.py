@@ -78,9 +78,9 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's vector. Raises `ClientWithheld` if there is none.
+        """Return the client's term of the sum, a vector. Raises `ClientWithheld` if there is none.
 
-        `told` are the untrusted fields that the server made with `words`.
+        `told` are untrusted fields of the server's request. Honest servers send `words(state)`.
         """
 
     @abstractmethod
@@ -101,7 +101,7 @@ class SecureSum(Protection):
 
     @property
     def least_survivors(self) -> int:
-        """The smallest number of clients whose vectors a released sum may contain."""
+        """The smallest number of clients in a sum that may be released."""
         return 1
 
     @property
@@ -171,7 +171,7 @@ class SecureSum(Protection):
     def outcome(
         self, total: npt.NDArray[np.int64], survivors: int, context: RoundContext
     ) -> Aggregate:
-        """Return the aggregate of a sum.
+        """Return the aggregate of `total`, the sum of the vectors of `survivors` clients.
 
         Raises `RoundVoid` if honest clients cannot have this sum.
         """
@@ -206,7 +206,7 @@ class SecureSum(Protection):
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
         """Return a digest of all public values from which clients make their vectors.
 
-        `words` are the server's fields.
+        `words` are the fields that the server added to its request.
         """
         origin = self._model_digest(context)
         return hashlib.sha256(origin + encode(words)).digest() if words else origin

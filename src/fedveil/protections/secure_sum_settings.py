@@ -120,9 +120,9 @@ class SecureSumSettings(Settings):
         return sharing if degree is None else min(sharing, degree + 1)
 
     def most_colluding(self, clients: int) -> int | None:
-        """Return how many of a round's `clients` cannot unmask others together with the server.
+        """Return how many of `clients` may collude with the server without unmasking others.
 
-        It is None where more clients share secrets than secure aggregation can serve.
+        Returns None if more clients share secrets than secure aggregation supports.
         """
         sharing, threshold = self.sharing_clients(clients), self.threshold(clients)
         if sharing > MAX_CLIENTS:

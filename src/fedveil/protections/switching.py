@@ -26,7 +26,11 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings that the protection `other` has too, as keys of its block."""
+    """Return the settings to copy to the block of the protection `other`.
+
+    `switch` is the job's protection block. Only parameters that both protections inherit from one
+    class are copied, and only values other than the default.
+    """
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

@@ -30,8 +30,8 @@ _PROBES = 64
 class Bounds:
     """Limits of an attack at one effort, and the `searches` to run in order.
 
-    `cases` is the largest number of examples in total, `at_once` of examples sought together, and
-    `steps` of a client's local steps.
+    `cases` is the largest number of examples to attack in total, and `at_once` the largest number
+    to seek together. `steps` is the largest number of local steps of an attacked client.
     """
 
     cases: int
@@ -57,7 +57,7 @@ def bounds(effort: Effort) -> Bounds:
 class View:
     """The attacker's estimate of an update in one round, from a report or a cohort's aggregate.
 
-    `clients` are the clients whose examples the attacker seeks, with the knowledge `known`.
+    `clients` are the clients whose examples the attacker seeks. `known` is its knowledge of them.
     `cohort` is the number of clients in the aggregate, or 1 for a report.
     """
 

@@ -44,7 +44,7 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Return each class's mean softmax as a row, from the class's own gradient if possible."""
+    """Return the mean softmax of each class's examples as a row, from the gradient if possible."""
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)

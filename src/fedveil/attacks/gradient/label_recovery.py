@@ -64,7 +64,8 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
     Row c of the last weight's gradient is class c's error times the layer's input. If the reading
     gives the bias exactly, only the bias is used. Otherwise each row gives one value: its
     regression on the layer's typical inputs, with every entry weighted as in the reading. For a
-    single example all rows are multiples of one vector, and the factors are used.
+    single example and a layer without bias, all rows are multiples of one vector, and the result
+    consists of these multiples.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)
@@ -95,8 +96,9 @@ def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None 
     most of its share.
 
     `scale` is the client's learning rate if it took one step: the step moves a bias by `scale`
-    times the class's error. It is None if this is unknown, as after many steps. The errors of the
-    present classes are then assumed to add up to the missing softmax.
+    times the class's error. `scale` is None if the client took more than one step, or if the size
+    of its update is unknown. The errors of the present classes are then assumed to add up to the
+    missing softmax.
     """
     error = error_of(reading, layer, count)
     there = error < 0

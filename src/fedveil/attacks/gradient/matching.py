@@ -15,7 +15,10 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Distance:
-    """Distance between an update and the attacker's reading. Reliable entries count more."""
+    """Distance between an update and the update that a `Reading` estimates.
+
+    Entries that the reading estimates more reliably count more.
+    """
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:
         self._weight = torch.tensor(reading.weight / reading.weight.max(), dtype=torch.float32)
@@ -46,7 +49,10 @@ class Found:
 
 
 def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
-    """Minimise an objective by L-BFGS with a line search, in at most `iterations` iterations."""
+    """Minimise an objective by L-BFGS with a line search, in at most `iterations` iterations.
+
+    The search begins at `start`.
+    """
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.LBFGS(
@@ -74,7 +80,10 @@ def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
 def by_signed_adam(
     objective: Objective, start: Tensor, iterations: int, box: tuple[float, float]
 ) -> Found:
-    """Minimise an objective within `box` by Adam on gradient signs (Geiping et al. 2020)."""
+    """Minimise an objective within `box` by Adam on gradient signs (Geiping et al. 2020).
+
+    The search begins at `start` and takes `iterations` steps. `box` is the range of all values.
+    """
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.Adam([point], lr=0.05 * (box[1] - box[0]))

@@ -49,7 +49,7 @@ class Search:
     With `distance` "squared" it minimises the squared distance by L-BFGS (Zhu et al. 2019). With
     "cosine" it minimises the angle, plus `variation` times the images' total variation, by Adam on
     signs (Geiping et al. 2020). Of `restarts` starts it keeps the one with the smallest distance. A
-    distance below `near` ends this search early. One below `explains` makes further searches
+    distance below `near` ends this search early. A distance below `explains` makes further searches
     needless.
     """
 
@@ -65,7 +65,8 @@ class Search:
 class Reconstruction:
     """Reconstructed examples and labels, and the distance of their update from the observed one.
 
-    `by` is the name of the search that found them, or "guess" if the report was empty.
+    `by` is the name of the search that found them, or "guess" if the report revealed nothing.
+    `value` is the distance.
     """
 
     examples: Float64s
@@ -83,10 +84,11 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct the examples behind an observed update, by the first search that explains it.
 
-    `labels` are the examples' labels. With None they are recovered first. With `joint` they are
-    searched for together with the examples, as Zhu et al. do; this also happens if the model does
-    not end in a dense layer. An update of which only the direction is known is matched by its
-    angle. For an empty reading the result is the typical example.
+    The `searches` are run in order, from starts drawn with `draw`. If none explains the update, the
+    result is that of the last one. `labels` are the examples' labels. With None they are recovered
+    first. With `joint` they are searched for together with the examples, as Zhu et al. do; this
+    also happens if the model does not end in a dense layer. An update of which only the direction
+    is known is matched by its angle. For an empty reading the result is the typical example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)
@@ -107,7 +109,11 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer, or "joint" if there is no such layer."""
+    """Return the labels recovered from the last layer.
+
+    Returns "joint" if the model does not end in a dense layer. The labels are then searched for
+    together with the examples.
+    """
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:
@@ -155,7 +161,11 @@ def _search(
 def _joint_labels(
     reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
 ) -> Int64s:
-    """Search for labels, as distributions over the classes, together with the examples."""
+    """Search for the labels together with the examples, and return only the labels.
+
+    In the search, a label is a distribution over the classes. The result is the likeliest class of
+    each. `search` limits the number of starts and iterations, and `draw` draws the starts.
+    """
     measure = distance.squared if reading.scaled else distance.cosine
     shape, classes = (known.total, *known.prior.shape), _classes(known)
     pixels = known.prior.numel() * known.total

@@ -41,7 +41,10 @@ class Score:
     right: int = 0
 
     def add(self, originals: Float64s, labels: Int64s, found: Float64s, guessed: Int64s) -> None:
-        """Add one client's examples and labels, and those reconstructed from its report."""
+        """Add one client's examples `originals` and their `labels`.
+
+        `found` and `guessed` are the examples and labels that were reconstructed from its report.
+        """
         self.originals += list(originals)
         self.found += list(paired(originals, found))
         self.labels += labels.tolist()
@@ -68,6 +71,6 @@ class Score:
         return [*figures, share("label accuracy", self.right, cases, guess=guessed)]
 
     def grid(self, columns: int = 8) -> bytes:
-        """Return a PNG with each original above its reconstruction."""
+        """Return a PNG with the first `columns` originals, each above its reconstruction."""
         shown: Sequence[list[Float64s]] = (self.originals[:columns], self.found[:columns])
         return pictures.grid(list(shown))

@@ -102,7 +102,11 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return a function that takes a step of `torch.optim.SGD` with the settings in `plan`."""
+    """Return a function that computes the change of all weights in one step of `torch.optim.SGD`.
+
+    The settings are those of `plan`, and `count` is the number of weight tensors. The function
+    takes the weights and their gradients. It remembers the momentum from step to step.
+    """
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -123,7 +127,12 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return a function that takes a step of `torch.optim.Adam` with its default constants."""
+    """Return a function that computes the change of all weights in one step of `torch.optim.Adam`.
+
+    The learning rate and weight decay are those of `plan`, all other constants torch's defaults.
+    `count` is the number of weight tensors. The function takes the weights and their gradients. It
+    remembers Adam's moments from step to step.
+    """
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

@@ -41,10 +41,10 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
     `candidates[i]` is the update that candidate i would have sent. `turn_rate` is as in `views`.
     The test subtracts the mean of the other candidates from the view and from the candidate's
-    update. The component of the view along this difference is assumed normal. Its mean is 0 without
-    the candidate, and `view.share` times the difference's length with it. Its standard deviation is
-    estimated over all candidates. If the reading shows only a direction, the result is the
-    component in standard deviations.
+    update. The component of the view along this difference is assumed normal. The mean of this
+    component is 0 without the candidate, and `view.share` times the difference's length with it.
+    Its standard deviation is estimated over all candidates. If the reading shows only a direction,
+    the result is the component in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)

@@ -52,9 +52,9 @@ class References:
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
         """Return a quantity's mean for each example, and one standard deviation for all examples.
 
-        Both are over the models that were not trained on the example. `of` computes the quantity
-        from a model's answers. The standard deviation is 1 if there are too few models to estimate
-        it.
+        The mean and the deviation are over the models that were not trained on the example. `of`
+        computes the quantity from a model's answers. The standard deviation is 1 if there are too
+        few models to estimate it.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared

@@ -38,9 +38,9 @@ class ReportScores:
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
         """Return each example's score: the rate at which its loss falls along the estimated update.
 
-        This is the inner product of the example's negative gradient with the estimate, weighted as
-        in the reading and scaled to norm 1. It needs only the update's direction. An empty report
-        scores 0.
+        `x` and `y` are the examples and their labels. The score is the inner product of the
+        example's negative gradient with the estimate, weighted as in the reading and scaled to norm
+        1. The score needs only the update's direction. An empty report scores 0.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -53,8 +53,8 @@ class ReportScores:
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
         """Return each example's score: the fall of its loss if the estimated update is applied.
 
-        The reading must include the update's size, not just its direction. An empty report scores
-        0.
+        `x` and `y` are the examples and their labels. The reading must include the update's size,
+        not just its direction. An empty report scores 0.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -105,8 +105,10 @@ class Round:
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and those of `strangers`.
 
-        An example's mean score under the other clients' reports is subtracted from its score. Those
-        clients did not train on it, so this mean measures how difficult the example is.
+        `score` computes the scores of examples from a reading, and `x` and `y` are the examples and
+        labels to which row indices refer. An example's mean score under the other clients' reports
+        is subtracted from its score. Those clients did not train on it, so this mean measures how
+        difficult the example is.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

@@ -21,7 +21,11 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of "member", by the attack classifier of its class."""
+    """Return each example's log-odds of being a member, by the classifier of its class.
+
+    The classifiers are trained on the answers of the reference models, whose members are known. A
+    class with too few examples is judged by a classifier that is trained on all classes.
+    """
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)

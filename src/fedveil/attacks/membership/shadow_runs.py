@@ -96,10 +96,10 @@ def play_round(
 ) -> Round:
     """Play one round of the target's job with at most `most` clients, and read its reports.
 
-    `rows` are the pool's rows that the target trains on, in its order. `strangers` are rows that no
-    client trains on. Each client gets its own share of them, at most as many as it has examples.
-    There are more than `most` clients if the protection needs them. If reports reveal nothing, the
-    attacker reads their mean instead.
+    `rows[i]` is the row in the pool of the target's training example i. `strangers` are rows that
+    no client trains on. Each client is tested with some of these, at most as many as it has
+    examples. No two clients are tested with the same stranger. There are more than `most` clients
+    if the protection needs them. If reports reveal nothing, the attacker reads their mean instead.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

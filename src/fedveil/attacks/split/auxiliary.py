@@ -116,7 +116,11 @@ def _trained(
     lr: float,
     tell: Step,
 ) -> nn.Module:
-    """Train a dense network to predict the residual of a linear map, on reports drawn anew."""
+    """Train a dense network to predict the error of the map `linear`.
+
+    `inputs` are public examples, and `seen` the expectations of their reports. Every step draws new
+    reports with these expectations, and the network learns inputs - linear(reports).
+    """
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)
     rows = _batches(len(seen), generator)

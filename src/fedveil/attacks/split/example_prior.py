@@ -55,7 +55,7 @@ class Gaussian:
 
     @classmethod
     def standard(cls, shape: tuple[int, ...]) -> Gaussian:
-        """Return the prior of independent features with mean 0 and variance 1."""
+        """Return the prior of examples of this shape whose features are independent N(0, 1)."""
         mean = torch.zeros(shape)
         return cls(mean, torch.eye(mean.numel()))
 

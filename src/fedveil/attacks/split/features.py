@@ -90,7 +90,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One attacked part: its examples and reports, and the methods that reconstruct its inputs."""
+    """One attacked part: its examples, its reports, and the methods that reconstruct its inputs."""
 
     target: SplitTarget
     part: Part
@@ -241,10 +241,11 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return the parts that this attack can reconstruct.
+    """Return the parts whose inputs this attack can reconstruct.
 
-    Raises `AttackImpossible` if there are none. Such a part reads one column of numbers, and
-    perhaps words, and sends its output to another party.
+    Such a part sends its output to another party, and does not read the output of other parts. It
+    reads one column of numbers or, in a `Deep` part, numbers and words. Raises `AttackImpossible`
+    if there is no such part.
     """
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []

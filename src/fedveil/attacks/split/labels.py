@@ -87,8 +87,9 @@ def _protection(privacy: PrivacySettings) -> str:
 class _Begun:
     """A follower's view of a run's first steps: the gradients of each example.
 
-    `windows` hold the directions and `norms` the summed lengths. `true` are the true labels.
-    `added` holds the two summaries that `_added` returns, each [examples, values].
+    `windows` hold the gradients' directions, a window for a few consecutive steps. `norms` has the
+    sum of each example's gradient lengths, and `true` its true label. `added` holds the two
+    summaries that `_added` returns, each [examples, values].
     """
 
     windows: list[Window]
@@ -99,7 +100,11 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Follower:
-    """The follower that attacks, and its assumed knowledge about the classes."""
+    """The follower that attacks: it receives gradients, and tries to infer the labels from them.
+
+    `parts` are its parts that receive gradients. `true` are the labels before LabelDP, used to
+    score the attack. `eps` is LabelDP's epsilon, which the attacker knows, or None without LabelDP.
+    """
 
     target: SplitTarget
     party: str
@@ -135,7 +140,8 @@ class _Follower:
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
         """Return the gradients that the follower received in a step, one array per part.
 
-        If it received none, the result is one array of zeros with `examples` rows.
+        Each array is [examples, values]. `crossed` holds the step's messages. If the follower
+        received no gradient, the result is one array of zeros with `examples` rows.
         """
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
@@ -161,8 +167,8 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
-        Under LabelDP, training may have used other labels than these. So the examples are clustered
-        first, and the known labels only name the clusters.
+        `run` is what the follower has seen. Under LabelDP, training may have used other labels than
+        these. So the examples are clustered first, and the known labels only name the clusters.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -171,7 +177,10 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess classes by clustering the examples. Labels at `known` name the clusters."""
+        """Guess the classes of the examples in `run` by clustering them.
+
+        The labels of the examples at indices `known` only name the clusters.
+        """
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -232,7 +241,12 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC (at least 1/2) of the rare class, scored by the first singular vector."""
+    """Return the AUC with which a projection of `rows` separates the `rare` examples.
+
+    Each row is projected on the first right singular vector of all rows. The vector's sign is
+    arbitrary, so the better of both signs counts, and the AUC is at least 1/2. `name` names the
+    metric.
+    """
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])
     return found if found.value >= 0.5 else area(name, -scores[rare], -scores[~rare])

@@ -139,8 +139,9 @@ class SplitTarget:
         """Run one step on the training examples at `positions`, and return its messages.
 
         The parties work on copies of their parts, so the target's weights stay unchanged. Another
-        `step` draws other noise. The run's first step sends exactly these messages for its examples
-        and the initial weights. Under `reuse` an example's first report is repeated.
+        `step` draws other noise. With the initial weights and `step` 1, these are exactly the
+        messages of the run's first step on the same examples. Under `reuse` an example's first
+        report is repeated.
         """
         return self._step(self._parties(), positions, step)
 
@@ -171,12 +172,20 @@ class SplitTarget:
         return self._arrived(heard, step, micro_sizes(len(positions), self.job.in_flight))
 
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
-        """Return a part's output as another party receives it: [reports, examples, *output]."""
+        """Return a part's output as another party receives it: [reports, examples, *output].
+
+        The examples are the training examples at `positions`. Each of the `reports` has new noise,
+        unless the job reuses the first report.
+        """
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient that a part's owner receives: [examples, *output]."""
+        """Return the gradient that a part's owner receives: [examples, *output].
+
+        It belongs to the training examples at `positions`. Raises `AttackImpossible` if the owner
+        receives none.
+        """
         gradients = self.crossed(positions).gradients
         if part not in gradients:
             raise AttackImpossible(f"no gradient comes back to the part {part}")

@@ -67,7 +67,11 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 
 
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
-    """Return ln Pr[sent vector | word] plus a constant, for normal errors of deviation `blur`."""
+    """Return ln Pr[sent vector | word] plus a constant, [tokens, words].
+
+    `sent`, [tokens, values], are the received vectors, and `known`, [words, values], the words'
+    vectors. Errors are assumed normal, with standard deviation `blur` in every entry.
+    """
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
     return found
@@ -76,9 +80,10 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
     """Estimate a table of words' vectors from messages whose text is known.
 
-    Returns the mean message of each word, and the number of times that the word occurs. If the
-    messages are bits, one extra report of 1/2 is included, so that a mean is a probability strictly
-    between 0 and 1. A word that never occurs gets the mean of all messages.
+    `sent` is [tokens, values], and `tokens` are the words in these messages. Returns the mean
+    message of each word, and the number of times that the word occurs. If the messages are bits,
+    one extra report of 1/2 is included, so that a mean is a probability strictly between 0 and 1. A
+    word that never occurs gets the mean of all messages.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -96,7 +101,11 @@ class Habits:
 
     @classmethod
     def of(cls, tokens: Int64s, words: int) -> Habits:
-        """Count a text's words and pairs. An unseen pair is as likely as its second word."""
+        """Count the words in a text, and how often each word follows each other word.
+
+        `words` is the size of the vocabulary. After a word, another word that never followed it in
+        the text gets a probability proportional to its overall frequency.
+        """
         single = np.bincount(tokens, minlength=words) + 1.0
         single /= single.sum()
         pairs = np.zeros((words, words))
@@ -108,9 +117,9 @@ class Habits:
     def posterior(self, likelihood: Float64s) -> Float64s:
         """Return the probability of each word at each position, given all reports of the text.
 
-        `likelihood` is ln Pr[reports at a position | word]. It and the result are [texts, length,
-        words]. The text is modelled as a Markov chain with this object's frequencies, and the
-        forward-backward algorithm computes the posterior.
+        `likelihood` is ln Pr[reports at a position | word]. This array and the result are [texts,
+        length, words]. The text is modelled as a Markov chain with this object's frequencies, and
+        the forward-backward algorithm computes the posterior.
         """
         seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
         forward, backward = np.empty_like(seen), np.empty_like(seen)
@@ -139,11 +148,11 @@ def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
     """Return the next token at each position, from the gradient with respect to the head's input.
 
-    `hidden`, [positions, values], is that input. The head's scores are its inner products with the
-    rows of `word`, and the loss is the mean cross-entropy over `tokens` tokens. So tokens ·
-    gradient is the mean of the rows, weighted by their probabilities, minus the next token's row.
-    The attacker computes this mean and subtracts tokens · gradient. The nearest row is the next
-    token.
+    `gradients` is [positions, values]. `hidden`, of the same shape, is that input. The head's
+    scores are its inner products with the rows of `word`, and the loss is the mean cross-entropy
+    over `tokens` tokens. So tokens · gradient is the mean of the rows, weighted by their
+    probabilities, minus the next token's row. The attacker computes this mean and subtracts tokens
+    · gradient. The nearest row is the next token.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)

@@ -75,9 +75,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return the tokens that each attacker recovers from the vectors in `read`, by attacker.
+    """Return the tokens that the attackers recover from the vectors in `read`, by attacker's name.
 
-    The attackers also have the messages `pairs`, and one of them knows their text.
+    One attacker estimates a table of words' vectors from the messages `pairs`, whose text it knows.
     """
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
@@ -99,7 +99,10 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that each attacker recovers from gradients, if there are any."""
+    """Return the next tokens that the attackers recover from gradients, by attacker's name.
+
+    The result is empty if the follower received no gradients.
+    """
     if read.returned is None:
         return {}
     found = {
@@ -113,7 +116,13 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The two places where a language model is cut, the leader's tables, and held-out text."""
+    """A language model that is cut after its embedding layer and before its last layer.
+
+    `part` is the leader's embedding layer, and `party` the follower that receives its output.
+    `back` is the follower's part, whose output goes back to the leader, or "nothing". `column`
+    names the column of tokens, `embedding` holds the leader's tables, and `aside` the tokens of
+    held-out text.
+    """
 
     target: SplitTarget
     part: str
@@ -171,7 +180,7 @@ class _Cut:
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """Return the tables before the first step, which the job's seed determines."""
+        """Return the word and position tables before training, which the job's seed determines."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)
@@ -220,7 +229,9 @@ class _Cut:
 class _Heard:
     """The messages received for some windows of text: reports and gradients.
 
-    `first` is the first report of each token and `together` the sum of its reports.
+    `first` is the first report of each token, and `together` the sum of its reports. `returned`
+    holds the gradients that came back and the outputs that they belong to, or None. `truth` are the
+    tokens, and `following` the next tokens.
     """
 
     first: Float64s

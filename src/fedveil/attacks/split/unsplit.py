@@ -51,10 +51,11 @@ def invert(
 ) -> Recovered:
     """Find inputs and a model part that fit the evidence, by optimising one and then the other.
 
-    Inputs lie between `low` and `high`. `make(number)` returns a part of the right architecture
-    with other initial weights for every number. `starts` parts are tried for a third of `rounds`,
-    and the best one for all of them. Of two solutions that fit equally (such as an image and its
-    negative), the darker and smoother is chosen, as in the source. `tell` is called in every round.
+    The inputs are [examples, *shape], with values from `low` to `high`. `make(number)` returns a
+    part of the right architecture with other initial weights for every number. `starts` parts are
+    each improved for a third of `rounds` rounds, and the best of them for `rounds` more. Of two
+    solutions that fit equally (such as an image and its negative), the darker and smoother is
+    chosen, as in the source. `tell` is called in every round.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds
@@ -112,7 +113,7 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the misfit of the candidate's outputs, relative to always guessing the mean."""
+        """Return the misfit of the part's outputs for `inputs`, relative to blind guessing."""
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale

@@ -36,9 +36,9 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    Adam optimises the prior's free numbers, which determine the examples. It begins at the prior's
-    start, and its learning rate falls to 0. Without evidence the result is the prior's most likely
-    examples. `tell` is called after each of the `steps` steps.
+    `bottom` maps examples to outputs. Adam optimises the prior's free numbers, which determine the
+    examples. It begins at the prior's start, and its learning rate falls to 0. Without evidence the
+    result is the prior's most likely examples. `tell` is called after each of the `steps` steps.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():

@@ -35,8 +35,8 @@ class Cells:
     """An imprint's gradients: for each cell, the sums of delta * x and of delta over its examples.
 
     A cell is a neuron with the examples x that activate it. delta is the loss's derivative at that
-    neuron. `known` marks the entries that were reported. `noise` is the standard deviation of an
-    entry, estimated from the cells that contain no example.
+    neuron. `known` marks the entries of `weights` that were reported. `noise` is the standard
+    deviation of the noise in such an entry, estimated from the cells that contain no example.
     """
 
     weights: Float64s
@@ -70,10 +70,11 @@ class Imprint:
         form: Form = "window",
         rng: np.random.Generator | None = None,
     ) -> Imprint:
-        """Create an imprint with `cells` cells for each of several statistics.
+        """Create an imprint with `cells` cells, and one that stays empty, for each of `statistics`.
 
-        Every cell contains equally many of the `public` examples. The first statistic is the mean
-        of all features. Each further one is a random combination, drawn from `rng`.
+        Equally many of the `public` examples fall into every cell but the empty one. The first
+        statistic is the mean of all features. Each further one is a random combination of them,
+        drawn from `rng`.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -106,7 +107,7 @@ class Imprint:
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the cell that holds each example, by statistic: [examples, statistics]."""
+        """Return the index of each example's cell for every statistic: [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)
@@ -127,10 +128,11 @@ class Imprint:
         return weights.reshape(self.rows, -1), (-slope * low).ravel()
 
     def model(self, classes: int, gain: float) -> nn.Sequential:
-        """Return a model of this layer and an output layer of strength `gain`.
+        """Return a classifier of this layer, an activation, and an output layer.
 
-        It takes examples of any shape. A local step at learning rate lr over a batch of b examples
-        changes the bias of an example's row by about gain * lr / b.
+        It takes examples of any shape. The output layer's weights are `gain` or -`gain`. An example
+        activates some neurons of this layer. In a local step with learning rate lr on a batch of b
+        examples, it changes their biases by about gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)
@@ -147,7 +149,10 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return each cell's sums, from the attacker's estimate of an update of `model`."""
+        """Return the sums of delta * x and of delta in each cell.
+
+        `reading` is the attacker's estimate of an update of `model`.
+        """
         features = self.directions.shape[1]
         stop = self.rows * features
 
@@ -170,7 +175,10 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return ascending bounds of cells that each contain equally many of `values`."""
+    """Return ascending bounds of `cells` cells that each contain equally many of `values`.
+
+    One more bound follows. It closes a cell that no value reaches.
+    """
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

@@ -2,8 +2,8 @@
 
 Secure aggregation only hides which client an example came from, because the layer treats a cohort
 as one batch. Fowl et al. use four cells per example. Here a layer may measure several statistics.
-An example that is alone in one cell is subtracted from its cells of the other statistics, which
-leaves those with one example fewer. As in an invertible Bloom filter, three statistics need about
+An example that is alone in one cell is subtracted from its cells of the other statistics, so each
+of these then holds one example fewer. As in an invertible Bloom filter, three statistics need about
 1.5 cells for each example.
 
 Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
@@ -32,10 +32,10 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return how many cells each statistic needs to recover this number of examples.
+    """Return the number of cells that each statistic needs to recover `examples` examples.
 
-    One statistic needs 4 per example. Several need 1.6 per example, divided among them. Each
-    statistic gets 8 spare cells.
+    One statistic needs 4 per example. Several need 1.6 per example, divided among them. 8 spare
+    cells are added for each statistic.
     """
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
@@ -88,8 +88,9 @@ def _peeled(
 
     `there` marks the non-empty cells. Returns the examples, and the cells that remain. A cell is
     taken to hold one example if its delta has the usual size, and if the quotient of its sums lies
-    in the range of values and in the cell. Two examples whose deltas have one sign give twice the
-    usual delta, two of opposite signs about 0, and three almost always leave the range.
+    in the range of values and in the cell. Two examples with deltas of the same sign give twice the
+    usual delta, and two with opposite signs give about 0. For three or more, the quotient is almost
+    always outside the range.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -127,7 +128,11 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the indices of the cells that certainly contain the example, found in cell `cell`."""
+    """Return the indices of the cells that certainly contain `example`.
+
+    The example was found in the cell `cell`, which is always in the result. `noise` is the standard
+    deviation of the noise in its entries.
+    """
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

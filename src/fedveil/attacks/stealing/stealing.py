@@ -73,7 +73,10 @@ class Loot:
 
 
 def matched(originals: Float64s, offered: Float64s, decibels: float = RECOVERED_DB) -> Int64s:
-    """Return a maximum matching of originals and candidates with a PSNR above `decibels`."""
+    """Return a maximum matching of originals and candidates with a PSNR above `decibels`.
+
+    The result, [pairs, 2], has an index into `originals` and one into `offered` for each pair.
+    """
     from scipy.sparse import csr_matrix  # a tenth of a second to import
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -122,9 +125,10 @@ def steal(
 ) -> tuple[Loot, Target]:
     """Attack one round of the target's clients. Returns the result, and the target with its model.
 
-    The attacker first sends a model with enough cells for one client's report. If the reports
-    reveal nothing, it plays the round again with a model that has enough for the sum of the cohort.
-    A real attacker, who knows the job, would send that model at once.
+    `form` and `statistics` are those of the model's `Imprint`. The attacker first sends a model
+    with enough cells for one client's report. If the reports reveal nothing, it plays the round
+    again with a model that has enough for the sum of the cohort. A real attacker, who knows the
+    job, would send that model at once.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes

@@ -146,7 +146,8 @@ class AliasTables:
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     """Divide the symbols' weights among columns. Returns each column's threshold and second symbol.
 
-    A draw below the threshold gives the column's own symbol. Any other draw gives the second one.
+    Column k's own symbol is k. A draw below the threshold gives the column's own symbol. Any other
+    draw gives the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
@@ -204,9 +205,10 @@ def _pick(
 ) -> int:
     """For each row in `rows`, draw a symbol with a random 32-bit word. Writes the symbols to `out`.
 
-    A few draws need more than 32 bits. Their indices are written to `undecided`, and their number
-    is returned. The top `bits` bits of a word choose the column. The other bits are compared with
-    the column's threshold.
+    `entries` are the tables of all rows. A few draws need more than 32 bits. Their indices are
+    written to `undecided`, and their number is returned. The top `bits` bits of a word choose the
+    column. The other bits are compared with the column's threshold. Rows and symbols are numbered
+    from `first_row` and `first_symbol`.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -247,7 +249,11 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Fill `out` with symbols drawn from one row by `words`. Returns True if a word ties."""
+    """Fill `out` with symbols drawn from one row by `words`. Returns True if a word ties.
+
+    `entries` is the table of the row. The top `bits` bits of a word choose the column. Symbols are
+    numbered from `first_symbol`.
+    """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
     partner_mask = np.uint32((1 << bits) - 1)

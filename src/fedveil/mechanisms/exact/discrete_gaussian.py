@@ -36,8 +36,9 @@ _NEGLIGIBLE_BITS = 32
 class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    The parameter s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first
-    random bits do not decide a draw, more bits are read and compared in integer arithmetic.
+    |x| is drawn in two parts, a cell and a place: |x| = cell · 2^place_bits + place. The parameter
+    s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first random bits do
+    not decide a draw, more bits are read and compared in integer arithmetic.
     """
 
     # A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
@@ -87,7 +88,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add a draw to each of `values`, without place bits. Returns where to draw again."""
+        """Add draws to `values`, for `place_bits` = 0. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -141,7 +142,8 @@ class DiscreteGaussian:
     ) -> bool:
         """Decide on a draw that is not surely kept. Returns True if it is added to `values[i]`.
 
-        Its uniform real is compared with 1 - e^-loss, which is at least loss - loss²/2.
+        `negative`, `cell` and the top bits of `place_word` make up the draw. Its uniform real is
+        compared with 1 - e^-loss, which is at least loss - loss²/2.
         """
         bits = _PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -193,8 +195,8 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
     """Return the thresholds ⌊2^63 · Pr[Y <= y]⌋ of all cells y with an end mark, and an index.
 
-    Y is the cell of a `DiscreteGaussian`. The index speeds up the search: it maps the first 14 bits
-    of a word to the first cell that is possible.
+    Y is the cell of a draw, with Pr[Y = y] proportional to exp(-y² / 2 variance). The index speeds
+    up the search: it maps the first 14 bits of a word to the first cell that is possible.
     """
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
@@ -212,7 +214,7 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    Y is the cell of a `DiscreteGaussian`. The last y is the first with a floor of 2^bits - 1.
+    Y is as in `_cell_table`. The bounds end at the first y whose floor is 2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
@@ -268,7 +270,7 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell of each word to `out`, or a mark if the cell is undecided.
+    """Write the cell that each random word draws to `out`, or a mark if it is undecided.
 
     A word is undecided if its first 63 bits equal a threshold, because the true threshold has more
     bits. Returns the number of undecided words.
@@ -304,7 +306,7 @@ def _add_cells_numpy(
 def _add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add each word's signed cell to its value, except for undecided words and negative zeros.
+    """Add the signed cell of words[i] to values[i], unless it is undecided or a negative zero.
 
     Writes the indices of these exceptions to `listed`, and returns their number.
     """
@@ -362,7 +364,7 @@ def _add_placed(
     values: Signed,
     listed: Int32s,
 ) -> int:
-    """Add the signed draw of each word, cell and place to its value, if it is surely kept.
+    """Add the draw with the sign of words[i], cells[i] and places[i] to values[i] if surely kept.
 
     Writes the indices of the others to `listed`, and returns their number. A draw is rejected if
     its uniform real is below 1 - e^-loss (see `_decide_kept`), which is at most the loss.

@@ -114,7 +114,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return sizes, threshold and distribution for updates of `dim` dimensions. Cached."""
+        """Return the plan for updates of `dim` dimensions. It is cached."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
@@ -156,7 +156,8 @@ class SignDS:
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
         """Return a function from eps to the probability that a selection reaches the threshold.
 
-        `dim` is the number of dimensions. Sizes and threshold are those of this object for any eps.
+        `dim` is the number of dimensions. The numbers of dimensions and the threshold do not change
+        with eps. They are those for this object's own eps.
         """
         return self.plan(dim).law.chance_of_favoured
 

@@ -111,9 +111,10 @@ class MagnitudeEstimator:
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """Return the source's lr_global: 2 * estimate * participants.
+        """Return the step size of the server, lr_global in the source: 2 * estimate * participants.
 
-        If fewer than 5% of the participants sent a bit, return `sign_global_lr` instead.
+        If the `reporters` that sent a bit are fewer than 5% of the participants, returns
+        `sign_global_lr` instead.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

@@ -131,7 +131,10 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many 16-bit digits at each end of the range stand for NaN or infinity."""
+    """Return how many of the smallest and of the largest 16-bit digits mean NaN or infinity.
+
+    A digit is the top 16 bits of a float's key (see `_key`).
+    """
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
@@ -163,8 +166,10 @@ def _boundary(
 ) -> tuple[int, int, int, int]:
     """Return the digit of the `size`-th largest entry, and three counts of entries.
 
-    A digit is 16 bits of an entry's key, starting at bit `shift`. The counts are of entries with a
-    larger digit, with the same digit, and with one of the `special` smallest or largest digits.
+    A digit is 16 bits of an entry's key, starting at bit `shift`, with the bits in `bias` inverted
+    so that digits of signed keys have their order. `flip` and `magnitude` are as in `_key`. The
+    counts are of entries with a larger digit, with the same digit, and with one of the `special`
+    smallest or largest digits.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):

@@ -93,7 +93,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """Set each sum to the parameter's state if the lowest bit of its coin is 1, otherwise to 0."""
+    """Set each of `sums` to its parameter's state, or to 0 if the lowest bit of its coin is 0."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -115,7 +115,8 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
     """Add the states of all flipped bits to their parameters' sums. Returns the next position.
 
     `gaps` are the numbers of unflipped bits before each flip, and `place` is the position of the
-    first bit. A flip of the bit of a parameter's own state adds `own` times that state.
+    first bit. A flip of the bit of a parameter's own state adds `own` times that state: -1 removes
+    it, and 0 ignores the flip.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)

@@ -356,7 +356,7 @@ class UnaryEncoding:
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def pack_parts(self, count: int, report: Callable[[slice], Report]) -> Uint8s:
-        """Pack the reports that `report` returns for one slice after another."""
+        """Return the bytes of a report of `count` parameters. `report` returns any slice of it."""
         if self.report == "bits":
             return np.concatenate([report(part) for part in parts(count)])
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)
@@ -376,7 +376,7 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode untrusted bytes.
+        """Decode `packed`, the untrusted bytes of a packed report.
 
         Raises `InvalidValue` unless they report `dimension` parameters.
         """

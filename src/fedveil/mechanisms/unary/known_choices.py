@@ -64,7 +64,10 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of values, and a mask of the values that are never rounded at random."""
+    """Return the states of `values`, and a mask of the values with a certain state.
+
+    With random rounding, only a value that is exactly a state has a certain one.
+    """
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
         return states, np.ones(len(states), np.bool_)

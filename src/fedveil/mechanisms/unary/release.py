@@ -19,7 +19,7 @@ class UnaryRelease:
     A report has either the code's bits, or S, the sum of the states whose bits are 1. `epsilon` is
     the privacy loss of the code. For S, the loss distribution is the worst over all pairs of
     states. If there are too many cells for a table, the distribution of the bits is used instead.
-    It is an upper bound, because S is computed from the bits.
+    This gives an upper bound, because S is computed from the bits.
     """
 
     p: Fraction
