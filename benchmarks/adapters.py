@@ -47,7 +47,10 @@ PROTECTIONS: dict[str, list[str]] = {
     "dp_encrypt": [],
     "central_gaussian": ["protection.central_gaussian.target_epsilon=8"],
     "distributed_dp": ["protection.distributed_dp.target_epsilon=8"],
-}
+    "distributed_dp, bits: 4": [
+        "protection.distributed_dp.target_epsilon=8", "protection.distributed_dp.bits=4",
+    ],
+}  # fmt: skip
 
 
 # --- sizes ---
@@ -89,7 +92,8 @@ def one(out: Path, name: str, layers: str) -> None:
         "clients={number: 7, fraction: 1.0}", "rounds=1",
         f"adapter={{kind: lora, rank: 8, targets: [{layers}]}}",
         "training={epochs: 1, batch_size: 1}", "language.recompute=true",
-        "simulation.workers=0", "record.page=false", f"protection.name={name}", *PROTECTIONS[name],
+        "simulation.workers=0", "record.page=false", f"protection.name={name.split(',')[0]}",
+        *PROTECTIONS[name],
     ]  # fmt: skip
     import peft  # noqa: F401 - counted as a library, not as the model
 

@@ -38,6 +38,7 @@ TINY = 50_000
 PROJECTED = (1_000_000, 16, 32)
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests/support"))
+from ray_nodes import node  # noqa: E402 - its settings of Ray must precede Ray's import
 
 
 def loopback_bytes() -> int:
@@ -120,8 +121,6 @@ def against_threads(options: argparse.Namespace) -> bool:
     """Time the cluster of k nodes against k threads, in turns."""
     from ray.cluster_utils import Cluster
 
-    from ray_nodes import node
-
     met = True
     for nodes in options.nodes:
         cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
@@ -151,7 +150,6 @@ def against_peers(options: argparse.Namespace) -> bool:
     """Time a cluster of two nodes, pfl with two processes and Flower with two workers, in turns."""
     from ray.cluster_utils import Cluster
 
-    from ray_nodes import node
     from simulator import measure
 
     if not options.peers:
@@ -180,8 +178,6 @@ def against_peers(options: argparse.Namespace) -> bool:
 def projection(options: argparse.Namespace) -> bool:
     """Measure what a client costs a machine and the head, and print a larger cluster's round."""
     from ray.cluster_utils import Cluster
-
-    from ray_nodes import node
 
     cluster = Cluster(initialize_head=True, head_node_args=node(1, include_dashboard=False))
     cluster.add_node(**node(1))

@@ -34,7 +34,7 @@ def figures() -> Iterator[Figure]:
 
     def again(transform) -> float:
         work[:] = vector
-        return best_s(lambda: transform(work), repeats=9)
+        return best_s(lambda: transform(work, LENGTH), repeats=9)
 
     with np.errstate(over="ignore", invalid="ignore"):  # grows with every repeat
         ours = per_entry(again(hadamard.walsh_hadamard))
@@ -45,9 +45,9 @@ def figures() -> Iterator[Figure]:
     yield Figure("  SciPy's FFT of 2^20 real numbers", fft, "ns")
     for length in (LENGTH, SMALL):
         noise = DistributedGaussian(1.0, 5.0, shares=1000, clients=1000, dimension=length)
-        signs, entropy = hadamard.random_signs(length, Seeded(1)), Secure()
+        signs, entropy = hadamard.random_signs(noise.length, Seeded(1)), Secure()
         part = vector[:length]
-        turned = best_s(lambda p=part, s=signs: hadamard.rotate(p, s), repeats=9)
+        turned = best_s(lambda p=part, n=noise, s=signs: hadamard.rotate(p, s, n.block), repeats=9)
         whole = best_s(
             lambda p=part, n=noise, s=signs, e=entropy: n.share(p, s, e),
             repeats=9 * LENGTH // length,

@@ -3,6 +3,7 @@
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
     python benchmarks/sizes.py rounds [--model resnet18|transformer] [--rounds N] [--positions ...]
                                       [--precision bfloat16] [--peers peers/bin/python]
+    python benchmarks/sizes.py reports [--parameters N ...] [--positions NAME ...]
     python benchmarks/sizes.py deployed [--model ...] [--clients N] [--positions ...]
 
 `halves`: a round of `--clients` clients. Prints each half's CPU seconds and its peak memory besides
@@ -16,6 +17,9 @@ with group norm (11 million parameters), or with a few windows of text and a tra
 million. The data are synthetic. There is one process with one thread, also for the peers in
 requirements-peers.txt, which do the same work unprotected. With `--precision bfloat16` clients
 train in mixed precision.
+
+`reports`: the processor time of one client's report without masks, and of the server's adding it,
+for each parameter of a model of `--parameters`.
 
 `deployed`: one such round between Flower processes on this machine, started as in examples/flower,
 and the peak memory of each kind of process.
@@ -138,6 +142,35 @@ def halves(position: str, parameters: int, clients: int) -> dict[str, Any]:
         "client_copies": 2 + client_side.copies(copy),
         "server_copies": 1 + server_side.copies(copy),
     }
+
+
+def reports(position: str, parameters: int) -> tuple[float, float]:
+    """Return the least CPU seconds of a report and of adding it, of two clients without masks."""
+    protection = make_protection(job_of(position, 10, simulation={"masks": False}), parameters)
+    draw = Seeded(0, "model").generator()
+    model, update = (draw.normal(0, s, parameters).astype(np.float32) for s in (0.05, 1e-3))
+    server = protection.server_round(RoundContext(range(10), 1, model, protection.initial_state()))
+    opening, made, added = server.opening(), [], []
+    for client in range(2):
+        half = protection.client_round(ClientContext(client, 1, model, 50, Seeded(1, client)))
+        began = time.thread_time()
+        report = half.respond(opening, update)
+        made.append(time.thread_time() - began)
+        began = time.thread_time()
+        server.receive(client, report)
+        added.append(time.thread_time() - began)
+    return min(made), min(added)
+
+
+def show_reports(asked: argparse.Namespace) -> bool:
+    """Print a row for each protection."""
+    head("parameters", "position", "client, ns", "adding, ns")
+    for parameters in asked.parameters:
+        for position in asked.positions:
+            reports(position, 5_000)  # loads and compiles the code
+            took = (f"{1e9 * s / parameters:.1f}" for s in reports(position, parameters))
+            row(f"{parameters:,}", position, *took)
+    return True
 
 
 def work(model: str, precision: str = "float32") -> dict[str, Any]:
@@ -311,7 +344,12 @@ def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-SHOWN = {"halves": show_halves, "rounds": show_rounds, "deployed": show_deployed}
+SHOWN = {
+    "halves": show_halves,
+    "reports": show_reports,
+    "rounds": show_rounds,
+    "deployed": show_deployed,
+}
 
 
 def main() -> None:

@@ -21,18 +21,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from fedveil.base.array_types import Array, Bools, Int64s, Uint64s
+from fedveil.base.keystream import MOST_AT_ONCE, Keystream
 from fedveil.base.validate import integer, within
 from fedveil.errors import InvalidValue
 
 _KEY_BYTES = 32
-# A stream starts with a small block, since most streams are read for a few bytes. It ends with a
-# size that keeps the cipher busy and stays in the cache.
+# A stream starts with a small block, since most streams are read for a few bytes.
 _FIRST_BLOCK_BYTES = 1 << 9
-_LAST_BLOCK_BYTES = 1 << 18
-_ZEROS = memoryview(bytes(_LAST_BLOCK_BYTES))
+_LAST_BLOCK_BYTES = MOST_AT_ONCE
 # Longer reads are written without an intermediate buffer.
 _DIRECTLY_BYTES = 1 << 11
 _WORD = 64
@@ -57,7 +55,7 @@ class Entropy(ABC):
     def __init__(self) -> None:
         # Many streams only create other streams, so the cipher is created with the first byte.
         self._forks = _forks
-        self._cipher: CipherContext | None = None
+        self._cipher: Keystream | None = None
         self._block = self._position = 0
         self._buffer = memoryview(b"")
 
@@ -70,17 +68,16 @@ class Entropy(ABC):
         """Return an independent source for the purpose that `path` names."""
 
     @property
-    def _keystream(self) -> CipherContext:
+    def _keystream(self) -> Keystream:
         if self._cipher is None:
-            key = algorithms.AES(self._fresh_key())
-            self._cipher = Cipher(key, modes.CTR(bytes(16))).encryptor()
+            self._cipher = Keystream(self._fresh_key())
         return self._cipher
 
     def _refill(self) -> None:
         if self._block < _LAST_BLOCK_BYTES:
             self._block = min(max(8 * self._block, _FIRST_BLOCK_BYTES), _LAST_BLOCK_BYTES)
             self._buffer = memoryview(bytearray(self._block + 15))
-        self._keystream.update_into(_ZEROS[: self._block], self._buffer)
+        self._keystream.write(self._buffer, self._block)
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
@@ -88,7 +85,7 @@ class Entropy(ABC):
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
-            self._keystream.update_into(_ZEROS[:count], target[done : done + count + 15])
+            self._keystream.write(target[done : done + count + 15], count)
             done += count
         return done
 

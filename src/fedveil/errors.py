@@ -120,7 +120,10 @@ class RoundVoid(FedveilError):
         self.phase = phase
         self.got = got
         self.needed = needed
-        what = reason or f"{got} clients answered in phase {phase}, but {needed} are needed"
+        what = reason or (
+            f"{got} client{'' if got == 1 else 's'} answered in phase {phase}, but {needed} are "
+            "needed"
+        )
         super().__init__(f"the round is void: {what}")
 
 
@@ -158,7 +161,7 @@ class StatesUnreachable(RunStopped):
     def __init__(self, machine: str, folder: str) -> None:
         super().__init__(
             f"machine {machine} cannot read {folder}, where this job's clients keep their states. "
-            f"Use a run folder on a file system that all machines share"
+            "Use a run folder on a file system that all machines share"
         )
 
 

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedveil.base.quantity import quantity
 from fedveil.base.quiet import QUIET_S, Quiet
 from fedveil.base.untrusted import escaped
 from fedveil.engine.canary_bounds import BY_NOISE
@@ -174,12 +175,12 @@ def describe(record: Record) -> str:
     machines = machine_totals([record])
     if machines:
         idle = sum(of.idle for of in machines.values()) / len(machines)
-        parts.append(f"{len(machines)} machines, idle {100 * idle:.0f}%")
+        parts.append(f"{quantity(len(machines), 'machine')}, idle {100 * idle:.0f}%")
     if record.get(RETRAINED):
-        parts.append(f"{record[RETRAINED]:,} clients trained again")
+        parts.append(f"{quantity(record[RETRAINED], 'client')} trained again")
     lost = sum(sum(record[kind].values()) for kind in LOST)
     if lost:
-        parts.append(f"{lost} clients left out")
+        parts.append(f"{quantity(lost, 'client')} left out")
     if record["void"]:
         parts.append("void")
     return _BETWEEN.join(parts)

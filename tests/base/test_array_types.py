@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.base import array_types
-from fedveil.base.array_types import into_floats
+from fedveil.base.array_types import are_distinct, into_floats
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
@@ -20,3 +20,17 @@ def test_every_number_becomes_a_float(
     floats = into_floats(numbers)
     assert floats.dtype == np.float64
     assert floats.tolist() == expected
+
+
+@pytest.mark.parametrize("ids", [["b", "a", "ba", "ab", "", "\U0001f600"], ["x" * 40, "y" * 39]])
+def test_ids_are_distinct_unless_one_occurs_twice(
+    ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for odd in (array_types._ODD, np.uint64(1)):  # with 1, the sum of the letters is the key
+        monkeypatch.setattr(array_types, "_ODD", odd)
+        assert are_distinct(np.array(ids))
+        assert are_distinct(np.array(ids * 2)[::2][: len(ids) // 2])
+        assert not are_distinct(np.array([*ids, ids[1]]))
+    assert are_distinct(np.array([], np.str_))
+    assert are_distinct(np.array([3, -1]))
+    assert not are_distinct(np.array([3, -1, 3]))

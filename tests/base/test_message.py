@@ -10,8 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedveil.base.message import DTYPES, MAGIC, decode, encode
-from fedveil.errors import MessageInvalid
+from fedveil.base.message import (
+    DTYPES,
+    MAGIC,
+    MOST_CARRIED,
+    check_carried,
+    decode,
+    encode,
+    encoded_bytes,
+    only_fields,
+    prefixed,
+    take,
+    take_array,
+    within,
+)
+from fedveil.errors import MessageInvalid, MessageTooLong
 
 ARRAYS = st.sampled_from(sorted(DTYPES.values())).flatmap(
     lambda name: npst.arrays(np.dtype(name), npst.array_shapes(min_dims=0, min_side=0, max_side=4))
@@ -139,3 +152,33 @@ def test_what_a_message_cannot_hold_is_refused_by_name(value: Any) -> None:
 def test_another_version_is_refused() -> None:
     with pytest.raises(MessageInvalid, match="version"):
         decode(b"\xfe\x02")
+
+
+def test_a_message_may_be_as_long_as_its_limit() -> None:
+    data = encode({"a": np.zeros((1,) * 8, np.uint8)})
+    assert encoded_bytes(decode(data, len(data))) == len(data)
+    with pytest.raises(MessageInvalid, match=f"has {len(data)} bytes, but at most {len(data) - 1}"):
+        decode(data, len(data) - 1)
+    check_carried("a model", MOST_CARRIED)
+    with pytest.raises(MessageTooLong, match="a model is a message of"):
+        check_carried("a model", MOST_CARRIED + 1)
+
+
+def test_fields_of_a_stranger_have_their_very_type_and_shape() -> None:
+    message = {"n": True, "a": np.zeros((2, 3), np.float32)}
+    for name, kind in (("n", int), ("a", bytes), ("b", int)):
+        with pytest.raises(MessageInvalid, match=f"field {name} is missing or malformed"):
+            take(message, name, kind)
+    assert take_array(message, "a", "f4", (None, 3)).shape == (2, 3)
+    for dtype, shape in (("f4", (2,)), ("f4", (2, 3, None)), ("f4", (3, 3)), ("f8", (2, 3))):
+        with pytest.raises(MessageInvalid, match="field a has the wrong"):
+            take_array(message, "a", dtype, shape)
+    only_fields(message, "a", "n")
+    for names in (("a",), ("a", "n", "z")):
+        with pytest.raises(MessageInvalid, match="fields are missing or unknown"):
+            only_fields(message, *names)
+
+
+def test_groups_whose_names_begin_alike_are_apart() -> None:
+    state = {**prefixed("loss", {"a": 1}), **prefixed("losses", {"a": 2}), "loss": 3}
+    assert within("loss", state) == {"a": 1}

@@ -16,7 +16,7 @@ import pytest
 from torch import nn
 
 from data_files import TINY_SET
-from fedveil.base.untrusted import check_regular, lines, opened, read_bytes, read_text
+from fedveil.base.untrusted import check_regular, escaped, lines, opened, read_bytes, read_text
 from fedveil.data import femnist, image_folder, purchase100, text_folder
 from fedveil.data.idx import read_idx
 from fedveil.data.npz_archive import read_npz
@@ -79,6 +79,14 @@ def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
         read_bytes(file, 1000)
     with pytest.raises(OSError, match="it has 1,001 bytes; the limit is 1,000"):
         check_regular(file, 1000)
+
+
+def test_characters_that_control_a_terminal_are_shown_as_text() -> None:
+    shown = {"\t", "\n", "\xa0", "\u2065", "\u206a", "\u061b", "\u2027", "\u202f", "é", "𐀀"}
+    assert {one for one in shown if escaped(one) != one} == set()
+    borders = "\x00\x08\x0b\x0c\r\x1b\x1f\x7f\x9f\u061c\u200e\u200f\u2028\u202e\u2066\u2069"
+    for one in [*borders, "\ud800", "\udfff", "\ufffe", "\uffff"]:
+        assert escaped(f"a{one}b") == f"a{one.encode('unicode_escape').decode()}b"
 
 
 def test_a_line_is_read_up_to_its_limit() -> None:

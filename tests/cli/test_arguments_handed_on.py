@@ -119,3 +119,136 @@ def test_an_attack_is_mounted_as_asked(
     ((found, targets, effort, _), named) = calls[0]
     assert (found, effort, named) == (attack, "standard", {"json": True})
     assert [target.job.name for target in targets] == ["mine"]
+
+
+@pytest.fixture
+def saved_run(tmp_path: Path) -> Path:
+    """A run folder that holds a job and nothing else."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "job.yaml").write_text("{name: mine, rounds: 3, model: logistic}")
+    return folder
+
+
+def test_a_run_is_the_one_that_was_asked_for(command: Command, watched: Watched) -> None:
+    calls = watched("fedveil.simulate")
+    for on, out in (("ray://host:7", "there"), (None, None)):
+        more = [*(("--on", on) if on else ()), *(("--out", out) if out else ())]
+        with pytest.raises(Reached):
+            command("run", "--set", "rounds=5", *more)
+        ((job, folder), named) = calls.pop()
+        assert (job.rounds, job.simulation.on) == (5, on or "here")
+        assert folder == (None if out is None else Path(out))
+        assert set(named) == {"progress", "warn", "starting"}
+
+
+def test_a_run_is_resumed_with_the_rounds_that_were_asked_for(
+    command: Command, watched: Watched, saved_run: Path
+) -> None:
+    calls = watched("fedveil.resume")
+    more = ("--set", "rounds=7", "--on", "ray://host:7")
+    for words, rounds, on in ((more, 7, "ray://host:7"), ((), None, None)):
+        with pytest.raises(Reached):
+            command("run", "--resume", saved_run, *words)
+        ((run,), named) = calls.pop()
+        assert (run, named["rounds"], named["on"]) == (saved_run, rounds, on)
+
+
+def test_protections_are_tried_at_the_epsilon_that_was_asked_for(
+    command: Command, watched: Watched, saved_run: Path
+) -> None:
+    calls = watched("fedveil.cli.trials.show_trials")
+    for more, target, as_json in (
+        (("--target-epsilon", 3.5, "--json"), 3.5, True),
+        ((), 2.0, False),
+    ):
+        with pytest.raises(Reached):
+            command("budget", "run/job.yaml", "--set", "rounds=5", "--try", *more)
+        ((job, epsilon, start), named) = calls.pop()
+        assert (job.rounds, epsilon, named) == (5, target, {"as_json": as_json})
+        assert start == "fedveil run run/job.yaml --set rounds=5"
+
+
+def test_mechanisms_are_tried_as_often_as_asked(command: Command, watched: Watched) -> None:
+    calls = watched("fedveil.privacy.audit.Case.audit")
+    for more, trials in ((("--trials", 1234), 1234), ((), 20_000)):
+        with pytest.raises(Reached):
+            command("audit", *more)
+        ((_, asked), _) = calls.pop()
+        assert asked == trials
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "arguments"),
+    [
+        (("runs", "there", "--sort", "epsilon"), "fedveil.pages.run_list.run_list",
+         (Path("there"), "epsilon")),
+        (("runs",), "fedveil.pages.run_list.run_list", (Path("runs"), "when")),
+        (("init", "there", "--template", "flower"), "fedveil.starter.write_starter",
+         (Path("there"), "flower")),
+        (("init", "there"), "fedveil.starter.write_starter", (Path("there"), "table")),
+        (("data", "fetch", "mnist"), "fedveil.data.datasets.fetch", ("mnist",)),
+        (("dossier", "run"), "fedveil.pages.dossier.dossier_folder.Dossier.of", (Path("run"),)),
+        (("job", "convert", "theirs.yaml"), "fedveil.federated.job.Job.convert",
+         (Path("theirs.yaml"),)),
+    ],
+)  # fmt: skip
+def test_what_a_command_names_is_what_is_read(
+    words: tuple[str, ...], path: str, arguments: tuple[Any, ...], command: Command,
+    watched: Watched,
+) -> None:  # fmt: skip
+    calls = watched(path)
+    with pytest.raises(Reached):
+        command(*words)
+    assert calls[0][0] == arguments
+
+
+def test_a_page_is_written_where_it_was_asked_for(
+    command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.pages.run_folder_page.page_of", lambda run: ("one", run))
+    monkeypatch.setattr("fedveil.pages.run_folder_page.page_of_several", lambda runs: ("all", runs))
+    calls = watched("fedveil.pages.page_files.write_page")
+    one, two = Path("one"), Path("two")
+    for words, page, file in (
+        ((one,), ("one", one), one / "report.html"),
+        ((one, "--out", "page.html"), ("one", one), Path("page.html")),
+        ((one, two), ("all", [one, two]), Path("report.html")),
+        ((two, one, "--out", "page.html"), ("all", [two, one]), Path("page.html")),
+    ):
+        with pytest.raises(Reached):
+            command("report", *words)
+        assert calls.pop()[0] == (page, file)
+
+
+def test_an_experiment_is_repeated_as_asked(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Module:
+        @staticmethod
+        def reproduce(*arguments: Any) -> None:
+            asked.append(arguments[:3])
+            raise Reached
+
+    monkeypatch.setattr("fedveil.cli.reproduce.module", lambda name: Module)
+    for words, wanted in (
+        (("signds",), ("signds", "full", None)),
+        (("signds", "--scale", "small", "--out", "there"), ("signds", "small", Path("there"))),
+    ):
+        with pytest.raises(Reached):
+            command("reproduce", *words)
+        assert asked.pop() == wanted
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_job_is_deployed_with_the_randomness_that_was_asked_for(
+    seeded: bool, command: Command, watched: Watched
+) -> None:
+    pytest.importorskip("flwr")
+    calls = watched("fedveil.flower.job.deploy.deployable")
+    with pytest.raises(Reached):
+        command("deploy", "app", "--set", "rounds=5", *(["--seeded"] if seeded else []))
+    ((job,), named) = calls[0]
+    assert (job.rounds, named) == (5, {"seeded": seeded})

@@ -118,6 +118,10 @@ def test_it_fails_where_every_cell_fails(
         (("--epsilons", "1,two"), "--epsilons 1,two must contain only positive numbers"),
         (("--epsilons", "0"), "--epsilons 0 must contain only positive numbers"),
         (("--sweep", "training.lr"), "--sweep training.lr is not of the form KEY=VALUE,VALUE"),
+        (
+            ("--sweep", "training.lr=0.1,0.2", "--sweep", "training.lr=0.3"),
+            "--sweep training.lr is given twice: write --sweep training.lr=0.1,0.2,0.3",
+        ),
         (("--attack", "steal"), "--attack steal is not available here: only membership is"),
         (
             ("--resume", "c"),

@@ -186,3 +186,66 @@ def test_make_names_the_pythons_that_fit(tmp_path: Path) -> None:
         "yours, for example: make PYTHON=python3.12 run"
     )
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("run", "--set", "protection=DP-SGD"), "dp_encrypt"),
+        (("run", "--set", "training.device=gpu"), "cuda"),
+        (("run", "--set", "data.split=noniid"), "dirichlet"),
+        (("run", "--set", "privacy.unit=record"), "example"),
+        (("run", "--set", "server.aggregation=fedavg"), "mean"),
+        (("job", "validate", "job.yaml"), "show"),
+        (("run", "--set", "protection.dp_encrypt.epsilon=2"), "protection.dp_encrypt.dp_eps"),
+        (("run", "--set", "protection.signds.epsilon=2"), "protection.signds.sign_eps"),
+        (
+            ("run", "--set", "epsilon=2"),
+            "protection.distributed_dp.target_epsilon or "
+            "protection.central_gaussian.target_epsilon",
+        ),
+        (("train", "job.yaml"), "run"),
+        (("attack", "inversion"), "gradient"),
+        (("job", "keys", "trainning"), "training"),
+        (("compare", "--epsilon", "3"), "--epsilons"),
+        (("job", "show", "jobb"), "job.yaml"),
+    ],
+)
+def test_other_programs_words_are_understood(
+    command: Command, tmp_path: Path, words: tuple[str, ...], meant: str
+) -> None:
+    (tmp_path / "job.yaml").touch()
+    code, _, err = command(*words)
+    assert code == Exit.WRONG
+    assert f"(did you mean {meant}?)" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("run", "--set", "data.name=rows.csv"), "`fedveil init` writes such a function: let it"),
+        (("run", "quote.yaml"), "quote.yaml, line 1, column 7: this quote is not closed\n"),
+        (("run", "two.yaml"), "line 2, column 1: a second document begins here: write all keys"),
+        (
+            ("budget", "--try", "--target-epsilon", "-3"),
+            "target epsilon = -3.0 is outside (0, inf)",
+        ),
+        (("compare", "--epsilons", "2,-1"), "--epsilons 2,-1 must contain only positive numbers"),
+        (("attack", "gradient", "missing.yaml"), "No such file or directory\n"),
+    ],
+)
+def test_the_sentence_says_what_to_change(
+    command: Command, tmp_path: Path, words: tuple[str, ...], problem: str
+) -> None:
+    (tmp_path / "quote.yaml").write_text("name: 'mine\nrounds: 2\n")
+    (tmp_path / "two.yaml").write_text("rounds: 2\n---\nrounds: 3\n")
+    code, _, err = command(*words)
+    assert code == Exit.WRONG
+    assert problem in err
+
+
+def test_a_folder_with_a_job_alone_is_no_damaged_run(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("rounds: 2\n")
+    code, _, err = command("report", ".")
+    assert code == Exit.FAILED
+    assert err == "error: . is not a run's folder: it has a job, and no run's records\n"

@@ -102,7 +102,7 @@ def test_a_new_run_gets_a_folder_under_runs(command: Command, tmp_path: Path) ->
     code, out, err = command("run", "job.yaml", "--set", "rounds=1", "--set", "protection=signds")
     assert code == 0, err
     assert out.startswith(
-        "warning: a client that takes part in all 1 rounds is promised epsilon 200 "
+        "warning: a client that takes part in the only round is promised epsilon 200 "
     )
     assert "epsilon 200 (next to none)" in out
     (folder,) = (tmp_path / "runs").iterdir()

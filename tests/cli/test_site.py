@@ -78,7 +78,9 @@ def test_a_policy_is_shown_with_all_its_keys_and_explained(command: Command) -> 
     assert shown == Site.open(Path("north")).policy.model_dump(mode="json")
     code, out, _ = command("site", "show", "--keys")
     assert code == 0
-    assert "epsilon.exact_sums: 20\n    a whole number in [0, inf)\n    most sums" in out
+    assert (
+        "epsilon.exact_sums: 20\n    a whole number in [0, inf)\n    largest number of sums" in out
+    )
 
 
 def test_a_wrong_policy_is_one_sentence_and_nothing_is_served(command: Command) -> None:

@@ -43,6 +43,18 @@ def test_a_template_is_short(command: Command, tmp_path: Path, name: str) -> Non
     assert sum(len(file.read_text().splitlines()) for file in files) < 60
 
 
+@pytest.mark.parametrize("name", FEDERATED)
+def test_a_job_says_in_its_first_line_what_protects_it(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    written(command, name)
+    text = (tmp_path / "mine" / "job.yaml").read_text()
+    assert text.startswith("# Nothing is protected yet: `protection: distributed_dp` below ")
+    assert Job.load(tmp_path / "mine" / "job.yaml", []).protection.name == "not_encrypt"
+    (tmp_path / "job.yaml").write_text(text.replace(": not_encrypt", ": distributed_dp"))
+    assert Job.load(tmp_path / "job.yaml", []).protection.name == "distributed_dp"
+
+
 def test_the_letters_to_predict_are_those_that_follow() -> None:
     arrays = text_start.data()
     for part in ("train", "test"):

@@ -11,7 +11,7 @@ import pytest
 import fedveil
 import parts
 from fedveil.engine.assembly import ModelShape, make_model
-from fedveil.engine.client_learning_rate import client_rate
+from fedveil.engine.client_learning_rate import client_rate, own_rate
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
@@ -50,6 +50,14 @@ def job(**training: Any) -> Job:
 def test_rates_of_rounds(settings: dict[str, Any], rates: list[float]) -> None:
     found = [client_rate(job(**settings), round) for round in range(1, len(rates) + 1)]
     assert found == pytest.approx(rates)
+
+
+def test_fedcm_weighs_a_clients_own_gradients() -> None:
+    step = {"lr_schedule": "step", "lr_rounds": 2, "lr_factor": 0.5, "own_direction": 0.3}
+    assert own_rate(job(algorithm="fedcm", **step), 3) == pytest.approx(0.3 * 0.25)
+    assert own_rate(job(**{**step, "own_direction": 0.1}), 3) == 0.25
+    cosine = {"lr_schedule": "cosine", "lr_rounds": 4, "lr_factor": 0.2}
+    assert client_rate(job(**cosine), 2) == pytest.approx(0.5 * (0.2 + 0.8 * (1 + 0.5**0.5) / 2))
 
 
 def test_a_rate_that_nobody_can_train_with_is_refused() -> None:

@@ -58,3 +58,18 @@ def test_examples_that_nobody_changes_are_read_where_they_lie_together() -> None
     small = ClientsData(x.astype(np.uint8), y, data.indices, data.offsets)
     assert small.of(0, Seeded(0), unchanged=True).x.dtype == torch.float32
     assert [part.y.tolist() for part in (together, apart, nobody)] == [[2, 3, 4], [0, 5, 1], []]
+
+
+def test_the_data_of_one_client_are_its_own_and_know_what_is_usable() -> None:
+    x, usable = np.arange(12.0, dtype=np.float32).reshape(6, 2), np.array([0, 1, 1, 0, 1, 1], bool)
+    data = ClientsData(
+        x, np.arange(6), np.array([2, 5, 3, 0, 4, 1]), np.array([0, 2, 5, 6]), usable
+    )
+    own = data.only(1)
+    assert [own.examples(client) for client in range(2)] == [0, 3]
+    for held in (data, own):
+        found = held.of(1, Seeded(0))
+        assert (found.y.tolist(), found.x[:, 0].tolist()) == ([3, 0, 4], [6, 0, 8])
+        assert found.usable is not None
+        assert found.usable.tolist() == [False, False, True]
+    assert set(data.arrays()) == {"x", "y", "indices", "offsets", "usable"}

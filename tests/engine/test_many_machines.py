@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 import time
@@ -16,7 +17,9 @@ import pytest
 from test_simulation import job, timeless
 
 import fedveil
+from fedveil.base import plain_text
 from fedveil.base.message import encode
+from fedveil.base.quantity import quantity
 from fedveil.engine.cluster import membership, start
 from fedveil.engine.cluster.machine import Played
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
@@ -26,6 +29,9 @@ from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.entropy import Seeded
 from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
+from fedveil.pages.read_run import read_run
+from fedveil.pages.run_folder_page import page_of
+from fedveil.run_display import RunDisplay, describe
 from thread_cluster import ThreadCluster
 
 FEW = {"reconstruct_secrets_threshold": 3}
@@ -96,6 +102,26 @@ def test_machines_that_are_lost_change_no_byte(
         lost = re.findall(r"round \d: machine m\d was lost .*: its (\d) clients train", left.events)
         assert sum(map(int, lost)) == left.retrained
         assert (left.retrained > 0) == (number > 0)
+
+
+def test_the_page_and_the_terminal_list_every_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ThreadCluster(1, 2, lost=lost_at(5))
+    left = run(tmp_path / "run", monkeypatch, cluster, model="parts:plain")
+    out = io.StringIO()
+    read = read_run(tmp_path / "run")
+    RunDisplay(plain_text.console(file=out, width=160), 1).summary(read)
+    page = page_of(tmp_path / "run").html()
+    for name in ("m0", "m1"):
+        clients = sum(int(of[name][0]) for of in left.machines if name in of)
+        assert clients > 0
+        told = rf"machine {name} +{quantity(clients, 'client')}, \d+\.\d s, idle \d+%"
+        assert re.search(told, out.getvalue())
+        assert re.search(rf"<td[^>]*>{name}</td>\s*<td[^>]*>{clients}</td>", page)
+    again = quantity(left.retrained, "training")
+    assert f"{again} on a lost machine had to be repeated." in page
+    assert re.search(r"2 machines, idle \d+%", describe(read.records[1]))
 
 
 def test_a_machine_that_stops_is_given_up_and_a_slow_one_is_not(
@@ -277,6 +303,29 @@ def test_a_cluster_without_a_usable_machine_is_given_up(
     assert always.started == ["m0"] * 3
 
 
+def test_a_place_with_results_between_its_losses_stays_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_LOOK_S", -1.0)
+    settings = {"model": "parts:plain", "rounds": 7}
+    alone = run(tmp_path / "alone", monkeypatch, **settings)
+    cluster = ThreadCluster(1, lost=lost_at(2, 4, 6, 8, 10))
+    left = run(tmp_path / "run", monkeypatch, cluster, **settings)
+    assert (left.model, left.records) == (alone.model, alone.records)
+    assert left.retrained > 0
+    assert cluster.started == ["m0"] * 6
+
+
+def test_a_job_on_gpus_asks_for_machines_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[tuple[str, int | None], dict[str, bool]]]()
+    monkeypatch.setattr(start, "RayCluster", lambda *at, **gpus: asked.append((at, gpus)))
+    for device, workers in (("cpu", "auto"), ("cuda", 3)):
+        place = {"on": "10.0.0.1:6379", "workers": workers}
+        start._ray_cluster(job(training={"device": device}, simulation=place))
+    there = "10.0.0.1:6379"
+    assert asked == [((there, None), {"gpus": False}), ((there, 3), {"gpus": True})]
+
+
 def test_ray_that_is_not_installed_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +355,27 @@ def test_each_machine_holds_its_own_clients_examples_only() -> None:
     assert [arrays.examples(client) for client in range(4)] == [2, 0, 0, 5]
     shards.drop([3])
     assert shards.clients() == [0]
+
+
+def test_a_machine_knows_which_of_its_clients_examples_are_usable() -> None:
+    usable = np.array([0, 1, 1, 1, 0, 1, 1, 0, 1], bool)
+    data = ClientsData(
+        np.arange(18.0, dtype=np.float32).reshape(9, 2), np.arange(9),
+        np.array([8, 0, 3, 4, 5, 1, 2, 6, 7]), np.array([0, 2, 5, 9]), usable,
+    )  # fmt: skip
+    example = 2 * 4 + 8
+    sent = list(pieces(data, [2, 0, 1], most=6 * example))
+    assert [piece.clients.tolist() for piece in sent] == [[2, 0], [1]]
+    shards = Shards()
+    for piece in sent:
+        shards.add(piece)
+    arrays = shards.as_arrays(3)
+    for client, rows in ((0, [8, 0]), (1, [3, 4, 5]), (2, [1, 2, 6, 7])):
+        for held in (shards, arrays):
+            found = held.of(client, Seeded(1, "x"))
+            assert found.usable is not None
+            assert found.usable.tolist() == usable[rows].tolist()
+            assert found.y.tolist() == rows
 
 
 def test_the_longest_clients_are_placed_first_and_stay_where_that_is_fair() -> None:

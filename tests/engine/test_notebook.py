@@ -12,6 +12,7 @@ import pytest
 
 import fedveil
 from fedveil.base import own_code
+from fedveil.entry import simulation
 from fedveil.entry.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
 from fedveil.pages.notebook_view import LiveView, in_notebook
@@ -142,6 +143,25 @@ def test_many_rounds_are_not_drawn_each(run: fedveil.Run) -> None:
 def test_outside_a_notebook_nothing_is_shown() -> None:
     assert not in_notebook()
     assert _watched(job(), None, None) == (None, None)
+
+
+def test_in_a_notebook_the_cell_shows_what_no_listener_was_given_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulation, "in_notebook", lambda: True)
+    monkeypatch.setattr(simulation, "LiveView", lambda settings: LiveView(settings, shown.append))
+    shown: list[str] = []
+    heard: list[str] = []
+    view, warn = _watched(job(rounds=7), None, None)
+    assert view is not None
+    assert warn is not None
+    warn("a warning")
+    view({"round": 3, "accuracy": 0.25})
+    assert 'value="3" max="7"' in shown[-1]
+    assert "a warning" in shown[-1]
+    _, warn = _watched(job(), None, heard.append)
+    assert warn == heard.append
+    assert _watched(job(), print, None) == (print, None)
 
 
 # --- other settings -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 import fedveil
 from fedveil.base.kernels import HAVE_NUMBA, is_cached
 from fedveil.engine import precompile
+from fedveil.engine.job_protection import make_protection
 from fedveil.engine.precompile import make_one_report, precompiling
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="nothing is compiled without numba")
@@ -108,5 +109,5 @@ def test_a_report_calls_the_loop_that_shows_what_is_cached(
         return loop(*arguments)
 
     monkeypatch.setattr(gaussian, "sum_of_squares", counted)
-    make_one_report(job(f"protection={name}"))
+    make_one_report(make_protection(job(f"protection={name}", "simulation.masks=false"), 600))
     assert calls

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -23,13 +24,14 @@ from test_simulation import job, timeless
 
 import fedveil
 from fedveil.base.message import encode
-from fedveil.engine.cluster import membership
+from fedveil.engine.cluster import membership, start
+from fedveil.engine.cluster.ray_cluster import RayCluster
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import ClusterUnavailable
 from fedveil.protections.catalog import POSITIONS
 from ray_nodes import free_port, node
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.slow
 from ray.cluster_utils import Cluster  # noqa: E402 - after the check that it is there
 
@@ -97,6 +99,29 @@ def test_processes_of_a_machine_and_states_change_no_byte(cluster: Cluster, tmp_
         alone = on("here", folder / "here", simulation={"workers": "auto"}, **settings)
         run = on("ray", folder / "ray", simulation={"workers": "auto"}, **settings)
         assert left(run) == left(alone)
+
+
+NET = """
+from torch import nn
+WIDTH = 5
+def net():
+    return nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+"""
+
+
+@pytest.mark.parametrize("place", ["carried_net", "__main__"])
+def test_own_modules_and_cells_travel(
+    place: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node has the module, or the notebook, in which the model is defined."""
+    (tmp_path / "carried_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    cells = ModuleType("__main__")
+    exec(compile(NET, "<cell>", "exec"), vars(cells))
+    monkeypatch.setitem(sys.modules, "__main__", cells)
+    settings = {"model": f"{place}:net", "rounds": 2}
+    alone = on("here", tmp_path / "here", **settings)
+    assert left(on("ray", tmp_path / "ray", **settings)) == left(alone)
 
 
 @pytest.fixture
@@ -224,6 +249,32 @@ def test_a_killed_head_resumes_on_the_cluster_or_here(cluster: Cluster, tmp_path
         head.send_signal(signal.SIGKILL)
         head.wait()
         assert left(fedveil.resume(folder, on=place)) == alone
+
+
+def test_each_gpu_of_a_node_is_a_machine_and_is_reserved(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node only says that it has GPUs, so the job trains on its processor."""
+    monkeypatch.setattr(
+        start, "_ray_cluster", lambda job: RayCluster(job.simulation.on, None, gpus=True)
+    )
+    settings = {**SLOW, "rounds": 2}
+    alone = left(on("here", tmp_path / "here", **settings))
+    with_gpus = cluster.add_node(**node(5, num_gpus=2))
+    free: list[dict[str, float]] = []
+
+    def progress(record: dict[str, Any]) -> None:
+        limit = time.monotonic() + 20
+        while (now := ray.available_resources()).get("GPU") and time.monotonic() < limit:
+            time.sleep(0.2)
+        free.append(now)
+
+    run = on("ray", tmp_path / "ray", progress=progress, **settings)
+    cluster.remove_node(with_gpus)
+    assert left(run) == alone
+    assert len(run.metrics[-1][MACHINES]) == 2
+    assert free[-1].get("GPU", 0.0) == 0.0
+    assert free[-1]["CPU"] == 1 + 2 + 5 - 2 * (5 // 2)
 
 
 def test_ctrl_c_ends_the_machines(cluster: Cluster, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fedveil.rounds.loop import Carrier, Outcome, drive
 from fedveil.rounds.outcomes import (
     Answer,
     ClientId,
+    Effort,
     Failed,
     Folded,
     Refused,
@@ -121,3 +122,29 @@ def test_a_reason_is_one_short_line(reason: str) -> None:
     said = short(reason)
     assert said.isprintable()
     assert len(said) <= 200
+
+
+def test_a_reason_that_is_just_short_enough_is_whole() -> None:
+    assert short("x" * 200) == "x" * 200
+    assert short("x" * 201) == "x" * 197 + "..."
+
+
+def test_what_went_down_is_counted_for_each_client_that_was_asked() -> None:
+    outcome = played(Script(keys=[Report(c, GOOD) for c in COHORT[3:]], report=[]), "report")
+    words = {phase: encode({"round": ROUND, "phase": phase}) for phase in ("keys", "report")}
+    assert outcome.bytes_down == 8 * len(words["keys"]) + 5 * len(words["report"])
+
+
+@pytest.mark.parametrize("calm", [0, 1])
+def test_what_answers_cost_is_added_up_and_a_round_of_errors_is_hopeless(calm: int) -> None:
+    """Under a guarantee a client whose training raises an error reports an update of zero."""
+    answers = [
+        Report(c, GOOD, effort=Effort(1.0, 2.0, 100.0, [f"w{c}"], "why", raised=c >= calm))
+        for c in COHORT
+    ]
+    outcome = played(Script(report=[*answers[:7], Failed(7, "else")]), "report")
+    assert (outcome.seconds["training"], outcome.seconds["protection"]) == (7.0, 14.0)
+    assert 700 <= outcome.seconds["aggregation"] < 800
+    assert outcome.warnings == {f"w{c}" for c in range(7)}
+    assert (outcome.unusable, outcome.failed) == ({"why": 7}, {"else": 1})
+    assert outcome.hopeless == (None if calm else "why")

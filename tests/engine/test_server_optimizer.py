@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.engine.server_optimizer import ServerOptimizer, make_optimizer
-from fedveil.errors import MessageInvalid
+from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.federated.training_blocks import ServerSettings
 
@@ -86,3 +86,46 @@ def test_what_feddyn_holds_is_kept() -> None:
     np.testing.assert_allclose(weights, 1.25 * d)
     other.restore(dict(one.state()))
     np.testing.assert_array_equal(one.step(weights, d), other.step(weights, d))
+
+
+def test_feddyns_state_grows_and_leaves_buffers_alone() -> None:
+    settings = Job(clients={"number": 8}, training={"algorithm": "feddyn", "dynamic": 0.4})
+    optimizer = make_optimizer(settings, np.array([True, False]))
+    weights, h = np.zeros(2, np.float32), 0.0
+    for d, share in ((1.0, 0.25), (-2.0, 0.5), (0.5, 0.125)):
+        before, h = weights, h - 0.4 * share * d
+        weights = optimizer.step(weights, np.array([d, d]), share)
+        np.testing.assert_allclose(weights - before, [d - h / 0.4, d], rtol=1e-6)
+    with pytest.raises(RoundVoid):
+        optimizer.step(weights, np.array([1e300, 0.0]), 1.0)
+    assert optimizer.state()["h"][0] == pytest.approx(h)
+
+
+def test_fedcm_sends_the_aggregate_after_the_weights_and_no_direction_of_buffers() -> None:
+    settings = Job(training={"algorithm": "fedcm"}, server={"lr": 0.5})
+    optimizer = make_optimizer(settings, np.array([True, False, True]))
+    sent = np.array([1, 2, 3, 7, 7, 7], np.float32)
+    moved = optimizer.step(sent, np.array([0.5, 0.25, -1.0]))
+    np.testing.assert_array_equal(moved, [1.25, 2.25, 2.5, 0.5, 0, -1.0])
+
+
+def test_a_variate_that_is_not_finite_changes_nothing() -> None:
+    settings = Job(
+        clients={"number": 8}, training={"algorithm": "scaffold", "lr": 0.5},
+        server={"optimizer": "momentum", "momentum": 0.5, "lr": 0.25},
+    )  # fmt: skip
+    optimizer = make_optimizer(settings, np.ones(1, np.bool_))
+    weights = optimizer.step(np.zeros(2, np.float32), np.array([1.0, 3.0]), 0.25)
+    np.testing.assert_allclose(weights, [0.25, 1.5])
+    with pytest.raises(RoundVoid, match="control variate is not finite"):
+        optimizer.step(weights, np.array([1.0, 1e300]), 1.0)
+    np.testing.assert_allclose(optimizer.step(weights, np.zeros(2)), [0.375, 1.5])
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "yogi"])
+def test_moments_that_no_step_leaves_are_refused(name: str) -> None:
+    optimizer = ServerOptimizer(ServerSettings(optimizer=name, tau=0.5), np.ones(2, np.bool_))  # type: ignore[arg-type]
+    assert optimizer.state()["v"].tolist() == [0.25, 0.25]
+    for bad in ({"m": np.zeros(3)}, {"m": np.array([0, np.inf])}, {"v": np.array([0.0, -1e-9])}):
+        with pytest.raises(MessageInvalid):
+            optimizer.restore({**optimizer.state(), **bad})

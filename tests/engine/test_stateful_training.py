@@ -26,7 +26,7 @@ from fedveil.engine.assembly import (
 from fedveil.engine.budget import prepared
 from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.executors.stateful_training import OwnLayers
+from fedveil.engine.executors.stateful_training import Dynamic, OwnLayers, Scaffold
 from fedveil.engine.own_layer_evaluation import client_model
 from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
@@ -368,6 +368,31 @@ def test_a_clients_own_layers_go_on_from_where_they_were() -> None:
     assert (update.tolist(), kept.tolist()) == ([0.5], [1.25, 1.0])
     assert way.begin(sent, kept)[0].tolist() == [5.0, 1.25, 1.0]
     assert way.next(kept, change, update).tolist() == [1.5, 0.0]
+
+
+def test_a_control_variate_moves_by_what_the_report_carried() -> None:
+    """A buffer has no gradient: its variate stays 0."""
+    way, change = Scaffold(np.array([True, False]), 0.5), np.array([0.6, 0.7], np.float32)
+    sent, kept = np.array([1, 2, 0.25, -0.5], np.float32), np.array([0.125, 0], np.float32)
+    start, correction = way.begin(sent, kept)
+    assert (start.tolist(), correction.tolist()) == ([1, 2], [0.125, -0.5])
+    assert way.begin(sent, None)[1].tolist() == [0.25, -0.5]
+    update = way.update(sent, kept, change, 3, 0.2)
+    np.testing.assert_allclose(update, [0.6, 0.7, -0.5 * (0.25 + 1.0), 0], rtol=1e-6)
+    clipped = np.array([0.3, 0.35, -0.3, 0], np.float32)
+    np.testing.assert_allclose(way.next(kept, change, clipped), [0.125 - 0.6, 0], rtol=1e-6)
+    np.testing.assert_allclose(way.next(None, change, clipped), [-0.6, 0], rtol=1e-6)
+
+
+def test_feddyns_client_adds_what_the_report_carried_and_no_buffers() -> None:
+    way, change = Dynamic(np.array([True, False]), 0.5), np.array([8, 8], np.float32)
+    kept, clipped = np.array([0.25, 0], np.float32), np.array([2, 4], np.float32)
+    assert way.begin(change, None)[1] is None
+    correction = way.begin(change, kept)[1]
+    assert correction is not None
+    assert correction.tolist() == [-0.25, 0]
+    assert way.next(kept, change, clipped).tolist() == [0.25 - 1.0, 0]
+    assert way.next(None, change, clipped).tolist() == [-1.0, 0]
 
 
 def test_a_pattern_without_a_tensor_is_named() -> None:

@@ -51,7 +51,7 @@ def test_a_target_ends_a_run() -> None:
     lower = Stopping(StoppingSettings(metric="loss", target=0.5), {})
     assert lower.why(measured(0.6, metric="loss")) is None
     assert lower.why(measured(0.6, 0.4, metric="loss")) == (
-        "loss 0.4000 in round 2 reaches stopping.target = 0.5"
+        "loss 0.400 in round 2 reaches stopping.target = 0.5"
     )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -68,6 +69,30 @@ def test_an_introduction_of_any_length_is_one_short_line() -> None:
     assert said.startswith("the field '\\n\\n")
     assert said.endswith("...")
     assert len(said) == 200
+
+
+def test_clients_of_a_node_are_named_by_their_ranges() -> None:
+    words = {
+        9: encode({"client": np.array([6, 0, 1, 2, 4], np.int64)}), 7: encode({"client": 3}),
+        8: encode({"client": np.array([5, 7], np.int64)}),
+        6: encode({"client": np.array([0, 1, 2, 3, 4, 5], np.int64)}),
+    }  # fmt: skip
+    events: list[str] = []
+    job = Job(clients={"number": 7}, deployment={"clients_per_node": 5})
+    grid: Any = Introductions(words)
+    here = Members(grid, job, events.append)
+    here.look()
+    assert here.node_of == {**dict.fromkeys((0, 1, 2, 4, 6), 9), 3: 7}
+    del words[9], words[7]
+    here.look()
+    assert here.node_of == {}
+    assert sorted(events) == [
+        "client 3 is gone", "client 3 is here", "clients 0-2, 4 and 6 are gone",
+        "clients 0-2, 4 and 6 are here",
+        "node 6 does not say which client it is: it names 6 clients, and "
+        "deployment.clients_per_node = 5",
+        "node 8 does not say which client it is: client = 7 is outside [0, 7)",
+    ]  # fmt: skip
 
 
 def steps_to_meet_and_doubt(clients: int) -> int:

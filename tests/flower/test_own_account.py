@@ -19,7 +19,8 @@ from fedveil.flower import own_file
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.own_account import OwnLedger, count_report
 from fedveil.flower.own_file import OwnFile
-from fedveil.privacy.loss import PrivacyLoss
+from fedveil.privacy.compose import compose
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.protections.base import Spending
 
 ONE = [Spending(PrivacyLoss(0.5))]
@@ -92,6 +93,25 @@ def test_every_limit_is_held(tmp_path: Path, limits: list[tuple[float, float]]) 
     account.charge(ONE, limits)
     with pytest.raises(MessageInvalid, match=r"above its max_epsilon = 0\.7"):
         account.charge(ONE, limits)
+
+
+def test_equal_reports_are_composed_and_different_ones_added(tmp_path: Path) -> None:
+    first, second = (PrivacyLoss.of_release(Gaussian(ratio)) for ratio in (5.0, 6.0))
+    four = compose([(first, 4)], 1e-5)
+    account = OwnLedger(tmp_path / "equal")
+    for _ in range(4):
+        account.charge([Spending(first)], [(four * 1.000001, 1e-5)])
+    with pytest.raises(MessageInvalid, match="one more report would bring"):
+        account.charge([Spending(first)], [(four * 1.000001, 1e-5)])
+    both = [
+        compose([(first, 1), (second, 1)], 1e-5),
+        sum(compose([(n, 1)], 5e-6) for n in (first, second)),
+    ]
+    assert both[0] < 0.9 * both[1]
+    account = OwnLedger(tmp_path / "different")
+    account.charge([Spending(first)], [(9.0, 1e-5)])
+    with pytest.raises(MessageInvalid, match="one more report would bring"):
+        account.charge([Spending(second)], [(both[0] * 1.01, 1e-5)])
 
 
 def test_a_damaged_account_grants_nothing(tmp_path: Path) -> None:

@@ -117,3 +117,17 @@ class Sparse(nn.Module):
 def test_what_cannot_be_trained_is_refused_by_name(model: nn.Module, reason: str) -> None:
     with pytest.raises(ModelInvalid, match=reason):
         Layout(model)
+
+
+@pytest.mark.parametrize(("widths", "moves"), [((16, 32), True), ((3, 5), False)])
+def test_tensors_move_into_a_vector_if_they_keep_their_alignment(
+    widths: tuple[int, int], moves: bool
+) -> None:
+    layout = Layout(nn.Sequential(nn.Linear(*widths), nn.Linear(*widths[::-1])))
+    before, vector = layout.vector(), torch.zeros(layout.dimension)
+    layout.move_into(vector)
+    assert (layout.vector() == before).all()
+    vector.zero_()
+    assert (layout.vector() == 0).all() == moves
+    layout.write(torch.from_numpy(before))
+    assert (layout.vector() == before).all()

@@ -10,7 +10,7 @@ import torch
 
 import vertical_parts
 from fedveil.base.message import Message
-from fedveil.errors import ExchangeError, LinkLost, PeerRefused
+from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRefused
 from fedveil.link.channel import Exchange
 from fedveil.vertical import Batch, Party, Receive, Send, drive, drive_together
 
@@ -182,3 +182,24 @@ def test_turns_depend_on_requests_alone() -> None:
         return seen
 
     assert order() == order()
+
+
+def test_messages_between_machines_are_encoded_and_a_failure_ends_every_party() -> None:
+    ended: list[str] = []
+
+    def party(name: str, value: object) -> Exchange[None]:
+        peer = "b" if name == "a" else "a"
+        try:
+            yield Send(peer, {"n": 1})
+            yield Receive(peer)
+            yield Send(peer, {"value": value})  # type: ignore[dict-item]
+            yield Receive("nobody")
+        finally:
+            ended.append(name)
+
+    for encoded, why in ((True, "'value' is a list"), (False, "waits for nobody")):
+        exchanges = {name: party(name, [1]) for name in "ab"}
+        with pytest.raises(FedveilError, match=why):
+            drive_together(exchanges, encoded=encoded)
+        assert sorted(ended) == ["a", "b"]
+        ended.clear()

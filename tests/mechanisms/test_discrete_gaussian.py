@@ -229,15 +229,22 @@ def test_the_quick_verdict_is_never_the_wrong_one() -> None:
     ends = np.where(generator.random(count) < 0.5, losses, losses - losses**2 / 2)
     starts = np.clip(ends * 2**29 + generator.integers(-2, 3, count), 0, 2**29 - 1)
     place_words = (places.astype(np.uint32) << np.uint32(29)) | starts.astype(np.uint32)
-    verdicts, out = np.empty(count, np.uint8), cells.copy()
-    discrete_gaussian._places(words, place_words, variance, bits, out, verdicts)
-    noise, sure = DiscreteGaussian(variance, bits), 0
-    for i in range(count):
-        if verdicts[i] != discrete_gaussian._UNSURE and magnitudes[i] > 0:
-            kept = noise._decide_kept(int(magnitudes[i]), int(place_words[i]), Seeded(i))
-            assert kept == (verdicts[i] == discrete_gaussian._KEPT)
-            sure += 1
-    assert 500 < sure < count
+    values, listed = np.zeros(count, np.int64), np.empty(count, np.int32)
+    law = variance, bits
+    left = discrete_gaussian._add_placed(words, place_words, cells, *law, values, listed)
+    noise, unsure = DiscreteGaussian(*law), {*listed[:left].tolist()}
+    for i in np.flatnonzero(magnitudes).tolist():
+        word, cell = int(place_words[i]), int(cells[i])
+        kept = noise._decide_kept(int(magnitudes[i]), word, Seeded(i))
+        if i in unsure:
+            assert values[i] == 0
+            negative = int(words[i]) & 1
+            assert kept == noise._keeps(negative, cell, word, values, i, Seeded(i))
+        else:
+            assert kept
+        assert abs(values[i]) == kept * magnitudes[i]
+        assert values[i] == 0 or (values[i] < 0) == bool(words[i] & np.uint64(1))
+    assert 500 < left < count - 500
 
 
 @pytest.mark.parametrize(("variance", "places"), SMALL + REAL)
@@ -247,7 +254,7 @@ def test_compiled_and_numpy_loops_give_the_same_bytes(
     pytest.importorskip("numba")
     noise = DiscreteGaussian(variance, places)
     cells: Any = discrete_gaussian._cells
-    places_loop: Any = discrete_gaussian._places
+    places_loop: Any = discrete_gaussian._add_placed
     table = discrete_gaussian._cell_table(variance)
     words = Seeded(6).words(3000)
     words[:500] = table[0][np.arange(500) % (len(table[0]) - 1)] << np.uint64(1)
@@ -256,7 +263,7 @@ def test_compiled_and_numpy_loops_give_the_same_bytes(
     undecided = [cells(words, *table, once[0]), cells.numpy_path(words, *table, once[1])]
     drawn = [noise.draw(40_000, Seeded(7))]
     monkeypatch.setattr(discrete_gaussian, "_cells", cells.numpy_path)
-    monkeypatch.setattr(discrete_gaussian, "_places", places_loop.numpy_path)
+    monkeypatch.setattr(discrete_gaussian, "_add_placed", places_loop.numpy_path)
     drawn.append(noise.draw(40_000, Seeded(7)))
     assert undecided[0] == undecided[1] > 0
     assert once[0].tobytes() == once[1].tobytes()

@@ -225,6 +225,32 @@ def test_an_honest_sum_does_not_wrap_and_one_that_does_is_told(rotation, clients
     assert noise.wrapped(total(60 * clients))
 
 
+@pytest.mark.parametrize("clients", [2, 900])
+def test_all_of_a_sum_in_one_block_does_not_wrap(clients):
+    """The adversary puts every client's whole norm into the same thousandth of the entries."""
+    noise = made(0.05, clients=clients, shares=clients, dimension=90_000, entry_bits=8)
+    assert noise.length % noise.block == 0
+    assert noise.length < 90_000 + noise.block
+    vector = np.zeros(90_000, np.float32)
+    vector[:90] = noise.clip / math.sqrt(90)
+    alone = noise.rounded(vector, signs_of(noise), Seeded(14)).astype(np.int64)
+    assert np.abs(alone).max() >= noise.radius / math.sqrt(noise.block)
+    summed = clients * alone
+    lanes = Ring(noise.bits).elements(summed)
+    Ring(noise.bits).reduce(lanes)
+    assert (Ring(noise.bits).signed(lanes) == summed).all()
+    assert not noise.wrapped(summed)
+
+
+def test_blocks_are_the_shortest_reports_and_large_cohorts_get_larger_ones():
+    few, many = (
+        made(0.5, dimension=786_432, clients=n, shares=n, entry_bits=4) for n in (7, 5_000)
+    )
+    assert few.length == many.length == 786_432
+    assert few.block < many.block
+    assert few.length * few.bits / 8 < 1.5e6
+
+
 def test_fewer_shares_than_are_counted_and_too_much_noise_are_refused():
     with pytest.raises(InvalidValue, match=r"shares = 5 is outside \[1, 4\]"):
         made(shares=5)

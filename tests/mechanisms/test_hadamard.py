@@ -23,18 +23,32 @@ from fedveil.mechanisms.hadamard import (
 def test_it_is_the_matrix_of_walsh_and_hadamard(length: int) -> None:
     whole = Seeded(1).generator().integers(-9, 9, length).astype(np.float64)
     moved = whole.copy()
-    walsh_hadamard(moved)
+    walsh_hadamard(moved, length)
     assert (moved == hadamard(length) @ whole).all()
+
+
+@pytest.mark.parametrize("block", [1, 4, 64])
+def test_each_block_is_spread_alone_and_can_be_undone(block: int) -> None:
+    vector = Seeded(8).generator().normal(size=3 * 64 - 5)
+    signs = random_signs(3 * 64, Seeded(9))
+    turned = rotate(vector, signs, block)
+    padded = np.append(vector, np.zeros(5)) * signs
+    wanted = padded.reshape(-1, block) @ hadamard(block) / block**0.5
+    assert turned.reshape(-1, block) == pytest.approx(wanted, abs=1e-12)
+    unrotate(turned, signs, block)
+    assert turned[: len(vector)] == pytest.approx(vector, abs=1e-12)
 
 
 @pytest.mark.skipif(not HAVE_NUMBA, reason="compares the compiled loop with its NumPy path")
 @pytest.mark.parametrize("length", [1, 2, 4, 8, 32, 4096, 8192, 1 << 15, 1 << 16])
+@pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_compiled_or_not_it_gives_the_same_bytes(length: int, kind: type) -> None:
+def test_compiled_or_not_it_gives_the_same_bytes(length: int, blocks: int, kind: type) -> None:
+    block, length = length, length * blocks
     vector = Seeded(2).generator().normal(size=length).astype(kind)
     one, other = vector.copy(), vector.copy()
-    rotations._walsh_hadamard(one)
-    rotations._walsh_hadamard_numpy(other)
+    rotations._walsh_hadamard(one, block)
+    rotations._walsh_hadamard_numpy(other, block)
     assert one.tobytes() == other.tobytes()
 
 
@@ -42,10 +56,10 @@ def test_compiled_or_not_it_gives_the_same_bytes(length: int, kind: type) -> Non
 def test_it_changes_no_norm_and_can_be_undone(dimension: int) -> None:
     vector = Seeded(3).generator().normal(size=dimension)
     signs = random_signs(padded_length(dimension), Seeded(4))
-    turned = rotate(vector, signs)
+    turned = rotate(vector, signs, len(signs))
     assert np.linalg.norm(turned) == pytest.approx(np.linalg.norm(vector), rel=1e-12)
     back = turned.copy()
-    unrotate(back, signs)
+    unrotate(back, signs, len(signs))
     assert back[:dimension] == pytest.approx(vector, abs=1e-12)
     assert np.abs(back[dimension:]).max(initial=0) < 1e-12
 
@@ -54,9 +68,9 @@ def test_a_spike_becomes_flat_and_a_flat_vector_no_spike() -> None:
     spike = np.zeros(1000)
     spike[77] = 5.0
     signs = random_signs(1024, Seeded(5))
-    assert np.abs(rotate(spike, signs)) == pytest.approx(np.full(1024, 5 / 32))
+    assert np.abs(rotate(spike, signs, 1024)) == pytest.approx(np.full(1024, 5 / 32))
     flat = np.ones(1024)  # without signs all of it would be in the first entry
-    assert np.abs(rotate(flat, signs)).max() < 6
+    assert np.abs(rotate(flat, signs, 1024)).max() < 6
 
 
 def test_signs_are_fair_and_independent_of_each_other() -> None:

@@ -47,6 +47,12 @@ def test_a_vector_is_in_units_of_the_clip_and_a_bit_says_whether_it_was_shortene
         assert below == (share < 1)
 
 
+def test_a_vector_of_the_clips_own_length_was_not_shortened() -> None:
+    law = made(dimension=2)
+    for clip, fits in ((5.0, 1), (np.nextafter(5.0, 0), -1)):
+        assert law.joint(np.array([3, -4], np.float32), float(clip))[-1] == fits * law.half
+
+
 def test_no_joint_vector_is_longer_than_the_norm_whatever_the_clip() -> None:
     law = made()
     assert law.norm == pytest.approx(math.hypot(FIRST, law.half), rel=1e-15)

@@ -82,7 +82,7 @@ def test_a_job_with_code_of_its_own_sends_nothing(tmp_path: Path) -> None:
     said = simulate(job, tmp_path / "ws", scope(site.folder, NOISE), allow=["leaking"])
     assert site.account("heart").spent().releases == 0, said[-2000:]
     log = (site.folder / "logs" / "nvflare" / "site.log").read_text()
-    assert "the job brings code of its own" in log
+    assert "the job brings its own code" in log
     assert TRAINER["path"] not in log
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fedveil.federated.job import Job
-from fedveil.pages.page import Page, Table
+from fedveil.pages.page import Fact, Page, Table
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration
@@ -151,7 +151,7 @@ def test_a_page_begins_with_the_last_rounds_figures(folder: Path, records: Recor
     last = records[-1]
     assert quality.value == f"accuracy {last['accuracy']:.1%}"
     for said in (
-        f"loss {last['loss']:.4f}, AUC {last['auc']:.4f} on the test examples after round 3 of 5",
+        f"loss {last['loss']:#.3g}, AUC {last['auc']:#.3g} on the test examples after round 3 of 5",
         f"mean {last['clients_mean']:.1%}, worst tenth {last['clients_worst_tenth']:.1%}, "
         f"spread {last['clients_spread']:.1%}",
     ):
@@ -162,6 +162,17 @@ def test_a_page_begins_with_the_last_rounds_figures(folder: Path, records: Recor
     assert promise.value == str(whole)
 
 
+def test_runs_with_the_best_figure_are_all_named(tmp_path: Path) -> None:
+    job, records = small_job(rounds=2, protection={"name": "rr"}), federated_records(2, 301)
+    worse = [*records[:-1], {**records[-1], "accuracy": records[-1]["accuracy"] - 0.3}]
+    found = {"one": records, "two": records, "three": worse}
+    page = page_of_several([written(tmp_path / name, job, {".": of}) for name, of in found.items()])
+    cards = {fact.label: fact.value for fact in page.lead if isinstance(fact, Fact)}
+    assert cards == {
+        "Best model": "one and two", "Smallest epsilon": "all runs", "Smallest upload": "all runs",
+    }  # fmt: skip
+
+
 def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_path: Path) -> None:
     more = federated_records(2, 301)
     job = small_job(rounds=2, protection={"name": "rr"})
@@ -169,7 +180,7 @@ def test_runs_stand_beside_each_other_with_their_own_figures(folder: Path, tmp_p
     last = more[-1]
     assert table(page, "At the end")[1] == [
         "two", "rr", "2 of 2", f"{last['accuracy']:.1%}", f"{last['accuracy']:.1%} (round 2)",
-        f"{last['loss']:.4f}", f"{last['auc']:.4f}",
+        f"{last['loss']:#.3g}", f"{last['auc']:#.3g}",
         told(last["epsilon_run_every_round"], last["delta_run_every_round"]),
         shown_bytes(last["bytes_up_per_client"]), duration(total(more, "seconds_round")),
     ]  # fmt: skip
@@ -215,7 +226,7 @@ def test_a_terminal_and_a_program_are_told_the_last_rounds_figures(
     line = describe(last)
     for said in (
         f"accuracy {last['accuracy']:.1%}",
-        f"loss {last['loss']:.4f}",
+        f"loss {last['loss']:#.3g}",
         f"up {shown_bytes(last['bytes_up_per_client'])}/client",
         f"epsilon {told(last['epsilon_run_most_drawn'], last['delta_run_most_drawn'])}",
         f"{last['rejected']['wrong length']} clients left out",
@@ -280,7 +291,7 @@ def test_a_vertical_page_shows_each_partys_own_figures(tmp_path: Path) -> None:
             assert least <= shown < least + 0.001001
     _, quality, promise, _ = page.lead
     assert quality.value == "accuracy 81.2%"
-    assert "loss 0.3125" in quality.text
+    assert "loss 0.312" in quality.text
     worst = accounts["shop"][1]
     assert promise.value == str(Figure(worst["epsilon"], worst["delta"]))
     answer = of_run(read_run(folder))

@@ -103,7 +103,7 @@ def test_each_figure_of_a_record_is_the_one_that_the_page_shows(folder: Path) ->
     page, run = page_of(folder), read_run(folder)
     quality, promise, _ = (fact for fact in page.lead if isinstance(fact, Fact))
     assert quality.value == "accuracy 86.9%"
-    assert "loss 0.4124, AUC 0.9725" in quality.text
+    assert "loss 0.412, AUC 0.973" in quality.text
     assert promise.value == "epsilon 2.78 at delta 2.78e-06 (meaningful)"
     assert promise.text.startswith(
         "For a client that takes part in every round, against everyone, including the server."
@@ -328,7 +328,7 @@ def test_several_vertical_runs_stand_in_one_table_and_on_the_same_plots(
     assert [row[0] for row in table.rows] == [*runs]
     told = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     last = [run.metrics[-1] for run in runs.values()]
-    assert told["loss"] == tuple(f"{record['test_loss']:.4f}" for record in last)
+    assert told["loss"] == tuple(f"{record['test_loss']:#.3g}" for record in last)
     worst = max(
         (line for lines in runs["noisy"].figures.values() for line in lines),
         key=lambda line: line.epsilon,

@@ -159,7 +159,7 @@ def test_quality_names_the_round_it_is_from_and_a_better_one(tmp_path: Path) -> 
     quality = ending_of(tmp_path, *looks, late).quality
     assert quality.value == "accuracy 75.0%"
     assert quality.text == (
-        "loss 0.5000, AUC 0.8750 on the test examples after round 2 of 3; best in round 1: 87.5%"
+        "loss 0.500, AUC 0.875 on the test examples after round 2 of 3; best in round 1: 87.5%"
     )
     assert ending_of(tmp_path, late).quality.value == "not measured yet"
 
@@ -312,7 +312,7 @@ def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
     run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
     lines = [Line(1.0, 0.0, "a bit of left"), Line(50.0, 1e-5, "an example in the run")]
     told, bare = vertical_ending(run, run, lines), vertical_ending(run, run, [])
-    assert told.quality.value == "loss 0.5000"
+    assert told.quality.value == "loss 0.500"
     assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
     assert told.promise.text.startswith("For an example in the run:")
     assert "embedding_dp.reuse=true" in told.next.text

@@ -64,3 +64,29 @@ def test_a_coin_that_must_tell_nothing_has_the_claim_0() -> None:
     assert "(misses epsilons up to 0.7 where 0 is claimed)" in finding(coin).limits
     with pytest.raises(ValueError, match="no figure other"):
         finding(coin).figure("other")
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "beats"),
+    [
+        ("auc", 0.51, 0.9, True), ("auc", 0.5, 0.9, False), ("auc", 0.1, 0.4, False),
+        ("mse", 0.1, 0.49, True), ("mse", 0.1, 0.5, False), ("mse", 0.6, 0.9, False),
+        ("left: known bottom: mse", 0.1, 0.49, True), ("relative error of a", 0.1, 0.49, True),
+        ("mse of the best", 0.6, 0.9, True), ("auc", 0.6, math.nan, False),
+    ],
+)  # fmt: skip
+def test_guessing_is_beaten_by_a_whole_interval(
+    name: str, low: float, high: float, beats: bool
+) -> None:
+    assert Measured(name, 0.7, low, high, guess=0.5).beats_guessing == beats
+    assert not Measured(name, 0.7, low, high).beats_guessing
+
+
+def test_a_finding_tells_each_of_its_figures() -> None:
+    told = str(finding(Measured("auc", 0.7126, 0.61, 0.79, 0.5), Measured("loss", math.nan)))
+    assert told == (
+        "canaries at effort standard against rr reached auc 0.713 [0.61, 0.79], guessing 0.5; "
+        "loss unknown"
+    )
+    assert finding(Measured("epsilon at least", 101.0)).verdict == "NOT WHAT WAS PROMISED"
+    assert finding(Measured("epsilon at least", 99.0)).verdict == "not refuted"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from fedveil.privacy import Figure, attacker_wrong, promise
+from fedveil.privacy.guarantee_strength import MEANS, told
 from fedveil.privacy.ledger import Line
 
 
@@ -48,3 +50,19 @@ def test_more_epsilon_never_has_a_better_word():
 def test_a_figure_is_told_with_its_word():
     assert str(Figure(2.5, 1e-5)) == "epsilon 2.5 at delta 1e-05 (meaningful)"
     assert str(Line(math.inf, 0.0, "a bit")) == "epsilon inf at delta 0 (none) for a bit"
+
+
+def test_the_reason_for_a_limit_states_the_limit():
+    """The best attacker is right at most that often, and not that often just beyond the limit."""
+    for word, limit in (("strong", 1.0986), ("meaningful", 2.9444), ("weak", 6.9067)):
+        (right,) = re.findall(r"right at most ([0-9.]+)% of the time", MEANS[word])
+        assert 100 * (1 - attacker_wrong(limit)) == pytest.approx(float(right), abs=0.01)
+    assert "99.9%" in MEANS["next to none"]
+
+
+def test_a_thin_figure_is_one_that_nobody_should_count_on():
+    words = [(Figure(epsilon, 0.0).promise, Figure(epsilon, 0.0).thin)
+             for epsilon in (0.5, 2.0, 5.0, 8.0, math.inf)]  # fmt: skip
+    assert words == [("strong", False), ("meaningful", False), ("weak", False),
+                     ("next to none", True), ("none", True)]  # fmt: skip
+    assert (told(2.511, 1e-5), told(0.9, 0.01)) == ("2.52 (meaningful)", "0.9 (next to none)")

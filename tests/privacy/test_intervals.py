@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, binomtest, norm
 
-from fedveil.privacy.intervals import median
+from fedveil.entropy import Seeded
+from fedveil.privacy.intervals import area, chance_of_ranks, median, share
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
@@ -24,3 +27,55 @@ def test_the_interval_of_a_median_is_the_narrowest_of_its_confidence(
     k = int(found.low)
     assert found.high == n - 1 - k
     assert misses[k] <= 1 - confidence < misses[k + 1]
+
+
+@pytest.mark.parametrize(("hits", "cases"), [(0, 7), (7, 7), (3, 7), (61, 200)])
+@pytest.mark.parametrize("confidence", [0.8, 0.99])
+def test_the_interval_of_a_share_is_clopper_and_pearsons(
+    hits: int, cases: int, confidence: float
+) -> None:
+    found = share("s", hits, cases, guess=0.25, confidence=confidence)
+    exact = binomtest(hits, cases).proportion_ci(confidence, "exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+    assert (found.name, found.value, found.guess, found.cases) == ("s", hits / cases, 0.25, cases)
+
+
+def pairs_won(members: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return 1, 1/2 or 0 for each pair of a member and another."""
+    return (np.sign(members[:, None] - others) + 1) / 2
+
+
+def test_the_area_is_the_share_of_pairs_with_delongs_interval() -> None:
+    """Eleven members and thirty others, with ties."""
+    draw = Seeded(1, "scores").generator()
+    members, others = draw.integers(3, 12, 11).astype(float), draw.integers(0, 9, 30).astype(float)
+    won = pairs_won(members, others)
+    found = area("a", members, others, confidence=0.9)
+    assert (found.value, found.guess, found.cases) == (pytest.approx(won.mean()), 0.5, 41)
+    variance = won.mean(1).var(ddof=1) / 11 + won.mean(0).var(ddof=1) / 30
+    odds = won.mean() / (1 - won.mean())
+    reach = norm.ppf(0.95) * np.sqrt(variance) / (won.mean() * (1 - won.mean()))
+    ends = [odds * np.exp(side * reach) for side in (-1, 1)]
+    assert (found.low, found.high) == pytest.approx([end / (1 + end) for end in ends])
+
+
+def test_the_area_of_few_or_of_parted_scores_has_an_exact_interval() -> None:
+    few, many = np.array([5.0, 1.0, 3.0]), np.arange(0.0, 4.0, 0.25)
+    found, wins = area("a", few, many, confidence=0.9), pairs_won(few, many).mean()
+    assert 2 / 3 < wins < 1
+    assert found.low == share("s", 2, 3, confidence=0.9).low
+    assert (found.value, found.high, found.cases) == (wins, 1.0, 19)
+    parted = area("a", many + 100, many, confidence=0.9)
+    assert (parted.value, parted.high) == (1.0, 1.0)
+    assert parted.low == share("s", 16, 16, confidence=0.9).low
+    none = area("a", few, few[:0])
+    assert (none.value, none.low, none.high, none.cases) == (0.5, 0.0, 1.0, 3)
+
+
+def test_the_chance_of_ranks_is_the_share_of_orders_that_are_as_good() -> None:
+    """Two of three others are at least as high as the lower of two members."""
+    members, others = np.array([2.0, 5.0]), np.array([2.0, 3.0, 1.0])
+    found = chance_of_ranks(members, others)
+    as_good = [min(places) >= 1 for places in combinations(range(5), 2)]
+    assert found == pytest.approx(np.mean(as_good))
+    assert chance_of_ranks(members[:0], others) == chance_of_ranks(members, others[:0]) == 1.0

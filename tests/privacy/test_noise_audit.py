@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
@@ -100,3 +101,16 @@ def test_of_one_client_nobody_can_say_how_far_it_moves() -> None:
     assert moved_distance(np.ones(5), 1, MeasuredNoise(3), error=0.05) == (0.0, math.inf)
     inward = moved_distance(-np.arange(1.0, 6.0), 1, measured(9, np.ones(2)), error=0.05)
     assert inward[0] == 0.0
+
+
+def test_the_least_noisy_of_releases_that_depend_on_each_other_has_all_of_the_error() -> None:
+    noise = measured(3, np.array([40.0, 9.0, 25.0]))
+    # Fewer than one in 100 releases of a true sigma has a sum of squares as small as this.
+    sigma = math.sqrt(9.0 / chi2.ppf(0.03 / 3, 3))
+    assert noise.distance_of_least(2.0, error=0.03) == pytest.approx(2.0 / sigma)
+    assert MeasuredNoise(3).distance_of_least(2.0, error=0.03) == 0.0
+    together = math.sqrt(74.0 / chi2.ppf(0.01, 9))
+    assert noise.sigma(0.01) == pytest.approx(together)
+    each = math.sqrt(9.0 / chi2.ppf(0.02 / 2 / 3, 3))
+    expected = max(2.0 * math.sqrt(5) / together, 2.0 / each)
+    assert noise.distance(2.0, 5, error=0.02) == pytest.approx(expected)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
+from fedveil.privacy.choice_audit import told_true
 from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.one_run_audit import (
+    OneRunAudit,
     audit_run,
+    expected_share,
     gaussian_lower_bound,
     independent_lower_bound,
     lower_bound,
@@ -181,3 +185,45 @@ def test_what_is_no_audit_is_refused() -> None:
         lower_bound(4, 4, 5, delta=0.0)
     with pytest.raises(InvalidValue, match="delta = 0 is promised by no Gaussian noise"):
         gaussian_lower_bound(4, 4, 4, delta=0.0)
+
+
+@pytest.mark.parametrize(("mu", "share"), [(0.7, 1.0), (0.7, 0.2), (2.5, 0.05)])
+def test_the_surest_guesses_are_right_more_often(mu: float, share: float) -> None:
+    """Scores of N(mu²/2, mu²) or its mirror image, of which the farthest from 0 are guessed."""
+
+    def beyond(threshold: float) -> tuple[float, float]:
+        law = stats.norm(mu**2 / 2, mu)
+        return float(law.sf(threshold)), float(law.cdf(-threshold))
+
+    threshold = optimize.brentq(lambda t: sum(beyond(t)) - share, 0.0, 60.0)
+    right, wrong = beyond(threshold)
+    assert expected_share(mu, share) == pytest.approx(right / (right + wrong), rel=1e-6)
+    if share == 1:
+        assert expected_share(mu, share) == pytest.approx(stats.norm.cdf(mu / 2))
+
+
+def test_what_is_unseen_is_the_epsilon_whose_expected_guesses_just_refute() -> None:
+    scores = np.linspace(-1, 2, 40)
+    included, claim = scores > 0.3, Figure(0.5, 0.0)
+    audit = audit_run(scores, included, claim, confidence=0.9)
+    assert (audit.guesses, audit.canaries) == (40, 40)
+    hits = [n for n in range(41) if p_value(40, 40, n, 0.5, 0.0) <= 0.05]
+    assert told_true(audit.unseen) * 40 == pytest.approx(hits[0], rel=1e-6)
+    found = independent_lower_bound
+    alone = [n for n in range(41)
+             if found(40, n, delta=0.0, gaussian=False, confidence=0.95) > 0.5]  # fmt: skip
+    assert told_true(audit.unseen_alone) * 40 == pytest.approx(alone[0], rel=1e-6)
+    assert audit.reachable == lower_bound(40, 40, 40, delta=0.0, confidence=0.95)
+    blind = audit_run(scores[:3], included[:3], claim, confidence=0.9)
+    assert blind.unseen == blind.unseen_alone == math.inf
+
+
+def test_an_audit_tells_each_of_its_numbers() -> None:
+    audit = OneRunAudit(Figure(3.0, 1e-5), 60, 40, 30, 45, 1.26, 2.37, 4.48, confidence=0.9)
+    assert str(audit) == (
+        "epsilon at least 1.26 at confidence 0.9 (60 canaries can show at most 4.48), 2.37 if "
+        "canaries reveal nothing about each other"
+    )
+    assert not audit.refuted
+    assert replace(audit, alone=3.1).refuted
+    assert replace(audit, bound=3.1).refuted

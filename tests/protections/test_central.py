@@ -18,6 +18,7 @@ from fedveil.mechanisms.gaussian import analytic_sigma
 from fedveil.privacy.ledger import Ledger
 from fedveil.protections.base import JobContext
 from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
+from fedveil.protections.secure_sum import ImpossibleSum
 from round_parts import client_half, server_half
 
 CENTRAL = {"central_eps": 2.0, "central_delta": 1e-6, "central_norm_clip": 0.5}
@@ -189,3 +190,47 @@ def test_statistics_of_batchnorm_do_not_survive_it(tmp_path: Path) -> None:
 def test_what_does_not_fit_gets_one_sentence(central: dict[str, Any], sentence: str) -> None:
     with pytest.raises(JobError, match=sentence):
         job(central)
+
+
+def test_what_is_carried_is_clipped_to_the_central_norm_and_the_ring_has_room_for_the_noise() -> (
+    None
+):
+    made = protection(dimension=4, clip=3.0)
+    assert made.norm_clip == 0.5
+    carried = made.carried(np.array([3, 0, -4, 0], np.float32), {})
+    np.testing.assert_allclose(carried, [0.3, 0, -0.4, 0], atol=1e-4)
+    assert made.central is not None
+    room = 5 * made.fixed.largest + made.central.reach
+    assert made.ring.bits == (2 * room).bit_length()
+    plain = protection(dimension=4, clip=0.25, central_eps=None, central_delta=1e-5,
+                       central_norm_clip=1.0)  # fmt: skip
+    assert plain.carried(np.array([3, 0.125, -4, 0], np.float32), {}).tolist() == [
+        0.25,
+        0.125,
+        -0.25,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sum_is_accepted_and_nothing_beyond_it(sign: int) -> None:
+    made = protection(dimension=2, central_eps=None, central_delta=1e-5, central_norm_clip=1.0,
+                      weighting="by_size", max_examples=9)  # fmt: skip
+    most = 17 * made.fixed.largest
+    assert made.mean(np.array([0, sign * most, 17]), 5, 1).tolist() == [0, sign * made.fixed.clip]
+    with pytest.raises(ImpossibleSum, match="an entry of the sum of 5 clients"):
+        made.mean(np.array([0, sign * (most + 1), 17]), 5, 1)
+    for weight in (4, 46):
+        with pytest.raises(ImpossibleSum, match=f"cannot have the sum {weight}"):
+            made.mean(np.array([0, 0, weight]), 5, 1)
+    assert made.mean(np.array([0, 0, 45]), 5, 1).tolist() == [0, 0]
+
+
+def test_noise_beyond_the_clip_is_cut_to_it() -> None:
+    """Every entry of a mean is at most the clip, however large the noise is."""
+    made = protection(central_eps=0.01, clip=0.5, entry_bits=16, seeded=True)
+    mean = made.mean(np.append(np.zeros(DIMENSION, np.int64), 5), 5, 1)
+    assert np.abs(mean).max() == pytest.approx(0.5)
+    assert 0.3 < np.mean(np.abs(mean) > 0.499) < 1
+    other = made.mean(np.append(np.zeros(DIMENSION, np.int64), 5), 5, 2)
+    assert (mean != other).any()

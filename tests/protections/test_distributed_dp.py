@@ -188,7 +188,7 @@ def test_how_far_a_liar_moves_an_entry() -> None:
     assert signs is not None
     alone = np.zeros(noise.length)
     alone[7] = math.sqrt(noise.length)
-    total = np.rint(rotate(alone, signs) * noise.reach).astype(np.int64)
+    total = np.rint(rotate(alone, signs, noise.block) * noise.reach).astype(np.int64)
     moved = made.mean(total, CLIENTS, ROUND)
     most = math.sqrt(noise.length) * noise.reach * noise.step / CLIENTS
     assert moved[7] == pytest.approx(most)

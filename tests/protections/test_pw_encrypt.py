@@ -22,6 +22,7 @@ from fedveil.errors import (
     FedveilWarning,
     InvalidValue,
     JobError,
+    ReportRejected,
     RoundVoid,
     RunFailed,
 )
@@ -211,6 +212,35 @@ def test_outside_simulation_keys_come_from_the_roster_and_not_from_the_seed() ->
     with pytest.raises(InvalidValue, match="needs the client's own identity"):
         Round(made, updates())
     assert protection(active_security=True).terms(1).roster(0) is not None
+
+
+def test_each_client_and_each_round_has_randomness_of_its_own() -> None:
+    made = protection(active_security=True, seed=5)
+    keys = {made.identity(client).public for client in (0, 1, 2)}  # type: ignore[union-attr]
+    assert len(keys) == 3
+    assert made.identity(1) is made.identity(1)
+    other = protection(active_security=True, seed=6).identity(1)
+    assert other is not None
+    assert other.public not in keys
+    assert protection().identity(1) is None
+    words = [made.graph_entropy(round).words(2).tolist() for round in (1, 1, 2)]
+    assert words[0] == words[1] != words[2]
+    away = [protection(simulated=False).graph_entropy(1).words(2).tolist() for _ in range(2)]
+    assert away[0] != away[1]
+
+
+def test_without_masks_bits_behind_the_last_entry_are_refused() -> None:
+    made = protection(masks=False, weighting="equal", entry_bits=11)
+    assert made.length * made.ring.bits % 8
+    lone = Round(made, updates())
+    opening = lone.server.opening()
+    answer = decode(encode(lone.clients[1].respond(opening, lone.updates[1])))
+    spoilt = answer["vector"].copy()
+    spoilt[-1] |= 0x80
+    with pytest.raises(ReportRejected, match="field vector has bits after its last entry"):
+        lone.server.receive(1, {**answer, "vector": spoilt})
+    lone.server.receive(1, answer)
+    assert lone.server.reports == 1
 
 
 def test_a_model_is_digested_once_a_round_for_all_that_have_it(

@@ -87,6 +87,7 @@ def test_a_report_of_one_length_is_as_long_as_any_can_be(overrides: tuple[str, .
     wire, outcome = played(overrides)
     assert outcome.reported == set(COHORT)
     assert set(wire.sizes["report"]) == {wire.longest["report"]}
+    assert make(overrides).longest_report() == wire.longest["report"]
 
 
 def test_a_signds_report_is_shorter_than_any_can_be() -> None:
@@ -104,6 +105,8 @@ def test_each_phase_of_secure_aggregation_has_its_length(overrides: tuple[str, .
         # No box is refused here: eight bytes for each possible one.
         spare = 8 * len(COHORT) if phase == "masked" else 0
         assert max(sizes) <= wire.longest[phase] <= max(sizes) + spare
+    if overrides != SPARSE:  # there a neighbourhood is smaller than the round
+        assert make(overrides).longest_report() == wire.longest["masked"]
 
 
 @pytest.mark.parametrize("overrides", [*FIXED, SIGNDS, PW, SIGNED, SHARES], ids=" ".join)

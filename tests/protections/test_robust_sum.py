@@ -54,7 +54,7 @@ def test_the_share_that_is_left_out_is_the_one_that_is_written() -> None:
 def test_the_share_is_the_jobs_and_entries_are_sorted_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two of five values are left out on either side. One entry of all reports is sorted at once."""
+    """Two of five values are left out on either side. One entry is sorted at a time."""
     monkeypatch.setattr(robust_combining, "_ENTRIES", 6)
     total = Combining("trimmed_mean", trim=0.3).sum(ExactSum(3))
     for first, *others in ([0, 9, 1], [1, 8, 2], [5, 7, 9], [7, 0, 3], [2.0**40, 1, 4]):

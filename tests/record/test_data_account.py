@@ -59,6 +59,8 @@ def test_a_charge_beyond_the_limit_is_refused_and_leaves_the_account_unchanged(
         account.charge([(PrivacyLoss(0.6), 1)], 1.0, DELTA, "b")
     assert account.path.read_bytes() == before
     assert DataAccount(account.path, "client").figure(DELTA).epsilon == pytest.approx(0.5)
+    account.charge([(PrivacyLoss(0.5), 1)], 1.0, DELTA, "c")  # which reaches it
+    assert account.line(DELTA)[:2] == (1.0, 0.0)
 
 
 def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_a_log_that_two_processes_wrote_is_whole(tmp_path: Path) -> None:
         (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1: it was edited"),
         (lambda lines: lines[:-2], "2 lines were removed at its end"),
         (lambda lines: [*lines, "added"], "line 6: it is not in events.chain"),
+        (lambda lines: [*lines, "added", "more"], "line 6: it is not in events.chain"),
     ],
 )
 def test_a_change_shows(tmp_path: Path, change, why: str) -> None:  # type: ignore[no-untyped-def]
@@ -47,7 +48,7 @@ def test_a_change_shows(tmp_path: Path, change, why: str) -> None:  # type: igno
     path.write_text("".join(f"{line}\n" for line in change(LINES)), "utf-8")
     (fault,) = faults(path)
     assert why in fault
-    if len(change(LINES)) <= len(LINES):  # the next process does not hide it
+    if len(change(LINES)) != len(LINES) + 1:  # the next process does not hide it
         log = EventLog(path)
         log.append("later")
         log.close()
@@ -84,6 +85,13 @@ def test_a_killed_process_leaves_a_log_that_is_still_whole(tmp_path: Path) -> No
     EventLog(path).close()
     assert faults(path) == []
     assert chain.read_text() == whole
+    with path.open("ab") as log:
+        log.write(b"step 2")  # half of a line
+    again = EventLog(path)
+    again.append("resumed")
+    again.close()
+    assert path.read_text("utf-8").splitlines() == [*LINES, "step 2", "resumed"]
+    assert faults(path) == []
 
 
 def test_the_recorder_chains_its_events(tmp_path: Path) -> None:

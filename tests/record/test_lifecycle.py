@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedveil.base.message import Value
-from fedveil.errors import MessageInvalid, RunFolderError, RunStopped
+from fedveil.errors import MessageInvalid, ModelInvalid, RunFolderError, RunStopped
 from fedveil.privacy.ledger_message import kinds_to_state
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.record.byte_count import shown_bytes
 from fedveil.record.lifecycle import beginning, how_to_resume, introduce
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact, sealed, unsealed
@@ -43,6 +44,19 @@ def test_what_ends_a_run_says_how_to_resume(
     with pytest.raises(type(end)), how_to_resume(lambda: note, RunStopped):
         raise end
     assert getattr(end, "__notes__", []) == notes
+
+
+def test_a_model_that_cannot_be_trained_is_not_resumed() -> None:
+    for end, notes in ((ModelInvalid("no"), []), (RunStopped("full"), ["go on"])):
+        with pytest.raises(type(end)), how_to_resume(lambda: "go on"):
+            raise end
+        assert getattr(end, "__notes__", []) == notes
+
+
+def test_bytes_are_shown_in_the_unit_of_their_rounded_number() -> None:
+    shown = {0: "0 B", 999: "999 B", 1000: "1 KB", 1540: "1.5 KB", 999_949: "999.9 KB",
+             999_950: "1 MB", 999_960_000: "1 GB", 5e12: "5000 GB"}  # fmt: skip
+    assert {count: shown_bytes(count) for count in shown} == shown
 
 
 def test_a_sealed_message_is_refused_when_a_bit_has_changed() -> None:

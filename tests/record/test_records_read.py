@@ -5,12 +5,26 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedveil.errors import ClaimRefuted, RunFolderError
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.ledger import Line
 from fedveil.record import recorder
-from fedveil.record.recorder import revived, strict
+from fedveil.record.account_lines import keep_accounts, read_accounts
+from fedveil.record.finding_lines import (
+    FINDINGS,
+    add_finding,
+    as_data,
+    raise_if_refuted,
+    read_findings,
+)
+from fedveil.record.metric_names import best, digits, is_share
+from fedveil.record.recorder import read_whole_lines, revived, strict
+from fedveil.record.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf, 1.5, 3, True, None, "text"])
@@ -30,3 +44,53 @@ def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
     file = Slow()
     recorder._append(file, '{"round": 3, "loss": 0.25}\n')
     assert file.getvalue() == b'{"round": 3, "loss": 0.25}\n'
+
+
+def test_a_broken_line_is_named_and_an_incomplete_last_one_is_ignored() -> None:
+    path, resume = Path("metrics.jsonl"), "fedveil run --resume r"
+    assert read_whole_lines('{"a": 1}\n{"a": 2}\n{"a"', path, resume, ["a"]) == [{"a": 1}, {"a": 2}]
+    for third, why in (('{"a": 3', "it breaks off"), ('{"b": 3}', "no a"), ("[]", "no record")):
+        text = f'{{"a": 1}}\n{{"a": 2}}\n{third}\n{{"a": 4}}\n'
+        with pytest.raises(RunFolderError, match=rf"^metrics\.jsonl, line 3: .*{why}.*--resume r$"):
+            read_whole_lines(text, path, resume, ["a"])
+
+
+def test_accounts_are_replaced_by_those_of_the_last_session(tmp_path: Path) -> None:
+    folder, events = RunFolder.create(tmp_path / "run"), list[str]()
+    lines = [Line(2.5, 1e-7, "a row"), Line(math.inf, 0.25, "a label")]
+    keep_accounts(folder, lines, events.append)
+    assert read_accounts(folder.path) == lines
+    assert events == [str(line) for line in lines]
+    keep_accounts(folder, [], events.append)
+    assert read_accounts(folder.path) == []
+
+
+def finding(*lows: float) -> Finding:
+    figures = [Measured(f"epsilon at least by {n}", low, low=low) for n, low in enumerate(lows)]
+    saw: dict[str, Any] = {"saw": "sums", "seconds": 1.5, "pictures": []}
+    return Finding("guesses", "quick", "rr", figures, epsilon=1.5, **saw)
+
+
+def test_findings_are_kept_once_and_those_that_refute_are_counted(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    sound, refuting = finding(0.5, 1.25), finding(0.75, 2.25, 3.5)
+    for one in (sound, refuting, sound):
+        add_finding(folder, one)
+    path = folder.path / FINDINGS
+    path.write_text(path.read_text() + '{"attack": "gu')
+    add_finding(folder, finding(0.125))
+    assert repr(read_findings(folder.path)) == repr([sound, refuting, finding(0.125)])
+    assert as_data(refuting)["excesses"] == ["epsilon at least by 1", "epsilon at least by 2"]
+    with pytest.raises(ClaimRefuted, match=r"^1 of 3 findings refute"):
+        raise_if_refuted([sound, refuting, sound])
+
+
+def test_metrics_are_compared_and_shown_by_their_kind() -> None:
+    figures = [math.nan, 0.5, 0.7, 0.6]
+    assert (best(figures, "higher"), best(figures, "lower")) == (0.7, 0.5)
+    assert math.isnan(best([math.nan], "lower"))
+    shown = {("rmse", -250.0): "-250.0", ("mae", 99.5): "99.5", ("loss", 3e9): "3e+09",
+             ("balanced_accuracy", 0.125): "12.5%", ("accuracy", 55.0): "55.0",
+             ("accuracy", 1.0): "100.0%", ("auc", 0.5): "0.500"}  # fmt: skip
+    assert {key: digits(*key) for key in shown} == shown
+    assert [is_share(name) for name in ("top accuracy", "accuracy_loss")] == [True, False]

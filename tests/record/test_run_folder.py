@@ -38,9 +38,26 @@ def test_a_folder_is_locked_while_it_is_open(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_anything_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(RunFolderError, match="is not empty"):
+    with pytest.raises(RunFolderError, match="is not empty") as refused:
         RunFolder.create(tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "keep"
+    assert not in_use(tmp_path), refused  # whose traceback would hold a lock that is not released
+
+
+def test_a_discarded_folder_is_gone_unless_it_holds_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty, full = RunFolder.create(None, "job"), RunFolder.create(None, "job")
+    (full.path / "traceback.txt").touch()
+    assert in_use(empty.path)
+    for folder in (empty, full):
+        folder.discard()
+        assert not in_use(folder.path)
+    assert (empty.path.exists(), full.path.exists()) == (False, True)
+    (full.path / "traceback.txt").unlink()
+    RunFolder.create(full.path).discard()
+    assert not Path("runs").exists()
 
 
 def test_only_a_runs_folder_is_reopened(tmp_path: Path) -> None:

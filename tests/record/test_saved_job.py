@@ -13,7 +13,7 @@ import parts
 from fedveil.errors import JobError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
-from fedveil.record.saved_job import keep_job, reopen
+from fedveil.record.saved_job import keep_job, look_where_a_run_looked, reopen
 from folders import SUPPORT
 
 
@@ -41,6 +41,8 @@ def test_a_reopened_run_has_its_job_and_finds_its_modules(
         _, job = reopen(path, Job.load, stack)
         assert job == Job()
         assert sys.path[-1] == str(SUPPORT)
+        assert look_where_a_run_looked(path)
+        assert sys.path.count(str(SUPPORT)) == 1
         with pytest.raises(RunFolderError, match="in use"):
             RunFolder.reopen(path)
     RunFolder.reopen(path).close()

@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from fedveil.base import packing
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
-from fedveil.secagg import fixed_point
+from fedveil.secagg import fixed_point, masking
 from fedveil.secagg.fixed_point import FixedPoint
 from fedveil.secagg.masking import Ring, add_masks
 from fenced import fenced
@@ -161,3 +161,18 @@ def test_a_vector_of_several_parts_is_rounded_in_its_own_places(
     point, vector = FixedPoint(1.0, 11), np.linspace(-0.9, 0.8, 23).astype(np.float32)
     found = point.quantise(vector, Seeded(3), np.full(23, 5000))
     assert np.abs(found * point.step - vector).max() <= point.step * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("bits", [20, 40])
+def test_a_sum_of_several_parts_becomes_numbers_in_its_own_memory(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes of 32 bits lie at the beginning of the memory that the numbers fill."""
+    monkeypatch.setattr(masking, "_SIGNED", 3)
+    ring, room, numbers = Ring(bits), np.zeros(10, np.int64), np.arange(-5, 5) * 3**10
+    lanes = room.view(ring.lane)[:10]
+    lanes[:] = ring.elements(numbers)
+    ring.reduce(lanes)
+    assert ring.signed(lanes.copy()).tolist() == numbers.tolist()
+    assert ring.signed(lanes, out=room) is room
+    assert room.tolist() == numbers.tolist()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fedveil.errors import JobError
 from fedveil.federated.job import Job
 
 
@@ -12,3 +15,22 @@ def test_a_copy_derives_again_what_the_job_did_not_set() -> None:
     assert plain.with_({"protection.name": "rr"}).server.weighting == "equal"
     chosen = Job.load(None, ["protection=not_encrypt", "server.weighting=equal"])
     assert chosen.with_({"rounds": 7}).server.weighting == "equal"
+
+
+def test_a_copy_keeps_what_it_is_not_told_to_change() -> None:
+    job = Job.load(None, ["training.lr=0.3", "training.epochs=4", "protection.dp_encrypt.dp_eps=2"])
+    copy = job.with_({"training.lr": 0.5, "clients": {"number": 7}}, rounds=5, seed=9)
+    assert (copy.training.lr, copy.training.epochs) == (0.5, 4)
+    assert (copy.rounds, copy.seed, copy.clients.number, copy.clients.fraction) == (5, 9, 7, 0.5)
+    assert copy.protection.dp_encrypt.dp_eps == 2.0
+    assert (job.training.lr, job.rounds) == (0.3, 20)
+    assert copy.changes(job) == [
+        "seed = 9 where the run has 0", "rounds = 5 where the run has 20",
+        "clients.number = 7 where the run has 100", "training.lr = 0.5 where the run has 0.3",
+    ]  # fmt: skip
+    with pytest.raises(JobError) as refused:
+        job.with_({"training.lr": -1.0}, rounds=0)
+    assert [problem.split(" ")[0] for problem in refused.value.problems] == [
+        "rounds",
+        "training.lr",
+    ]

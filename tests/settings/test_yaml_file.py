@@ -122,7 +122,10 @@ def test_a_long_text_of_digits_is_read_once(text: str):
             ", line 2, column 1: found character '\\t' that cannot start any token; line 2 is "
             "indented by a tab: use spaces",
         ),
-        ("seed: 1\n---\nseed: 2", ", line 2, column 1: but found another document"),
+        (
+            "seed: 1\n---\nseed: 2",
+            ", line 2, column 1: a second document begins here: write all keys in one, without ---",
+        ),
         (
             "seed: !!python/object/apply:os.getcwd []",
             ", line 1, column 7: could not determine a constructor for the tag "

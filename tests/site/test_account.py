@@ -127,6 +127,10 @@ def test_sums_without_an_epsilon_are_counted_apart_and_limited(place: Place) -> 
     spent = place.open().spent()
     assert (spent.releases, spent.without_epsilon, spent.in_clear) == (3, 2, ("time",))
     assert spent.figure == (0.5, 0.0)
+    place.now = NOON + timedelta(days=5)  # another month
+    account.charge(release(exact, summed=True), limit=most)
+    assert account.spent(since=place.now).without_epsilon == 1
+    assert account.spent(since=place.now + timedelta(microseconds=1)).releases == 0
 
 
 def test_an_example_s_loss_leaves_no_epsilon_for_a_client(place: Place) -> None:

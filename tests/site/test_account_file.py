@@ -105,6 +105,19 @@ def forge_count(place: Place) -> None:
     place.counter.write_text(f"adult 2 {lines[1][:64].decode()} {64 * '0'}\n")
 
 
+def another_branch(place: Place) -> None:
+    """The account has one line more than was counted, but other ones."""
+    files = place.file(), place.counter
+    held = [file.read_bytes() for file in files]
+    charged(place, 1)
+    counted = place.counter.read_bytes()
+    for file, old in zip(files, held, strict=True):
+        file.write_bytes(old)
+    for _ in range(2):
+        place.open().charge(release(PrivacyLoss(0.01)), limit=FREE)
+    place.counter.write_bytes(counted)
+
+
 def lines_of(place: Place) -> list[bytes]:
     return place.file().read_bytes().splitlines(keepends=True)
 
@@ -138,6 +151,7 @@ ATTACKS: dict[str, Callable[[Place], None]] = {
     "counter set back": set_back_counter,
     "old count repeated": repeat_old_count,
     "count forged": forge_count,
+    "another branch": another_branch,
     "deleted": lambda place: place.file().unlink(),
     "emptied": lambda place: place.file().write_bytes(b""),
     "folder deleted": lambda place: shutil.rmtree(place.folder),
@@ -215,7 +229,17 @@ def test_a_restored_account_goes_on(place: Place) -> None:
     place.file().write_bytes(held)
     running.charge(release(), limit=FREE)
     assert running.spent(delta=DELTA) == place.open().spent(delta=DELTA)
-    assert running.spent().releases == 4
+    assert running.spent().releases == running.windows("ever")[""].releases == 4
+
+
+def test_a_count_after_an_unfinished_one_is_counted(place: Place) -> None:
+    charged(place, 2)
+    with place.counter.open("ab") as counter:
+        counter.write(b"adult 3 0123")
+    charged(place, 1)
+    place.file().write_bytes(b"".join(lines_of(place)[:2]))
+    with pytest.raises(AccountInvalid, match="has counted 3"):
+        place.open()
 
 
 @pytest.mark.parametrize("name", ["", "../adult", "a/b", ".hidden", "a\n", "a b", "ä", "x" * 65])

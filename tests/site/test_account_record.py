@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from account_parts import DELTA, FREE, Place, release
+from account_parts import DELTA, FREE, NOISY, NOON, Place, release
 from fedveil.cli.main import app as cli
 from fedveil.pages.dossier import recompute
+from fedveil.pages.page import Fact
+from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.site.account import Limits
 from fedveil.site.account_record import AccountRecord
@@ -51,7 +54,37 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert (rows["sums"]["releases"], rows["sums"]["without epsilon"]) == ("3", "3")
     (sums,) = [a for a in record.accounts() if "sums" in a.of]
     assert (sums.epsilon, bool(sums.missing)) == (math.inf, True)
-    assert any("3 of 8 releases promise no epsilon" in s for s in record.record()["statements"])
+    assert any("8 releases, 3 without an epsilon" in s for s in record.record()["statements"])
+
+
+def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) -> None:
+    place, free = Place(tmp_path), Limits(month=None, without_epsilon=9)
+    account = place.open()
+    for loss in (NOISY, NOISY, EXACT):
+        account.charge(release(loss, summed=True), limit=free)
+    place.now = NOON + timedelta(days=9)
+    account.charge(release(PrivacyLoss(0.25)), limit=free)
+    record = AccountRecord("north", account, Limits(run=7.5, month=2.5, ever=9.0, delta=3e-4))
+    ever = record.ever.figure
+    assert ever.delta == 3e-4
+    assert ever.epsilon > record.month.figure.epsilon == 0.25
+    assert record.left() == {"month": "2.25", "ever": rounded_down(9.0 - ever.epsilon, 3)}
+    _, whole, month = record.page().lead
+    assert isinstance(whole, Fact)
+    assert isinstance(month, Fact)
+    assert (whole.value, month.label, month.value) == (
+        str(ever), "Month 2031-04", str(record.month.figure),
+    )  # fmt: skip
+    assert f"at least {record.left()['ever']}. Not covered: 1 sums" in whole.text
+    assert month.text == "Left: at least 2.25."
+    march, april = record.months().records()
+    assert [(m["releases"], m["without epsilon"], m["limit"]) for m in (march, april)] == [
+        ("3", "1", "2.5"), ("1", "0", "2.5"),
+    ]  # fmt: skip
+    (run,) = record.jobs().records()
+    assert (run["last"], run["releases"], run["without epsilon"]) == ("2031-04-08", "4", "1")
+    (charges, *_) = [a.releases for a in record.accounts() if a.of.endswith("all time")]
+    assert sorted(charge["count"] for charge in charges) == [1, 2]
 
 
 def test_the_record_says_who_executed_what_left(record: AccountRecord) -> None:
@@ -97,7 +130,7 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     opened = Site.open(site)
     job = "0123456789abcdef"
     opened.account("heart").charge(release(PrivacyLoss(0.75), job=job), limit=opened.policy.limits)
-    run = CliRunner()
+    run = CliRunner(env={"COLUMNS": "120"})  # so that no cell is wrapped
     shown = run.invoke(cli, ["site", "account", str(site), "heart"]).stdout
     assert "heart: 1 release\n  this month  epsilon 0.75 at delta 0" in shown
     for part in ("at least 1.25 left", "01234567", "a report"):

@@ -4,13 +4,42 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from fedveil.engine.job_protection import make_protection
+from fedveil.site.door import Charges
+from fedveil.site.order import Order
+from fedveil.site.policy import Policy
 from flower_parts import CLIENTS, app_of, serve
+from site_house import WEIGHTS, job, noised
 from site_parts import MASKED, Sites, study, write_policy
+
+OF_EXAMPLES = job(
+    privacy={"randomness": "secure", "unit": "example"},
+    training={"sampling_rate": 0.3, "epochs": 1},
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "after_s"), [(noised(), None), (job(protection=MASKED), 7.5), (OF_EXAMPLES, 7.5)]
+)
+def test_a_charge_says_what_leaves_for_whom_and_in_which_unit(made: Any, after_s: Any) -> None:
+    charged: list[Any] = []
+    account: Any = SimpleNamespace(charge=lambda released, limit: charged.append((released, limit)))
+    policy = Policy(clear={"answer_after_s": after_s}, epsilon={"run": 1.5, "ever": 3.5})
+    order = Order(made, None)
+    Charges(account, policy, order, "south").charge(make_protection(made, WEIGHTS), {})
+    ((released, limit),) = charged
+    assert limit == policy.limits
+    assert (released.job, released.through) == (order.digest.hex(), "Flower, south")
+    assert (released.mechanism, released.unit) == (made.protection.name, made.privacy.unit)
+    assert released.summed == (made.protection.name != "dp_encrypt")
+    assert any("time" in one for one in released.in_clear) == (after_s is None)
 
 
 @pytest.mark.parametrize("protection", [None, MASKED], ids=["distributed_dp", "pw_encrypt"])

@@ -13,7 +13,9 @@ pytest.importorskip("flwr")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedveil.errors import SiteRefused
 from fedveil.flower.job.signing_key_file import make_identity
+from fedveil.site import order
 from fedveil.site.order import order_in, sign
 from flower_parts import app_of
 from hostile_orders import Hostile, archives, jobs, messages, signatures, text_of, with_code
@@ -59,6 +61,15 @@ def test_the_job_itself_is_not_refused(strict: House) -> None:
     assert strict.ask(with_code(text_of(good)), training(good, "advertise").message()) is not None
 
 
+def test_a_file_of_the_longest_size_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(job())
+    monkeypatch.setattr(order, "_MOST_BYTES", len(text.encode()))
+    assert order.read_app(with_code(text)).job == job()
+    monkeypatch.setattr(order, "_MOST_BYTES", len(text.encode()) - 1)
+    with pytest.raises(SiteRefused, match="more than"):
+        order.read_app(with_code(text))
+
+
 def test_a_job_needs_the_very_signature_of_a_starter(tmp_path: Path, stack: ExitStack) -> None:
     app, good = app_of(tmp_path / "app", job())
     public = make_identity(tmp_path / "ada.pem")
@@ -80,7 +91,7 @@ def test_a_job_needs_the_very_signature_of_a_starter(tmp_path: Path, stack: Exit
     keys = policy(people=people, starters=["bob"], jobs=jobs)
     other = House(tmp_path / "other", stack, keys)
     assert other.ask(with_code(text_of(good), **signed), message) is None
-    assert "not signed by one of starters: bob" in other.why()
+    assert "none of starters (bob) has signed the job" in other.why()
 
 
 def test_a_message_gets_a_charged_report_or_one_word(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 pytest.importorskip("flwr")
 
@@ -14,8 +15,8 @@ from fedveil.federated.job import Job
 from fedveil.settings.allowed import dotted, keys
 from fedveil.settings.yaml_file import put
 from fedveil.site.account import Limits
-from fedveil.site.admission import Admission
-from fedveil.site.order import Order
+from fedveil.site.admission import Admission, weak_sum
+from fedveil.site.order import _BOUND, Order
 from fedveil.site.policy import Policy
 from fedveil.site.policy_start import START
 from fedveil.site.site_folder import create
@@ -52,7 +53,7 @@ def test_the_file_of_a_new_site_has_the_defaults(tmp_path: Path) -> None:
 def test_a_new_site_refuses_everything_and_says_why() -> None:
     found = reasons(Policy(), job())
     assert any("neither in jobs.digests nor signed" in one for one in found)
-    assert any("jobs may train on none" in one for one in found)
+    assert any("but the policy has: none" in one for one in found)
     assert [one.partition(" ")[0] for one in Policy().warnings] == ["no", "no"]
 
 
@@ -61,13 +62,13 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
 STRICTER: list[tuple[tuple[str, Any], Job | None, str]] = [
     (("protections", ["pw_encrypt"]), None, "protection.name is distributed_dp"),
     (("strength.unit", "client"), job(privacy={"randomness": "secure", "unit": "example"},
-      training={"sampling_rate": 0.3, "epochs": 1}), "privacy.unit is example, and client"),
-    (("strength.survivors", 6), None, "a sum may have 5 clients, and strength.survivors is 6"),
+      training={"sampling_rate": 0.3, "epochs": 1}), "privacy.unit is example, but the policy"),
+    (("strength.survivors", 6), None, "a sum may have 5 clients, but strength.survivors is 6"),
     (("strength.honest", 0.8), None, "assume_honest is 0.9, but at most 0.8 is allowed"),
     (("clear.answer_after_s", 9.0), None, "the server waits 9 s for an answer"),
     (("jobs.digests", ["ab" * 32]), None, "neither in jobs.digests nor signed"),
-    (("data.heart.named", "mnist"), None, "data.name is digits, and jobs may train on mnist"),
-    (("starters", ["ada"]), None, "not signed by one of starters: ada"),
+    (("data.heart.named", "mnist"), None, "data.name is digits, but the policy has: mnist"),
+    (("starters", ["ada"]), None, "none of starters (ada) has signed"),
 ]  # fmt: skip
 
 
@@ -109,7 +110,37 @@ def test_a_job_differs_from_the_template_only_where_it_may(tmp_path: Path) -> No
     assert len(reasons(of(*template), other, tmp_path)) == 4
     assert reasons(of(*template, free), other, tmp_path) == []
     (found,) = reasons(of(*template, free), job(rounds=9, name="lung"), tmp_path)
-    assert found == "name is 'lung', and 'heart' in the template study.yaml"
+    assert found == "name is 'lung', but 'heart' in the template study.yaml"
+    rate = ("jobs.may_differ", ["training.lr"])
+    faster = {**job().training.model_dump(exclude_unset=True), "lr": 0.5, "lr_schedule": "cosine"}
+    (found,) = reasons(of(*template, rate), job(training=faster), tmp_path)
+    assert found.startswith("training.lr_schedule is 'cosine'")
+
+
+def test_a_signature_permits_what_its_person_may_and_no_more() -> None:
+    keys = {name: Ed25519PrivateKey.generate() for name in ("ada", "bob", "cy")}
+    people = {name: key.public_key().public_bytes_raw().hex() for name, key in keys.items()}
+    listed = [Order(job(), None).digest.hex()]
+
+    def refused(signer: str, *changes: tuple[str, Any]) -> list[str]:
+        order = Order(job(), keys[signer].sign(_BOUND + Order(job(), None).digest))
+        policy = of(("people", people), *changes)
+        return list(Admission.of(policy, Path()).reasons(order))
+
+    for digests, may in (([], ("jobs.signed_by", ["bob"])), (listed, ("starters", ["bob"]))):
+        assert refused("bob", may, ("jobs.digests", digests)) == []
+        for other in ("ada", "cy"):
+            assert len(refused(other, may, ("jobs.digests", digests))) == 1
+
+
+def test_a_sum_needs_as_many_neighbours_as_fedveil_would_choose() -> None:
+    loose = Policy(strength={"active_security": False})
+    block = {**job().protection.distributed_dp.model_dump(), "active_security": False}
+    for neighbours, why in ((4, ["4 clients reconstruct a secret, but at least 5"]), ("auto", [])):
+        asked = job(protection={"name": "distributed_dp",
+                                "distributed_dp": {**block, "neighbours": neighbours}})  # fmt: skip
+        weak = weak_sum(loose, asked.protection.position, asked.protection.settings, 6)
+        assert [any(part in reason for part in why) for reason in weak] == [True] * len(why)
 
 
 @pytest.mark.parametrize(

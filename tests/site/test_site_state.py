@@ -226,7 +226,7 @@ def test_a_message_of_a_stranger_to_the_job_is_refused(tmp_path: Path, stack: Ex
     keys["servers"]["study"]["client"] = 6
     house = House(tmp_path / "site", stack, keys)
     assert house.ask(app_of_job(good), training(good)._replace(client=6).message()) is None
-    assert "this site is client 6, and the job has 6 clients" in house.why()
+    assert "this site is client 6, but the job has only 6 clients" in house.why()
 
 
 def test_a_folder_that_others_can_read_is_refused(tmp_path: Path, stack: ExitStack) -> None:

@@ -132,6 +132,22 @@ def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:
         assert sites.charges() == before, number
 
 
+@pytest.mark.parametrize(("job", "round"), [("other", 1), (JOB, 2)])
+def test_the_state_of_another_job_or_round_is_not_resumed(
+    tmp_path: Path, job: str, round: int
+) -> None:
+    sites = Sites(tmp_path, "pw_encrypt")
+    opening = encode({"phase": "advertise", "round": 1})
+    of = sites.reports[0]
+    of.answer(opening, 20, job=JOB, site="north", round=1)
+    held = of._kept
+    assert held is not None
+    said: Message = {"phase": "share", "round": 1}
+    assert of._round(JOB, 20, "north", 1, said).kept == held[2]
+    of._kept = held
+    assert of._round(job, 20, "north", round, said).kept is None
+
+
 class AsksWithoutATask(Sites):
     """A server that asks site 0 for its vector by a message that needs no training."""
 
@@ -228,5 +244,5 @@ def test_a_job_of_another_configuration_is_refused(tmp_path: Path) -> None:
         SiteReports(tmp_path / "b", "heart", NOISE, "NVFlare").check_job(config)
     ada = {"people": {"ada": "ab" * 32}, "starters": ["ada"], "jobs": jobs}
     started = SiteReports(site_in(tmp_path / "c", **ada).folder, "heart", NOISE, "NVFlare")
-    with pytest.raises(SiteRefused, match="no signature of a key in people"):
+    with pytest.raises(SiteRefused, match="no one in people can sign a job"):
         started.check_job(config)

@@ -252,3 +252,22 @@ def test_a_report_of_a_client_that_cannot_encode_is_still_sent() -> None:
     reply = answer_trained(protection, lambda n: half, lambda: spare, opening, lambda: (bad, 1))
     assert reply.unusable is not None
     assert "multiples" in reply.message or len(reply.message) > 1
+
+
+def test_a_forged_report_of_several_codes_moves_the_sum_by_its_influence() -> None:
+    keys = {"protection": "oue", "epsilon": 2.0, "unit": "row", "client": "site", "rows": 5}
+    file = QuestionFile.read({**keys, "questions": {"n": ALL}}, [])
+    protection: Any = make_protection(file, 3, 1, Participants(7))
+    carriage = Carriage(protection)
+    lowest, highest = (
+        carriage.total(protection.law.shares(np.full(3, bits), 7 * 5), 7) for bits in (0, 5)
+    )
+    assert carriage.influence() == pytest.approx(float(np.linalg.norm(highest - lowest)))
+
+
+def test_a_deployment_has_masks_whatever_the_file_says() -> None:
+    keys: dict[str, Any] = {"protection": "pw_encrypt", "masks": False, "questions": {"n": ALL}}
+    file = QuestionFile.read(keys, [])
+    for simulated in (True, False):
+        who = Participants(7, simulated=simulated)
+        assert make_protection(file, 3, 1, who).context.masks == (not simulated)

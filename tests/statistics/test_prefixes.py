@@ -107,6 +107,27 @@ def test_clients_are_divided_by_weight_and_the_last_round_of_words_asks_most() -
     assert sorted(client for cohort in cohorts for client in cohort) == list(range(1001))
 
 
+def test_each_question_gets_the_share_of_its_weight_and_the_cohorts_go_by_the_seed() -> None:
+    question = {"ask": "quantiles", "column": "x", "range": [0.0, 8.0], "cells": 4, "weight": 2.5,
+                "at": [0.2, 0.5, 0.7], "by": "g", "groups": ["u", "v"]}  # fmt: skip
+    made = [Schedule(local_file(questions={"n": {"ask": "count"}, "q": question}, seed=seed))
+            for seed in (2, 3)]  # fmt: skip
+    for name, weight in (("n", 1.0), ("q", 2.5)):
+        shares = [turn.share for turn in made[0].turns if turn.question == name]
+        assert sum(shares) == pytest.approx(weight)
+    assert made[0].cohort(Step(1), 50) != made[1].cohort(Step(1), 50)
+
+
+def test_words_of_two_lengths_are_asked_together_until_the_shorter_are_complete() -> None:
+    long = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 4, "most": 2}
+    questions = {"short": {**long, "length": 2}, "long": long}
+    file = local_file(protection="central_gaussian", questions=questions)
+    assert Schedule(file).rounds == 4
+    late = Step(3, {"short": [["ab"]], "long": [["ab"]]})
+    with pytest.raises(MessageInvalid, match="names what round 3 does not ask"):
+        Step.of(late.message(), file)
+
+
 @pytest.mark.parametrize(
     ("step", "said"),
     [

@@ -92,6 +92,22 @@ def test_the_estimate_is_where_a_line_through_the_near_answers_crosses() -> None
     assert search.estimate(1.96, {}).value == pytest.approx(0.5 + (0.02 / 3) / 0.8, rel=1e-6)
 
 
+def test_a_high_quantile_by_answers_of_unequal_precision() -> None:
+    search, q = Search(np.linspace(0.0, 1.0, 9), 0.8), 0.8
+    answers = [(3, 0.65, 4000), (5, 0.76, 5000), (6, 0.81, 90_000), (7, 0.83, 7000)]
+    for edge, share, clients in answers:
+        search.answered(edge, share, 1e-4, clients)
+    found = search.estimate(0.3, {})
+    variances = [1e-4 + q * (1 - q) / clients for *_, clients in answers]
+    # The first is further from q than 0.3 (1 - q), and the others count by their precision.
+    places = [search.edges[edge] for edge, *_ in answers[1:]]
+    heights = [share - q for _, share, _ in answers[1:]]
+    slope, at = np.polyfit(places, heights, 1, w=[v**-0.5 for v in variances[1:]])
+    assert found.value == pytest.approx(-at / slope, rel=1e-6)
+    part = sum(1e-4 / v**2 for v in variances) / sum(1 / v for v in variances)
+    assert found.noise**2 / (found.noise**2 + found.sampling**2) == pytest.approx(part)
+
+
 def test_an_edge_that_may_be_the_quantile_is_asked_again() -> None:
     search = Search(np.linspace(0.0, 1.0, 9), 0.5)
     search.answered(3, 0.498, 1e-4, 10**6)

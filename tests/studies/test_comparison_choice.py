@@ -73,3 +73,13 @@ def test_unequal_promises_are_called_unequal() -> None:
     assert choice(own) is None
     assert unequal([BARE, line("rr", 2.0, 0.5), line("rr", 8.0, 0.6, spent=7.999)]) is None
     assert unequal([BARE, own[0]]) is None
+
+
+def test_each_level_has_its_own_choice_and_the_first_is_the_cards() -> None:
+    found = [line("oue", 8.0, 0.7, spent=7.5), line("rr", 8.0, 0.8, spent=7.25),
+             line("oue", 2.0, 0.6), line("rr", 2.0, 0.5)]  # fmt: skip
+    card = choice(found)
+    assert card is not None
+    assert (card.value, card.tone) == ("oue at epsilon 2", "good")
+    assert card.text.index("take oue, epsilon 2:") < card.text.index("take rr, epsilon 8:")
+    assert unequal([line("rr", None, 0.5, spent=9.0), *found]) is not None

@@ -13,19 +13,20 @@ from comparing_parts import compared, small_job
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.svg import svg
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.loss import format_epsilon
 from fedveil.studies.comparison import Cell, Goal, Setting
 from fedveil.studies.comparison_folder import Result
 from fedveil.studies.comparison_table import Line, lines, plots, tables
 
 
 def record(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
-    ledger = {
-        f"{kind}_{name}": value
-        for kind, value in (("epsilon", 1.0000001), ("delta", 1e-5))
-        for name in ("per_bit", "per_parameter", "per_round", "run_every_round")
-    }
+    spent = {"per_bit": 0.0625, "per_parameter": 0.125, "per_round": 0.75,
+             "run_every_round": 1.0000001}  # fmt: skip
+    ledger = {f"epsilon_{name}": epsilon for name, epsilon in spent.items()}
+    ledger |= {f"delta_{name}": 1e-5 for name in spent}
     figures = {
-        "accuracy": accuracy, "loss": 1 - accuracy, "auc": 0.99, "bytes_up_per_client": 1500,
+        "accuracy": accuracy, "loss": 1 - accuracy, "auc": 0.99,
+        "bytes_up_per_client": 1000 + 500 * (number % 3),
         "seconds_training": 6.0, "seconds_protection": 3.0, "seconds_aggregation": 1.0,
         "seconds_round": 99.0,
     }  # fmt: skip
@@ -50,17 +51,17 @@ def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
     assert row(quality) == {
         "setting": "dp_encrypt",
         "accuracy": "85.0% [80.0%, 90.0%]",
-        "loss": "0.1500",
-        "AUC": "0.9900",
-        "upload": "1.5 KB",
+        "loss": "0.150",
+        "AUC": "0.990",
+        "upload": "1.8 KB",
         "share": "30.0%",
         "rounds to accuracy 70%": "2 [1, 2]",
     }
     assert row(privacy) == {
         "setting": "dp_encrypt",
-        "epsilon of a bit": "1.01",
-        "epsilon of a parameter": "1.01",
-        "epsilon of a round": "1.01",
+        "epsilon of a bit": format_epsilon(0.0625),
+        "epsilon of a parameter": format_epsilon(0.125),
+        "epsilon of a round": "0.75",
         "epsilon of the whole run": "1.01 (strong)",
     }
 
@@ -79,6 +80,32 @@ def test_a_target_that_some_runs_or_none_reach() -> None:
     assert [r[-1] for r in quality.rows] == ["4, 1 of 2 runs", "never"]
     quality, _ = tables([none], Goal.of("loss=0.95"))
     assert quality.rows[0][-1] == "4"
+
+
+def test_the_latest_attack_is_shown_and_a_setting_of_a_limit_has_its_own_reason() -> None:
+    found = [
+        Finding("membership", "quick", "rr", [Measured("loss AUC", value, low, high, 0.5, 9)])
+        for value, low, high in ((0.75, 0.625, 0.875), (0.5, 0.375, 0.625))
+    ]
+    _, privacy = tables([line(run(record(1, 0.5), findings=tuple(found)))])
+    assert privacy.rows[0][-1] == "0.500 [0.375, 0.625]"
+
+
+def test_a_curve_has_the_mean_the_least_and_the_most_of_its_rounds() -> None:
+    seeds = [(0.5, 0.8), (0.7, 0.9), (0.6, 0.85)]
+    found = line(*(run(record(1, a), record(2, b), record(5, b + 0.05)) for a, b in seeds[:2]),
+                 run(record(1, 0.6), record(2, 0.85)), epsilon=2.0)  # fmt: skip
+    by_round, *_ = plots([found])
+    (curve,) = by_round.curves
+    assert [*curve.x] == [1, 2]
+    assert [*curve.y] == pytest.approx([0.6, 0.85])
+    assert ([*curve.low], [*curve.high]) == ([0.5, 0.8], [0.7, 0.9])
+    other = line(run(record(1, 0.25, epsilon_run_every_round=8.0)), epsilon=8.0)
+    (over,) = [plot for plot in plots([other, found]) if plot.x.log]
+    (curve,) = over.curves
+    assert [*curve.x] == [1.0000001, 8.0]
+    assert [*curve.y] == pytest.approx([(0.85 + 0.95 + 0.85) / 3, 0.25])
+    assert [*curve.low, *curve.high] == pytest.approx([0.85, 0.25, 0.95, 0.25])
 
 
 def test_an_attack_stands_with_its_interval_and_is_the_best_on_the_model() -> None:
@@ -182,4 +209,4 @@ def test_the_areas_of_many_settings_are_left_out(settings: int, shaded: int) -> 
 
 def test_a_loss_without_bounds_has_few_digits() -> None:
     quality, _ = tables([line(run(record(1, 0.5, loss=62841.95963, auc=0.51239)))])
-    assert (row(quality)["loss"], row(quality)["AUC"]) == ("62,842.0", "0.5124")
+    assert (row(quality)["loss"], row(quality)["AUC"]) == ("62,842.0", "0.512")

@@ -63,8 +63,9 @@ class _Silent:
     def __init__(self, clipping: Any, step: float) -> None:
         self._clipping, self._step = clipping, step
 
-    def multiples(self, update: Any, entropy: Any) -> Any:
-        return np.rint(self._clipping.clipped(update) / self._step).astype(np.int64)
+    def drawing(self, update: Any, entropy: Any) -> Any:
+        whole = np.rint(self._clipping.clipped(update) / self._step).astype(np.int64)
+        return lambda part: whole[part]
 
 
 class SharesSettings(DistributedDPSettings):

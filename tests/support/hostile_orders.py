@@ -60,12 +60,12 @@ WEAKER: list[tuple[dict[str, Any], str]] = [
     ({"clients.number": None}, "clients.number"),
     *(({"clients.number": number}, "") for number in (0, 1, 2)),
     ({"clients.fraction": 0.4}, ""),
-    *(({key: name}, "code of its own") for key in ("model", "task", "training.lr_schedule")
+    *(({key: name}, "its own code") for key in ("model", "task", "training.lr_schedule")
       for name in OWN),
-    *(({"protection": name}, "code of its own") for name in OWN),
-    *(({"record.callbacks": [name]}, "code of its own") for name in OWN),
-    ({"protection.own": {"path": "evil:net"}}, "code of its own"),
-    ({"protection.own": {"a": "b:c"}, "model": "logistic"}, "code of its own"),
+    *(({"protection": name}, "its own code") for name in OWN),
+    *(({"record.callbacks": [name]}, "its own code") for name in OWN),
+    ({"protection.own": {"path": "evil:net"}}, "its own code"),
+    ({"protection.own": {"a": "b:c"}, "model": "logistic"}, "its own code"),
     *(({key: value}, "not valid") for key, value in
       (("metrics", ["loss"]), ("protection.epsilon", 1e9), ("privacy.off", True),
        ("protection.distributed_dp.clip", -1.0), ("protection.distributed_dp.noise_multiplier", 0),
@@ -113,17 +113,17 @@ def own_code_jobs(job: Job) -> Iterator[Hostile]:
     local = {"training.sampling_rate": 0.3, "training.epochs": 1}
     pw = {"protection": {"name": "pw_encrypt", "pw_encrypt": {"active_security": True}}}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"privacy.unit": "example", **local}, "privacy.unit is example, which no site"),
-        (pw, "protection.name is pw_encrypt, and a sum"),
+        ({"privacy.unit": "example", **local}, "privacy.unit is example, but a job"),
+        (pw, "protection.name is pw_encrypt, but a job"),
         ({"deployment.reveal": ["examples"]}, "deployment.reveal is set"),
-        ({"training.algorithm": "scaffold"}, "neither clients' states"),
-        ({"clients.own_layers": ["weight"]}, "neither clients' states"),
+        ({"training.algorithm": "scaffold"}, "clients with states"),
+        ({"clients.own_layers": ["weight"]}, "clients with states"),
         *(({"model": name}, "is not in code.modules") for name in
           (*OWN, "spleen:net", "heart_net_:net", "lungs.net:net", "fedveil:Job")),
         ({"model": "hf:net", "task": "next_token"}, "is not in code.modules"),
         *(({key: f"evil:{name}"}, "is not in code.modules") for key, name in
           (("task", "Task"), ("training.lr_schedule", "rate"))),
-        *(({key: value}, "code of its own") for key, value in
+        *(({key: value}, "its own code") for key, value in
           (("protection", "heart_net:net"), ("record.callbacks", ["heart_net:net"]))),
         ({"model": "heart_net.../../x:net"}, ""),
         ({"model": "heart_net:net", "task": "lung.net:net", "training.lr_schedule": "evil:rate"},
@@ -181,12 +181,12 @@ def archives(job: Job, signature: str) -> Iterator[Hostile]:
 def signatures(job: Job, signature: bytes) -> Iterator[Hostile]:
     """Yield the job with a signature that is not one of it."""
     good = text_of(job)
-    yield Hostile("unsigned", with_code(good), "not signed")
+    yield Hostile("unsigned", with_code(good), "has signed the job")
     for bit in range(0, 512, 9):
         wrong = bytearray(signature)
         wrong[bit // 8] ^= 1 << bit % 8
         signed = {"signature.yaml": f"signature: '{wrong.hex()}'"}
-        yield Hostile(f"signature, bit {bit}", with_code(good, **signed), "not signed")
+        yield Hostile(f"signature, bit {bit}", with_code(good, **signed), "has signed the job")
     signed = {"signature.yaml": f"signature: '{signature.hex()}'"}
     for change in ({"rounds": 3}, {"name": "other"}, {"seed": 9}, {"training.lr": 0.5}):
         data, _ = put(
@@ -195,7 +195,9 @@ def signatures(job: Job, signature: bytes) -> Iterator[Hostile]:
             Job,
         )
         yield Hostile(
-            f"signed, then {change}", with_code(yaml.safe_dump(data), **signed), "not signed"
+            f"signed, then {change}",
+            with_code(yaml.safe_dump(data), **signed),
+            "has signed the job",
         )
 
 

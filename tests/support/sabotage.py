@@ -136,7 +136,7 @@ def clip_eight_times_too_large() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _clip_times(factor: int) -> Iterator[None]:
-    to_grid, rounded = gaussian.clip_to_grid, DistributedGaussian.rounded
+    to_grid, rounded = gaussian.clipping_to_grid, DistributedGaussian.rounded
 
     def wide_grid(vector: Any, clip: float, step: float) -> Any:
         return to_grid(vector, factor * clip, step)
@@ -147,8 +147,8 @@ def _clip_times(factor: int) -> Iterator[None]:
         return rounded(wide, *given)
 
     with (
-        patch.object(gaussian, "clip_to_grid", wide_grid),
-        patch.object(central_noise, "clip_to_grid", wide_grid),
+        patch.object(gaussian, "clipping_to_grid", wide_grid),
+        patch.object(central_noise, "clipping_to_grid", wide_grid),
         patch.object(CentralNoise, "within", lambda self, multiples: True),
         patch.object(DistributedGaussian, "rounded", wide_rounded),
     ):

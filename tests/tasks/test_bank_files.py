@@ -482,6 +482,40 @@ def test_both_readers_give_the_same_cells(rows: list[tuple[str, str]], raw: bool
     assert both[0] == both[1]
 
 
+ODD_NUMBERS = [
+    "1.234", "1,234", "1_000", "1e3", " 5", "+5", "0x10", "NaN", "-0", "\u0661\u0662", "1.000",
+    "1.", ".5", "1.5", "1,5", "007", "1e-3", "inf", "1e400", "nan(7)", "-NaN", "1.234.567",
+    "1.234,5", "0.125", "0,125", "1 000", "12345678901234567890", "2024-12-31", "2024-2-1",
+    "0000-01-01", "2024-02-30", "12:30", "ja", "NULL", "null ", "1d5", "01", "--1", "5%",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+@pytest.mark.parametrize("usual", [None, "7", "2.5", "0", "2024-02-29"])
+def test_both_readers_read_odd_numbers_alike(
+    usual: str | None, separator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone in a column, and in a block that follows a block of usual cells."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 8)
+    before = [[f"r{at}", usual] for at in range(0 if usual is None else 60)]
+    for odd in ODD_NUMBERS if usual != "0" else ("ja", "01", "1.000", "-0", "NULL"):
+        file = io.StringIO()
+        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer.writerows([["id", "x"], *before, ["z", odd]])
+        both: list[Any] = []
+        for reader in (arrow_block.read, lambda *given: None):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(arrow_block, "read", reader)
+                try:
+                    table = table_of(file.getvalue(), "x", lacks=True)
+                    numbers = (table.numbers("x") + 0.0).tolist()  # without the sign of -0
+                    both.append([repr(numbers), table.said, table.kinds])
+                except DataInvalid as error:
+                    both.append(str(error))
+        assert both[0] == both[1], odd
+
+
 @pytest.mark.parametrize(
     ("block", "rows"),
     [

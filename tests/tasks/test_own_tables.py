@@ -33,6 +33,7 @@ from fedveil.errors import (
 )
 from fedveil.link.tls import write_certificates
 from fedveil.settings.differences import differences
+from fedveil.tasks.tables import column_encoding, csv_format
 from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
 from fedveil.tasks.tables.own_tables import Tables, held_out
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
@@ -42,7 +43,7 @@ from fedveil.vertical.job_split import make_split
 from fedveil.vertical.one_process import look
 from fedveil.vertical.predictions import PredictionFile, told_numbers
 from fedveil.vertical.rows import Rows
-from fedveil.vertical.task import Columns, Task, build
+from fedveil.vertical.task import SUBSETS, Columns, Task, build
 from fedveil.vertical.task_settings import TablesSettings
 from folders import EXAMPLES
 
@@ -218,6 +219,20 @@ def test_each_partys_columns_come_from_its_own_training_rows() -> None:
         assert labels.tolist() == (tables["lead"]["rich"][chosen] == "yes").astype(int).tolist()
 
 
+def test_pieces_of_a_file_are_encoded_like_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_tables()
+    whole = task_of()
+    expected = {s: whole.owned("bank", s) for s in SUBSETS}
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 8)
+    monkeypatch.setattr(column_encoding, "_TOGETHER", 9)
+    in_pieces = task_of()
+    for subset, columns in expected.items():
+        found = in_pieces.owned("bank", subset)
+        assert found.ids.tolist() == columns.ids.tolist()
+        for name, column in columns.columns.items():
+            assert torch.equal(found.columns[name], column), name
+
+
 def test_words_have_places_by_how_often_they_are_there() -> None:
     words = ["b", "a", "c", "a", "b", "d", ""]
     write_table("t.csv", {"id": range(7), "w": words})
@@ -240,7 +255,7 @@ def test_a_row_takes_no_more_bytes_than_its_places_and_numbers() -> None:
             "w": Words.of(table, "w", places),
             "v": Words.of(table, "v", 3),
         }
-        applied = Encoding(columns=columns).applied(table)
+        (applied,) = Encoding(columns=columns).applied(table)
         held = sum(column.nbytes for column in applied.values())
         assert held == count * (4 + 1 + 2 * bytes_each)
         assert applied["words"][:, 0].long().tolist() == columns["w"].applied(table, "w").tolist()
@@ -292,7 +307,7 @@ def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     spread, scaled = np.std([1, 3, 8]), encoding.scale.applied(table, "x")
     np.testing.assert_allclose(scaled, np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
     np.testing.assert_allclose(encoding.edges, (7 / 3, 14 / 3))
-    filled = encoding.scale.filled(table, "x")
+    filled = encoding.scale.filled(table.numbers("x"))
     assert encoding.intervals(filled).tolist() == [0, 1, 1, 1, 2]
 
 

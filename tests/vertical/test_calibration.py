@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from scipy.special import softmax
 from sklearn import metrics as known
 
 from fedveil.entropy import Seeded
 from fedveil.vertical.calibration import calibrated, log_loss
+from fedveil.vertical.calibrator import Calibrator, _threshold
+from fedveil.vertical.predictions import told_scores
+from fedveil.vertical.rows import Rows
 
 DRAW = Seeded(9).generator()
 TRUE = DRAW.normal(0, 1.5, (4000, 3))
@@ -45,3 +51,46 @@ def test_few_examples_change_little(count: int) -> None:
 def test_the_log_loss_is_scikit_learn_s() -> None:
     shares = softmax(TRUE, axis=1)
     assert log_loss(shares, LABELS) == pytest.approx(known.log_loss(LABELS, shares))
+
+
+def test_the_threshold_maximises_its_criterion_and_never_parts_equal_probabilities() -> None:
+    far, ties = [0.9, 0.8, 0.7, 0.6, 0.5], [0.9, 0.8, 0.8, 0.3, 0.2]
+    for likely, truth, criterion, expected in (
+        (far, [1, 0, 0, 0, 1], "f1", 0.85),
+        (far, [1, 0, 0, 0, 1], "balanced_accuracy", 0.85),
+        (far, [0, 1, 1, 0, 1], "balanced_accuracy", 0.65),
+        (far, [0, 0, 1, 0, 0], "balanced_accuracy", 0.65),
+        (far, [0, 1, 1, 0, 1], "f1", 0.25),
+        (ties, [1, 1, 0, 0, 0], "f1", 0.55),
+        (far, [1] * 5, "f1", 0.5),
+    ):
+        for order in ([3, 0, 4, 2, 1], [3, 0, 4, 1, 2]):
+            found = _threshold(np.array(likely)[order], np.array(truth)[order] == 1, criterion)
+            assert found == pytest.approx(expected), (truth, criterion)
+    made = Calibrator(factor=2.0, shifts=(0.0, 0.5), threshold=0.6, criterion="f1", examples=9)
+    assert made.decided(np.array([[0.4, 0.6], [0.45, 0.55]])).tolist() == [1, 0]
+    several = made.model_copy(update={"threshold": None})
+    assert several.decided(np.array([[0.4, 0.6], [0.45, 0.35]])).tolist() == [1, 0]
+
+
+def test_a_prediction_stands_beside_its_own_probability() -> None:
+    shares = np.array([[0.25, 0.5, 0.25], [0.125, 0.125, 0.75]])
+    assert told_scores(shares, np.array([1, 0]), ["a", "b", "c"]) == {
+        "prediction": ["b", "a"], "probability": ["0.500000", "0.125000"],
+        "probability of a": ["0.250000", "0.125000"],
+        "probability of b": ["0.500000", "0.125000"],
+        "probability of c": ["0.250000", "0.750000"],
+    }  # fmt: skip
+
+
+def test_a_fingerprint_is_of_the_rows_that_are_used_and_their_labels() -> None:
+    column, labels = torch.arange(10.0).reshape(5, 2), torch.tensor([0, 1, 1])
+    held = {"age": column}
+    rows = Rows(3, held, labels, np.arange(3), np.array([0, 2, 4]))
+    others = (
+        replace(rows, labels=torch.tensor([0, 1, 0])), replace(rows, at=np.array([0, 2, 3])),
+        replace(rows, ids=np.arange(1, 4)), replace(rows, stored={"wage": column}),
+    )  # fmt: skip
+    assert len({one.fingerprint() for one in (rows, *others)}) == 5
+    again = Rows(3, {"age": column[[0, 2, 4]]}, labels, np.arange(3))
+    assert again.fingerprint() == rows.fingerprint()

@@ -6,12 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.errors import LimitReached, PeerAtLimit
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.vertical import VerticalJob, evaluate, resume, train
-from fedveil.vertical.account import Releases, ledger_of
+from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.rows import Order
@@ -142,3 +143,49 @@ def test_the_limit_is_each_partys_own() -> None:
 
 def test_a_peer_at_its_limit_is_not_a_failure() -> None:
     assert "its own" in str(PeerAtLimit("bank", "its own privacy.max_epsilon is reached"))
+
+
+@pytest.mark.parametrize(("reuse", "releases"), [(False, 5), (True, 4)])
+def test_a_row_that_is_scored_pays_anew_each_time(reuse: bool, releases: int) -> None:
+    settings, label = job(reuse=reuse), LabelDP(0.7).loss
+    most = cost(job(), releases)
+    limit = Limit(split_of(settings), "bank", most, DELTA, label)
+    assert limit.figure(2, labelled=False).epsilon < most
+    assert limit.figure(2, labelled=False, scored=3).epsilon == most
+    assert limit.allows(2, labelled=False, scored=3)
+    assert not limit.allows(2, labelled=False, scored=4)
+    assert not limit.allows(2, labelled=True, scored=3)
+    if not reuse:
+        limit.check("step 9", 5, labelled=False)
+        with pytest.raises(LimitReached, match=r"^step 9 would bring"):
+            limit.check("step 9", 5, labelled=True)
+
+
+def test_held_out_examples_have_a_count_of_their_own() -> None:
+    releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=4)
+    releases.train[:] = 1
+    releases.train[3], releases.looks = 2, 4
+    ids = {"train": np.arange(100, 150), "test": np.array(["x", "y"])}
+    *_, before, last, first, second = releases.table(ids).decode().split("\r\n")[:-1]
+    assert (before, last) == ("train,148,1", "train,149,1")
+    assert (first, second) == ("test,x,4", "test,y,4")
+    lines = figures(split_of(job()), "bank", releases, DELTA, None)
+    assert lines[-1][::2] == (cost(job(), 4), "an example in the run, sent 4 times")
+    bit, row, whole = (line.epsilon for line in lines[:3])
+    assert 0 < bit < row <= whole
+
+
+def test_restored_counts_are_those_of_the_steps_and_of_the_calibrations() -> None:
+    order = Order(4, 50, 9, aside=7)
+    for step in (0, 4, 5, 9, 13):
+        releases = Releases(None, order, fresh=False, epochs=4)
+        releases.restore(step, 2, calibrations=3)
+        expected = np.zeros(50, np.int64)
+        for number in range(1, step + 1):
+            np.add.at(expected, order.of_step(number), 1)
+        expected[order.set_aside] += 3
+        assert releases.train.tolist() == expected.tolist()
+        assert (releases.looks, releases.examples(step)) == (2, int((expected > 0).sum()) - 7)
+        releases.begin_calibration()
+        expected[order.set_aside] += 1
+        assert releases.train.tolist() == expected.tolist()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.message import Message
-from fedveil.entropy import Secure
+from fedveil.entropy import Secure, Seeded
 from fedveil.errors import MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.vertical.remote import handshake, intersection
@@ -78,6 +78,20 @@ def test_batches_change_nothing(mine: int, theirs: int, monkeypatch: pytest.Monk
         assert held[agreed[party].examples.positions["train"]].tolist() == common
     points = [m["points"] for m in said["lead"] if m["kind"] == "blinded"]
     assert max(len(batch) for batch in points) <= 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_points_are_found_by_all_of_their_bytes(alike: bool) -> None:
+    among = Seeded(5).generator().integers(0, 256, (37, 32), np.uint8)
+    if alike:
+        among[:, :8] = among[0, :8]
+    order = Seeded(6).permutation(37)[:19]
+    points = among[order].copy()
+    points[4, 31] ^= 1
+    expected = np.where(np.arange(19) == 4, -1, order)
+    places, repeated = intersection._found(points, among)
+    assert (places.tolist(), repeated) == (expected.tolist(), False)
+    assert intersection._found(points, np.concatenate([among, among[:1]]))[1]
 
 
 def test_exponents_commute_and_subsets_have_nothing_in_common() -> None:

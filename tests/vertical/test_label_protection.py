@@ -220,6 +220,10 @@ def test_a_follower_without_gradients_is_projected_nothing() -> None:
         (sentence,) = projection(split, settings, 0.3, 2)
         assert "shop" in sentence
         assert "bank" not in sentence
+        both = VerticalJob(task="vertical_parts:bottoms")
+        told = list(projection(make_split(both, make_task(both, None)), settings, 0.3, 2))
+        assert len(told) == 2
+        assert sentence in told  # the cut of another follower takes nothing from this one
 
 
 def test_a_run_without_gradients_back_says_so(tmp_path: Path) -> None:

@@ -145,6 +145,21 @@ def test_the_large_presets_are_sized_without_a_number(preset, billions, made) ->
     assert needed(parts) == 16 * (leader + cloud) + max(part.stepping for part in parts)
 
 
+def test_the_memory_check_counts_the_batch(made, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of("task=pangu", "task.pangu.preset=1.3B", "batch_size=5")
+    task, parties = make_task(job), ("leader", "cloud")
+    split = sized(job, task, parties)
+    parts = memory_of(split)
+    with_batch = needed(parts, batch_bytes(split, task, parties, 5))
+    monkeypatch.setattr(part_memory, "free_bytes", lambda device: with_batch)
+    check_memory(job, task)
+    monkeypatch.setattr(part_memory, "free_bytes", lambda device: with_batch - 1)
+    assert with_batch > needed(parts)
+    with pytest.raises(ModelInvalid, match=r"with batch_size = 5 needs "):
+        check_memory(job, task)
+    assert not made
+
+
 def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.vertical.scoring import http_server
 from fedveil.vertical.scoring.service import PredictionService
+from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Together
 from scoring_parts import together, trained
 
@@ -253,3 +254,26 @@ def test_a_session_needs_the_right_of_its_purpose(tmp_path: Path) -> None:
     ):
         with pytest.raises(CertificateError, match=why):
             credentials(tmp_path, "bank", roles)  # type: ignore[arg-type]
+
+
+def test_each_figure_of_a_service_is_counted_under_its_name() -> None:
+    metrics = ServiceMetrics(7)
+    metrics.predictions, metrics.unknown, metrics.refused = 11, 13, 17
+    for path, status, seconds in (
+        ("/predict", 200, 0.025), ("/predict", 503, 0.3), ("/health", 200, 9.0), ("/x", 404, 8.0),
+        ("/y", 404, 8.0),
+    ):  # fmt: skip
+        metrics.answered(path, status, seconds)
+    lines = [line for line in metrics.text(5).splitlines() if not line.startswith("#")]
+    said = dict(line.removeprefix("fedveil_").rsplit(" ", 1) for line in lines)
+    buckets = [value for name, value in said.items() if "bucket" in name]
+    assert buckets == ["0", "0", "1", "1", "1", "1", "2", "2", "2", "2", "2"]
+    assert {name: value for name, value in said.items() if "bucket" not in name} == {
+        'requests_total{path="/health",status="200"}': "1",
+        'requests_total{path="/predict",status="200"}': "1",
+        'requests_total{path="/predict",status="503"}': "1",
+        'requests_total{path="other",status="404"}': "2",
+        "predictions_total": "11", "unknown_ids_total": "13", "refused_ids_total": "17",
+        "queue_waiting": "5", "queue_limit": "7",
+        "answer_seconds_sum": "0.325000", "answer_seconds_count": "2",
+    }  # fmt: skip

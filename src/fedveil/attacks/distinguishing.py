@@ -24,6 +24,7 @@ from fedveil.attacks.effort import Effort, Watch, by_effort
 from fedveil.attacks.server_view import Seen, repeated
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Float32s, Float64s
+from fedveil.base.quantity import quantity
 from fedveil.engine.assembly import report_entropy
 from fedveil.engine.target_epsilon import at_cost
 from fedveil.entropy import Entropy
@@ -294,7 +295,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         [figure for one in found for figure in one.figures()],
         rounds=rounds,
-        saw=f"one client in {rounds} rounds: its reports, or the sums where these say nothing",
+        saw=f"one client in {quantity(rounds, 'round')}: its reports, or the sums where these say "
+        "nothing",
     )
 
 

@@ -22,6 +22,7 @@ from fedveil.attacks.roc import balanced_accuracy
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.base.example_arrays import IGNORED, is_plain
+from fedveil.base.quantity import quantity
 from fedveil.data.examples import Dataset, Examples
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
@@ -66,7 +67,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         found,
         rounds=target.job.rounds,
-        saw=f"the model after {target.job.rounds} rounds, with phrases of {SECRET} secret tokens",
+        saw=f"the model after {quantity(target.job.rounds, 'round')}, with phrases of "
+        f"{SECRET} secret tokens",
     )
 
 

@@ -23,18 +23,39 @@ Int8s: TypeAlias = npt.NDArray[np.int8]
 Signed: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 
 _PART = 1 << 16
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def into_floats(numbers: Int64s) -> Float64s:
-    """Convert integers to floats in place. `numbers` must not be used afterwards."""
+def into_floats(numbers: Int64s, unit: float = 1.0) -> Float64s:
+    """Convert integers to floats times `unit`, in place. `numbers` must not be used afterwards."""
     if numbers.dtype != np.int64:
-        return numbers.astype(np.float64)
+        return numbers.astype(np.float64) * unit
     floats = numbers.view(np.float64)
     for start in range(0, len(numbers), _PART):
-        floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64)
+        floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64) * unit
     return floats
 
 
 def row_values(rows: Uint8s) -> npt.NDArray[np.bytes_]:
     """Return each row's bytes as one value, so that NumPy can sort and compare rows."""
     return np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").reshape(-1)
+
+
+def utf8(texts: npt.NDArray[np.str_]) -> list[bytes]:
+    """Encode each text as UTF-8."""
+    if len(texts) and np.ascontiguousarray(texts).view(np.uint32).max() < 128:
+        encoded: list[bytes] = texts.astype("S").tolist()
+        return encoded
+    return [text.encode() for text in texts.tolist()]
+
+
+def are_distinct(values: Array) -> bool:
+    """Return True if no text or whole number occurs twice in the array."""
+    keys = values
+    if values.dtype.kind == "U" and len(values):
+        keys = np.zeros(len(values), np.uint64)
+        for letters in np.ascontiguousarray(values).view(np.uint32).reshape(len(values), -1).T:
+            keys *= _ODD
+            keys += letters
+    keys = np.sort(keys)  # equal texts have equal keys, but different ones may have too
+    return not (keys[1:] == keys[:-1]).any() or len(set(values.tolist())) == len(values)

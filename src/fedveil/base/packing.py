@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Uint8s, Uint64s
+from fedveil.base.array_types import Int64s, Uint8s, Uint64s
 from fedveil.base.kernels import compiled
 
 _Whole = npt.NDArray[np.integer[Any]]
@@ -36,6 +36,28 @@ def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
     words = np.zeros((len(values) * width + 63) // 64, "<u8")
     _pack(values, lowest, width, words)
     return words.view(np.uint8)[: packed_size(len(values), width)]
+
+
+def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
+    """Pack the numbers that `make` returns for one slice after another, as `pack` does."""
+    words = np.zeros((count * width + 63) // 64, "<u8")
+    for part in parts(count):
+        _pack(make(part), lowest, width, words[part.start // 64 * width :])
+    return words.view(np.uint8)[: packed_size(count, width)]
+
+
+def parts(count: int) -> Iterator[slice]:
+    """Yield slices of `count` entries. Each but the last has 65,536, which stay in the cache."""
+    for start in range(0, count, _STRETCH):
+        yield slice(start, min(start + _STRETCH, count))
+
+
+def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
+    """Return the numbers that `make` returns for one slice after another."""
+    out = np.empty(count, np.int64)
+    for part in parts(count):
+        out[part] = make(part)
+    return out
 
 
 def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -> bool:

@@ -35,12 +35,13 @@ def ask(
     question: Annotated[
         Path,
         typer.Argument(
-            help="A YAML file of questions. `fedveil ask --keys` explains it, without a file."
+            help="A YAML file with questions. Not needed with --keys, which explains the file."
         ),
     ],
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The answer's folder. Default: a new folder under runs/.")
+        Path | None,
+        typer.Option(help="The folder for the answers. Default: a new folder under runs/."),
     ] = None,
     on: Annotated[
         Path | None,

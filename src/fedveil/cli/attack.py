@@ -47,9 +47,8 @@ Protections = Annotated[
     list[str] | None,
     typer.Option(
         "--protection",
-        help="The protection to use instead of the job's own, by a name that `fedveil "
-        "compare --help` explains. An attack on the final model of a run does not "
-        "take it. May be repeated.",
+        help="Attack this protection instead of the job's; may be repeated. `fedveil "
+        "compare --help` explains the names. Not allowed for a finished run's model.",
     ),
 ]
 Try = Annotated[
@@ -61,8 +60,8 @@ Try = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="For a job: the folder for the findings. Default: a new folder under runs/. The "
-        "findings on a run are always written to the run's folder."
+        help="For a job: the folder for the results. Default: a new folder under runs/. The "
+        "results for a run are always written to the run's folder."
     ),
 ]
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import console, say
+from fedveil.base.validate import positive
 from fedveil.cli.job_arguments import JobPath, Overrides, load
 from fedveil.cli.json_answer import AsJson, answer
 from fedveil.errors import MissingExtra
@@ -21,33 +22,38 @@ def budget(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Compute the noise (or another setting that determines epsilon) with "
-            "which a whole run costs at most this epsilon, at the job's delta. "
-            "Default: none, or 2 with --try."
+            help="Compute the noise (or another setting that determines epsilon) so that a "
+            "whole run costs at most this epsilon at the job's delta. Default: none, "
+            "or 2 with --try."
         ),
     ] = None,
     parameters: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="The number of the model's parameters. Default: fedveil builds the model and "
-            "counts them, which needs the optional dependency `torch`.",
+            help="Number of parameters of the model. Default: fedveil builds the model and "
+            "counts them, which needs torch.",
         ),
     ] = None,
     trial: Annotated[
         bool,
         typer.Option(
             "--try",
-            help="Try each protection that has an epsilon: train at most ten rounds, with "
-            "the noise of a whole run at --target-epsilon, and name the one with the "
-            "best model.",
+            help="Train at most ten rounds under each protection that has an epsilon, with "
+            "the noise that a whole run at --target-epsilon needs. Then name the "
+            "protection with the best model.",
         ),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Compute the privacy cost (epsilon) of a run before it starts."""
+    """Compute the privacy cost (epsilon) of a run before it starts.
+
+    A smaller epsilon protects better. Delta is a small probability of revealing more.
+    """
     from rich.table import Table
 
+    if target_epsilon is not None:
+        positive("target epsilon", target_epsilon)
     settings = load(job, overrides, default=DEFAULT_JOB)
     if trial:
         from fedveil.cli.trials import show_trials

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,51 +27,50 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated names out of: not_encrypt (no protection), signds (a few "
-        "large entries), rr and oue (randomized bits), dp_encrypt (each client's own "
-        "noise), pw_encrypt (a secure sum without noise), distributed_dp (a secure "
-        "sum with noise), central_gaussian (a trusted server's noise). Default: "
-        "not_encrypt, the job's own, and each one for which an epsilon can be "
-        "computed."
+        help="Comma-separated names out of: not_encrypt (no protection), signds (signs of "
+        "a few entries), rr and oue (randomized bits), dp_encrypt (noise on each "
+        "update), pw_encrypt (the server sees only a sum), distributed_dp (only a sum "
+        "with noise), central_gaussian (a trusted server adds noise). Default: "
+        "not_encrypt, the job's protection, and all protections with an epsilon."
     ),
 ]
 _Epsilons = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, fedveil "
-        "computes the settings with which each protection spends at most this epsilon"
-        " over the whole run, at the job's delta. With 'own', each protection keeps "
-        "the job's settings."
+        help="Comma-separated epsilons, or 'own'. Default: 2,8. For each epsilon, "
+        "fedveil computes each protection's settings, so that the whole run costs at "
+        "most this epsilon at the job's delta. With 'own', each protection keeps the "
+        "job's settings."
     ),
 ]
 _Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        help="KEY=VALUE,VALUE...: run the job with each value of the key. If the option is "
-        "repeated, all combinations of the values are run."
+        help="KEY=VALUE,VALUE...: run the job with each value of the key. May be repeated: "
+        "all combinations of the values are run."
     ),
 ]
 _Target = Annotated[
     str | None,
     typer.Option(
-        help="METRIC=NUMBER, such as accuracy=0.9: also show after how many rounds the metric "
-        "reaches the number."
+        help="METRIC=NUMBER, such as accuracy=0.9: also show the number of rounds until the "
+        "metric reaches this value."
     ),
 ]
 _Attack = Annotated[
     str | None,
     typer.Option(
-        help="Also attack the runs with the first seed, and report how well the attack "
-        "succeeds. The only value is 'membership': find out which examples a model "
-        "was trained on."
+        help="Also attack the runs that use the first seed, and report the attack's success. "
+        "The only value is 'membership': find out which examples a model was trained "
+        "on."
     ),
 ]
 _Seeds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The number of runs of each setting, each with a different seed. The first is"
-        " the job's own. Default: 3.",
+        help="Number of runs of each setting, each with a different seed. The first seed is"
+        " the job's. Default: 3.",
     ),
 ]
 _Try = Annotated[
@@ -91,8 +90,7 @@ _Out = Annotated[
 _Resume = Annotated[
     Path | None,
     typer.Option(
-        help="Resume the comparison in this folder with its original options, which need not "
-        "be repeated."
+        help="Resume the comparison in this folder with its original options. Give no other option."
     ),
 ]
 
@@ -111,12 +109,17 @@ def compare(
     resume: _Resume = None,
     json: AsJson = False,
 ) -> None:
-    """Run a job under several protections, with the same data and initial model, and compare."""
+    """Run a job under several protections, with the same data and initial model, and compare.
+
+    Epsilon and delta state the privacy cost. A smaller epsilon protects better.
+    """
     others = (job, protections, seeds, epsilons, sweep, target, attack, effort, overrides, out)
     if resume is not None and any(other is not None for other in others):
         raise JobError(
             ["--resume uses the comparison's own options: remove JOB and all other options"]
         )  # fmt: skip
+    if epsilons not in (None, "own"):
+        _numbers("--epsilons", epsilons)  # checked before torch is imported
     settings = None if resume is not None else load(job, overrides, default=DEFAULT_JOB)
     from fedveil.studies.comparison import Asked, Comparison
     from fedveil.studies.comparison_folder import ComparisonFolder
@@ -129,7 +132,7 @@ def compare(
             assert settings is not None
             if attack not in (None, "membership"):
                 raise JobError([f"--attack {attack} is not available here: only membership is"])
-            swept = dict(_swept(text) for text in sweep or ())
+            swept = _sweeps(sweep or ())
             fixed = [*swept, *(text.partition("=")[0].strip() for text in overrides or ())]
             asked = Asked(
                 protections=_named(settings, protections),
@@ -245,6 +248,16 @@ def _numbers(option: str, text: str | None) -> list[float]:
     if not all(0 < number < math.inf for number in numbers):
         raise JobError([f"{option} {text} must contain only positive numbers"])
     return numbers
+
+
+def _sweeps(texts: Iterable[str]) -> dict[str, list[str]]:
+    swept: dict[str, list[str]] = {}
+    for key, values in map(_swept, texts):
+        if key in swept:
+            both = ",".join([*swept[key], *values])
+            raise JobError([f"--sweep {key} is given twice: write --sweep {key}={both}"])
+        swept[key] = values
+    return swept
 
 
 def _swept(text: str) -> tuple[str, list[str]]:

@@ -17,9 +17,9 @@ def dossier(
         typer.Option(help="The folder to write. Default: dossier, in the run's folder."),
     ] = None,
 ) -> object:
-    """Write what a reviewer needs to check a run's privacy claim.
+    """Write files with which a reviewer can check a run's privacy claim.
 
-    It is a page, a JSON record, and a script that computes epsilon again.
+    The files are a page, a JSON record, and a script that recomputes epsilon, the privacy cost.
     """
     from fedveil.pages.dossier.dossier_folder import Dossier
     from fedveil.privacy.guarantee_strength import Figure

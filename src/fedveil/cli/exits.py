@@ -42,6 +42,11 @@ EXTRA_OF = {
     "matplotlib": "dev",
     "tensorboard": "trackers",
 }
+#: Other programs' names of commands.
+_USUAL = {
+    "train": "run", "simulate": "run", "list": "runs", "new": "init", "inversion": "gradient",
+    "check": "show", "validate": "show",
+}  # fmt: skip
 
 
 class Exit(enum.IntEnum):
@@ -63,8 +68,10 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         first = args[0]
         if self.get_command(ctx, first) is None and not first.startswith("-"):
+            usual = [_USUAL[first]] if _USUAL.get(first) in self.commands else []
+            near = usual or get_close_matches(first.lower(), self.commands)
             ctx.fail(_swapped(ctx, self, first) or f"there is no command {first}"
-                     f"{did_you_mean(get_close_matches(first, self.commands))}")  # fmt: skip
+                     f"{did_you_mean(near)}")  # fmt: skip
         return super().resolve_command(ctx, args)
 
 
@@ -138,12 +145,14 @@ def _usage(error: Any) -> int:
         return Exit.WRONG
     text = error.format_message().rstrip(".")
     if isinstance(error, _usage_errors.NoSuchOption):
-        settings = [] if context is None else list(_settings(context, error.option_name))
+        possible = list(error.possibilities or [])
+        begun = any(option.startswith(error.option_name) for option in possible)
+        settings = [] if context is None or begun else [*_settings(context, error.option_name)]
         text = f"there is no option {error.option_name}"
         if settings:
             text += f"; {' or '.join(settings)} sets a key of the job"
         else:
-            text += did_you_mean(_alike(error.option_name, error.possibilities or []))
+            text += did_you_mean(_alike(error.option_name, possible))
     if context is not None:
         text += f"; `{context.command_path} --help` lists what there is"
     remark(text, "error")

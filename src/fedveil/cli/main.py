@@ -167,23 +167,24 @@ def audit(
         Path | None,
         typer.Argument(
             metavar="RUN",
-            help="A run folder whose job had `audit.canaries`, or that was attacked. "
-            "Default: test all protections anew.",
+            help="The folder of a run that was audited (`audit.canaries` in its job) or attacked. "
+            "Default: test all protections now.",
         ),
     ] = None,
     trials: Annotated[
         int,
         typer.Option(
             min=1000,
-            help="Without RUN: how many times to run each protection on each of two "
-            "inputs. More trials find smaller faults.",
+            help="Without RUN: number of times to run each protection on each of two inputs. More "
+            "trials detect smaller violations.",
         ),
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Test the claimed epsilons of all protections, or show what a RUN's canaries or attacks found.
+    """Test the claimed privacy of all protections, or show a RUN's results of audit and attacks.
 
-    Exits with code 1 if a claim is refuted.
+    An audit adds artificial clients (canaries) to a run and tries to detect them. Exits with code 1
+    if a claim is refuted.
     """
     if folder is not None:
         with alone(json):
@@ -344,7 +345,10 @@ def keys(part: KeyPart = None) -> object:
 @job_app.command()
 def convert(
     theirs: Annotated[
-        Path, typer.Argument(help="The YAML configuration file of a MindSpore Federated server.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="The YAML configuration file of a MindSpore Federated server."
+        ),
     ],
     json: AsJson = False,
 ) -> None:

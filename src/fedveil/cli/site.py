@@ -90,7 +90,7 @@ def _check_nvflare(site: Site, job: Path) -> object:
 def show(
     site: Annotated[
         Path | None,
-        typer.Argument(metavar="SITE", help="The folder of a site. Without it, see --keys."),
+        typer.Argument(metavar="SITE", help="The folder of a site. Not needed with --keys."),
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Explain every key of a policy.")] = False,
 ) -> object:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.base.plain_text import console, say
+from fedveil.base.quantity import quantity
 from fedveil.errors import SiteError, nearest
 
 
@@ -46,17 +47,13 @@ def account(
     return found
 
 
-def _releases(number: int) -> str:
-    return f"{number:,} release{'' if number == 1 else 's'}"
-
-
 def _show(record: Any, whole: bool) -> None:
     left, ever = record.left(), record.ever
-    say(f"{record.account.name}: {_releases(ever.releases)}")
+    say(f"{record.account.name}: {quantity(ever.releases, 'release')}")
     say(f"  this month  {record.month.figure}, at least {left['month']} left")
     say(f"  for ever    {ever.figure}, at least {left['ever']} left")
     if ever.without_epsilon:
-        say(f"  and {_releases(ever.without_epsilon)} without an epsilon")
+        say(f"  and {quantity(ever.without_epsilon, 'release')} without an epsilon")
     for name in ever.in_clear:
         say(f"  sent in the clear: {name}")
     if whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fedveil.base.plain_text import console, say
+from fedveil.base.quantity import quantity
 from fedveil.cli.json_answer import answer
 from fedveil.federated.job import Job
 from fedveil.pages.table import Table
@@ -57,9 +58,8 @@ def _table(found: list[Trial]) -> Table:
     rows = [[one.name, told(*one.figure), _result(one), _noise(one)] for one in found]
     caption = "no trial has a result"
     if done is not None:
-        caption = (
-            f"short trials, {done.rounds} rounds with the noise of a whole run, on {done.examples}"
-        )
+        rounds = quantity(done.rounds, "round")
+        caption = f"short trials, {rounds} with the noise of a whole run, on {done.examples}"
     return Table(["protection", "epsilon of a run", metric, "noise / update"], rows, caption)
 
 

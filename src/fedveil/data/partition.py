@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.array_types import Array, Float64s, Int64s
+from fedveil.base.quantity import quantity
 from fedveil.base.validate import choice, integer, positive
 from fedveil.data.examples import owner_codes
 from fedveil.entropy import Entropy
@@ -54,7 +55,8 @@ class Partition:
 
     def summary(self, labels: Array | None = None) -> str:
         """Describe in one line how many examples (and, given `labels`, labels) clients have."""
-        line = f"{self.clients:,} clients hold {_low_to_high(self.sizes, 'example')}"
+        hold = "holds" if self.clients == 1 else "hold"
+        line = f"{quantity(self.clients, 'client')} {hold} {_low_to_high(self.sizes, 'example')}"
         if labels is None:
             return line
         return f"{line} and {_low_to_high(self.labels_held(labels), 'label')}"
@@ -64,7 +66,7 @@ def _low_to_high(counts: Int64s, what: str) -> str:
     """Format the range of counts. `what` names one of the counted things, such as "example"."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
     if low == high:
-        return f"{low:,} {what}{'' if low == 1 else 's'} each"
+        return f"{quantity(int(low), what)} each"
     return f"{low:,} to {high:,} (median {middle:,g}) {what}s"
 
 

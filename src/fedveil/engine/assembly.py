@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,8 +53,8 @@ from fedveil.learning.vmap_trainer import VmapTrainer
 from fedveil.learning.weight_layout import Layout
 
 #: With fewer parameters, a client spends most of its time in Python, where threads only wait for
-#: each other. `auto` then uses one thread.
-_LEAST_FOR_THREADS = 20_000
+#: each other. `auto` then uses one thread, or forks for at least this many clients a round.
+_LEAST_FOR_THREADS, _LEAST_FOR_FORKS = 20_000, 100
 
 
 def make_task(job: Job) -> Task:
@@ -308,6 +310,17 @@ def make_client_sides(
         return []
     trainers = [first, *(first.beside() for _ in range(count - 1))]
     return [make_client_side(job, shape, data, model, trainer=each) for each in trainers]
+
+
+def fork_count(job: Job) -> int:
+    """Return the number of forks of this process that train clients of a small native model.
+
+    It is 0 if one thread is better. Only Linux forks safely beside threads of native libraries,
+    and a daemonic process, such as one of a user's pool, may have no children.
+    """
+    many = job.clients_per_round >= _LEAST_FOR_FORKS and job.simulation.workers == "auto"
+    may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon
+    return worker_count(job) if many and may_fork else 0
 
 
 def worker_count(job: Job, cores: int | None = None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedveil.base.quantity import all_of
 from fedveil.engine.job_protection import in_clear, make_protection, whose
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.target_epsilon import Solved, key_of_cost, solve, whole_run
@@ -59,7 +60,7 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
         change = "noise of a normal distribution needs a delta, such as `privacy: {delta: 1e-5}`"
     elif key is not None:
         change = f"`fedveil budget --target-epsilon E` finds the {key} for a target epsilon"
-    drawn = whose(job, f"a client that takes part in all {job.rounds} rounds")
+    drawn = whose(job, f"a client that takes part in {all_of(job.rounds, 'round')}")
     return f"{drawn} is promised {figure}: {change}"
 
 
@@ -132,7 +133,7 @@ def _lines(job: Job, protection: Protection) -> Iterator[Line]:
     }
     if job.privacy.unit == "example":
         told = {"per_round": f"{whose(job, 'a client')} in a round"}
-    drawn = whose(job, f"a client that takes part in all {job.rounds} rounds")
+    drawn = whose(job, f"a client that takes part in {all_of(job.rounds, 'round')}")
     told["run_every_round"] = f"{drawn}{growing}"
     for name, what in told.items():
         figure = figures[name]

@@ -27,6 +27,7 @@ import numpy as np
 
 from fedveil.base.array_types import Bools, Float64s
 from fedveil.base.message import Message, only_fields, prefixed, take, within
+from fedveil.base.quantity import quantity
 from fedveil.base.validate import integer
 from fedveil.engine.canary_bounds import Canvass
 from fedveil.engine.canary_directions import Directions
@@ -106,7 +107,8 @@ class Canaries(Executor):
         self.clients = range(first, first + count)
         self._job, self._protection = job, protection
         self._included = Seeded(job.seed, "canary coins").bernoulli(0.5, count)
-        directions = Directions(job.seed, count, protection.dimension)
+        # Directions take as much memory as ten copies of the model.
+        directions = Directions(job.seed, count, protection.dimension if count else 0)
         lengths, clip = _lengths(job, protection), protection.norm_clip
         moved = min(clip, *lengths)
         self._moved = 2 * moved
@@ -215,7 +217,7 @@ class Canaries(Executor):
             settings={**settings, "rounds": self._rounds},
             epsilon=claim.epsilon,
             delta=claim.delta,
-            saw=f"{what} of {self._rounds} rounds",
+            saw=f"{what} of {quantity(self._rounds, 'round')}",
         )
 
 

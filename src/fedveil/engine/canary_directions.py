@@ -22,7 +22,7 @@ class Directions:
             )
         draw = Seeded(seed, "canary directions")
         self._signs = np.where(draw.bernoulli(0.5, dimension), 1.0, -1.0)
-        self._rows = draw.permutation(dimension)[:count]
+        self._rows = draw.permutation(dimension)[:count].copy()
 
     def vector(self, number: int) -> Float64s:
         n, row = len(self._signs), int(self._rows[number])

@@ -6,14 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 
+from fedveil.base.quantity import quantity
 from fedveil.engine.assembly import report_entropy
+from fedveil.engine.background_save import BackgroundSave
 from fedveil.engine.budget import admit
 from fedveil.engine.callbacks import Beginning
 from fedveil.engine.executors.executor import Executor
@@ -55,6 +57,7 @@ class Federation:
     #: True if reports leave a machine (`Engine.reports_leave`).
     reports_leave: bool
     presentation: Presentation | None = None
+    saving: BackgroundSave = field(default_factory=BackgroundSave)
 
     @property
     def job(self) -> Job:
@@ -64,7 +67,8 @@ class Federation:
         """Run all remaining rounds and return the finished run."""
         run = None
         try:
-            run = self._run(progress)
+            with self.saving:
+                run = self._run(progress)
             return run
         except RunFolderError as error:  # nothing more can be saved
             raise RunStopped(str(error)) from error
@@ -96,8 +100,8 @@ class Federation:
     def _finish(self, stopped: str | None) -> Run:
         parts, state = self.parts, self.state
         if stopped is not None and state.done:  # a finished run must not be replayed on resume
-            with uninterrupted():
-                self._checkpoint()
+            self._checkpoint()
+        self.saving.wait()
         failure = without_result(self.recorder.records, stopped)
         if failure is not None:
             self.recorder.event(f"ended after round {state.done} without a result: {failure}")
@@ -119,7 +123,7 @@ class Federation:
             if which or LOSS not in self.recorder.records[-1]:
                 quality = in_words(parts.test.quality(state.weights))
                 self.recorder.event(f"the model at its end: {quality}")
-            if compared := list(before_after(parts, state.weights)):
+            if compared := list(before_after(parts, state.first, state.weights)):
                 keep_before_after(self.folder, compared)
             advise(self.recorder.event, parts.job, parts.test.layout, claim, parts.examples)
             if self.presentation is not None and parts.job.record.page:
@@ -153,6 +157,7 @@ class Federation:
             self.executor.open(context)
             opening = dict.fromkeys(cohort, server.opening())
             outcome = drive(server, self.executor, opening, parts.protection.trains, begun)
+            self.saving.wait()  # it reads the state that the round now changes
             applied = outcome.result(lambda: state.apply(server.aggregate()))
         if outcome.hopeless is not None:
             raise RunStopped(all_failed(number, outcome.hopeless))
@@ -232,13 +237,18 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, then a checkpoint that covers all rounds with records."""
+        """Save the round's record, then a checkpoint that covers all rounds with records.
+
+        If no report leaves this machine, a repeated round costs nothing, so the next round may
+        start before this one is on disk.
+        """
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):
                 self.recorder.event(f"round {number}: {text}")
             for reason, clients in sorted(outcome.unusable.items()):
-                text = f"{clients} clients report an update of zero: {short(reason)}"
+                report = "report" if clients > 1 else "reports"
+                text = f"{quantity(clients, 'client')} {report} an update of zero: {short(reason)}"
                 self.recorder.event(f"round {number}: {text}")
             if outcome.void is not None:
                 self.recorder.event(f"round {number}: {outcome.void}")
@@ -247,9 +257,19 @@ class Federation:
             self.parts.stopping.saw(self.recorder.records, self.state.weights)
             if number % self.job.checkpoint.every == 0 or number == self.job.rounds:
                 self._checkpoint()
+            else:
+                self.saving.start(self.recorder.sync)
+            if self.reports_leave or self.parts.test.clients is not None:
+                self.saving.wait()
 
     def _checkpoint(self) -> None:
-        self.state.save(self.folder, self.recorder)
-        self.attempts.checkpointed(self.state.done)
-        if self.parts.test.clients is not None:
-            self.parts.test.clients.forget_before(self.state.done)
+        done, checkpoint = self.state.done, self.state.checkpoint(self.recorder)
+
+        def save() -> None:
+            self.recorder.sync()
+            checkpoint.write(self.folder)
+            self.attempts.checkpointed(done)
+            if self.parts.test.clients is not None:
+                self.parts.test.clients.forget_before(done)
+
+        self.saving.start(save)

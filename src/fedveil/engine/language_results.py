@@ -16,16 +16,16 @@ from fedveil.record.before_after import BeforeAfter
 from fedveil.record.metric_names import deciding
 
 
-def before_after(parts: Parts, weights: Float32s) -> Iterator[BeforeAfter]:
-    """Yield comparisons of the initial model with the model after training, of weights `weights`.
+def before_after(parts: Parts, first: Float32s | None, weights: Float32s) -> Iterator[BeforeAfter]:
+    """Yield comparisons of a language model before and after training: `first` and `weights`.
 
     The comparisons are the deciding metric, and the continuations of the job's prompts.
     """
     form, job = text_form(parts.job), parts.job
-    if form is None:
+    if form is None or first is None:
         return
     layout: Layout = parts.test.layout
-    both = (parts.start[: layout.dimension], weights[: layout.dimension])
+    both = (first[: layout.dimension], weights[: layout.dimension])
     figures = [parts.test.quality(vector) for vector in both]
     name = deciding(figures[1])[0]
     yield BeforeAfter("figure", name, *(f"{figure[name]:.4g}" for figure in figures))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fedveil.base.quantity import quantity
 from fedveil.engine.candidates import Candidate, candidates, of_examples
 from fedveil.engine.known_accuracy import measured
 from fedveil.federated.job import Job
@@ -51,7 +52,8 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
         short = f"lower its epsilon to {TARGET:g}" if known else f"protect it with {best.name}"
         return f"{short}: {_costs(best, examples)}{_known(best)}"
     hidden = (
-        f"with {best.job.clients_per_round:,} clients in a round, the noise of epsilon {TARGET:g} "
+        f"with {quantity(best.job.clients_per_round, 'client')} in a round, the noise of epsilon "
+        f"{TARGET:g} "
         f"is at least {_times(best, examples)} times as long as the mean update under {best.name}"
     )
     changes = of_examples(job)
@@ -61,7 +63,7 @@ def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -
             f"protect each example instead of each client: {hidden}. For one example "
             f"{_costs(others[0], examples)}{_new_rate(job)}"
         )
-    helps = [f"at least {_needed(best, examples):,} clients in a round"]
+    helps = [f"at least {quantity(_needed(best, examples), 'client')} in a round"]
     if job.privacy.unit == "client" and others and math.isfinite(_noise(others[0], examples)):
         still = f"which still has {_times(others[0], examples)} times"
         helps.append(f"`privacy.unit: example`, {still}")

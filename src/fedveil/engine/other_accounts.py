@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fedveil.base.quantity import all_of, quantity
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.federated.job import Job
 from fedveil.privacy.added_or_removed import added_or_removed
@@ -32,7 +33,9 @@ def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Li
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):
-            yield Line(*whole, f"all {job.rounds} rounds: holds whenever stopping ends the run")
+            yield Line(
+                *whole, f"{all_of(job.rounds, 'round')}: holds whenever stopping ends the run"
+            )
     yield from _of_gaussian_noise(job, protection, rounds)
 
 
@@ -43,14 +46,14 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
     unit = "an example" if protection.context.unit == "example" else "a client"
     added = f"{unit} added or removed instead of replaced, for comparison only"
     alike = added_or_removed(ratio, 1.0, rounds, delta)
-    yield Line(alike, delta, f"{added}: takes part in all {rounds} rounds")
+    yield Line(alike, delta, f"{added}: takes part in {all_of(rounds, 'round')}")
     limited = job.privacy.max_epsilon is not None
     if limited or not (protection.amplified and protection.context.poisson):
         return
     rate = job.clients.fraction
     who = f"an attacker who only gets the models, amplified by Poisson sampling at rate {rate:g}"
     loss = PrivacyLoss.of_release(sampled_release(ratio, rate))
-    yield Line(compose([(loss, rounds)], delta), delta, f"{who}: {rounds} rounds")
+    yield Line(compose([(loss, rounds)], delta), delta, f"{who}: {quantity(rounds, 'round')}")
     yield Line(added_or_removed(ratio, rate, rounds, delta), delta, f"the same, {added}")
 
 

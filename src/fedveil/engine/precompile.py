@@ -21,7 +21,7 @@ from fedveil.base.message import decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
-from fedveil.protections.base import ClientContext, RoundContext
+from fedveil.protections.base import ClientContext, Protection, RoundContext
 
 #: The length of the report's update. The compiled code does not depend on it.
 _DIMENSION = 1000
@@ -68,11 +68,10 @@ def compile_products() -> None:
         function.address(np.float32)
 
 
-def make_one_report(job: Job) -> None:
+def make_one_report(protection: Protection) -> None:
     """Make and receive one report, so that all native code of the protection is compiled."""
-    protection = make_protection(job.with_({"simulation.masks": False}), _DIMENSION)
     model = np.zeros(protection.dimension, np.float32)
-    server = protection.server_round(RoundContext(range(job.clients_per_round), 1, model))
+    server = protection.server_round(RoundContext([0], 1, model))
     told = server.opening()
     half = protection.client_round(ClientContext(0, 1, model, 1, Seeded(0)))
     update = np.ones_like(model) if half.wants_update(told) else None
@@ -81,4 +80,5 @@ def make_one_report(job: Job) -> None:
 
 if __name__ == "__main__":
     compile_products()
-    make_one_report(Job(**json.loads(sys.stdin.read())))
+    of_stdin = Job(**json.loads(sys.stdin.read()))
+    make_one_report(make_protection(of_stdin.with_({"simulation.masks": False}), _DIMENSION))

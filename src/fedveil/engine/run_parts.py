@@ -13,14 +13,7 @@ import numpy.typing as npt
 from torch import nn
 
 from fedveil.data.datasets import Dataset
-from fedveil.engine.assembly import (
-    ModelShape,
-    check_buffers,
-    load_data,
-    make_model,
-    make_task,
-    start_vector,
-)
+from fedveil.engine.assembly import ModelShape, check_buffers, load_data, make_model, make_task
 from fedveil.engine.callbacks import Callback, Callbacks
 from fedveil.engine.canaries import Canaries
 from fedveil.engine.cohorts import Cohorts
@@ -47,8 +40,6 @@ class Parts:
     #: The trainer's name, or None if other machines train.
     trainer: str | None
     test: ModelTest
-    #: The server's initial vector.
-    start: npt.NDArray[np.float32]
     protection: Protection
     canaries: Canaries
     cohorts: Cohorts
@@ -75,8 +66,8 @@ def assemble(
     if job.record.tensorboard:
         find_board()
     called = Callbacks(job.record.callbacks, callbacks)
-    start = start_vector(job, test.layout)
-    protection = engine.protection(job, job.training.report_length(len(start)))
+    dimension = test.layout.dimension * job.training.reported_vectors
+    protection = engine.protection(job, dimension)
     return Parts(
         job=job,
         shape=shape,
@@ -84,7 +75,6 @@ def assemble(
         examples=len(dataset.train.y),
         trainer=trainer,
         test=test,
-        start=start,
         protection=protection,
         canaries=Canaries(job, protection),
         cohorts=Cohorts(job),

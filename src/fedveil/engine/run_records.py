@@ -65,8 +65,9 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
         return f"the run ended before its first round: {stopped}"
     reasons = _reasons(records)
     advice = "; a lower training.lr may help" if _NOT_FINITE in reasons else ""
+    rounds = "the only round" if len(records) == 1 else f"any of {len(records)} rounds"
     ended = "" if stopped is None else f"; {stopped}"
-    return f"no report was usable in any of {len(records)} rounds: {reasons}{advice}{ended}"
+    return f"no report was usable in {rounds}: {reasons}{advice}{ended}"
 
 
 def all_failed(number: int, reason: str) -> str:
@@ -136,7 +137,7 @@ def _reasons(records: Sequence[Record]) -> str:
     if not times:
         silent = sum(record["dropped"] for record in records)
         nobody = sum(not record["clients"] for record in records)
-        times.update({"the client dropped out": silent} if silent or not nobody else {})
+        times.update({"the client dropped out": silent} if silent else {})
         times.update({"no client was drawn": nobody} if nobody else {})
         times.update(record["void"] for record in records if record["void"] and record["clients"])
     return ", ".join(f"{reason} ({number}x)" for reason, number in times.most_common(3))

@@ -6,6 +6,8 @@ import numpy as np
 
 from fedveil.base.message import take_array
 from fedveil.base.validate import finite_vector, integer
+from fedveil.engine.assembly import start_vector
+from fedveil.engine.job_model import text_form
 from fedveil.engine.round_checkpoint import LATEST, Checkpoint
 from fedveil.engine.run_parts import Parts
 from fedveil.engine.run_records import check
@@ -22,7 +24,9 @@ class RunState:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.done = 0
-        self.weights = parts.start
+        self.weights = start_vector(parts.job, parts.test.layout)
+        #: The first weights of a language model, which the run's end compares with the last.
+        self.first = None if text_form(parts.job) is None else self.weights
         self.protection = parts.protection.initial_state()
         self.ledger = Ledger(adaptive=parts.protection.adaptive)
         self.summed = SummedReports(parts.job)
@@ -67,9 +71,9 @@ class RunState:
             parts.stopping.restore(saved.best, metrics.records, len(self.weights))
         return metrics
 
-    def save(self, folder: RunFolder, recorder: Recorder) -> None:
-        """Save the state as the folder's checkpoint, with all that `recorder` has written."""
-        Checkpoint(
+    def checkpoint(self, recorder: Recorder) -> Checkpoint:
+        """Return the state, and how much `recorder` has written. Write it before `apply`."""
+        return Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,
             metrics_digest=recorder.metrics_digest,
@@ -81,4 +85,4 @@ class RunState:
             canaries=self._parts.canaries.state(),
             best=self._parts.stopping.state(),
             summed=self.summed.state(),
-        ).write(folder)
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,9 @@ from fedveil.federated.job import Job
 from fedveil.federated.training_blocks import ServerSettings
 
 Vector = npt.NDArray[np.float64]
+
+#: Weights of a part, whose values stay in the cache.
+_PART = 1 << 16
 
 
 class ServerOptimizer:
@@ -31,6 +36,7 @@ class ServerOptimizer:
     def __init__(self, settings: ServerSettings, trainable: npt.NDArray[np.bool_]) -> None:
         self._settings = settings
         self._trainable = trainable
+        self._only_parameters = bool(trainable.all())
         size = len(trainable)
         self._moments: dict[str, Vector] = {}
         if settings.optimizer != "none":
@@ -46,26 +52,37 @@ class ServerOptimizer:
         `share` is the share of all clients whose reports are in `aggregate`. Raises `RoundVoid` and
         changes nothing if a weight or moment would not be finite.
         """
+        new = np.empty(len(aggregate), np.float32)
+        moments = {name: np.empty_like(moment) for name, moment in self._moments.items()}
         with np.errstate(over="ignore", invalid="ignore"):
-            moved, moments = self._direction(aggregate, share)
-            if not self._trainable.all():
-                moved = np.where(self._trainable, moved, aggregate)
-            new: npt.NDArray[np.float32] = (weights + moved).astype(np.float32)
-        if not (np.isfinite(new).all() and all(np.isfinite(m).all() for m in moments.values())):
-            raise RoundVoid("report", 0, 0, "the resulting model is not finite")
+            for start in range(0, len(new), _PART):
+                part = slice(start, start + _PART)
+                before = {name: moment[part] for name, moment in self._moments.items()}
+                moved, after = self._direction(aggregate[part], share, before)
+                if not self._only_parameters:
+                    moved = np.where(self._trainable[part], moved, aggregate[part])
+                np.add(weights[part], moved, out=new[part], casting="same_kind")
+                for name, values in after.items():
+                    moments[name][part] = values
+                found: list[npt.NDArray[Any]] = [new[part], *after.values()]
+                if not all(np.isfinite(values).all() for values in found):
+                    raise RoundVoid("report", 0, 0, "the resulting model is not finite")
         self._moments = moments
         return new
 
-    def _direction(self, d: Vector, share: float) -> tuple[Vector, dict[str, Vector]]:
+    def _direction(
+        self, d: Vector, share: float, moments: dict[str, Vector]
+    ) -> tuple[Vector, dict[str, Vector]]:
+        """Return the step and the new moments, for a part of the weights."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
-        m = self._moments["m"]
+        m = moments["m"]
         if s.optimizer == "momentum":
             m = s.momentum * m + d
             return s.lr * m, {"m": m}
         m = s.beta1 * m + (1 - s.beta1) * d
-        v = self._moments["v"]
+        v = moments["v"]
         square = d * d
         if s.optimizer == "adagrad":
             v = v + square
@@ -110,7 +127,8 @@ class VariateOptimizer(ServerOptimizer):
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
     ) -> npt.NDArray[np.float32]:
         size = len(self._trainable)
-        variate = (weights[size:] + share / self._unit * aggregate[size:]).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            variate = (weights[size:] + share / self._unit * aggregate[size:]).astype(np.float32)
         if not np.isfinite(variate).all():
             raise RoundVoid("report", 0, 0, "the resulting control variate is not finite")
         return np.concatenate([super().step(weights[:size], aggregate[:size], share), variate])
@@ -141,8 +159,10 @@ class DynamicOptimizer(ServerOptimizer):
         self._alpha = alpha
         self._moments = {"h": np.zeros(len(trainable))}
 
-    def _direction(self, d: Vector, share: float) -> tuple[Vector, dict[str, Vector]]:
-        h = self._moments["h"] - self._alpha * share * d
+    def _direction(
+        self, d: Vector, share: float, moments: dict[str, Vector]
+    ) -> tuple[Vector, dict[str, Vector]]:
+        h = moments["h"] - self._alpha * share * d
         return d - h / self._alpha, {"h": h}
 
 

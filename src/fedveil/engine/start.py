@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
+from fedveil.base.freed_memory import return_freed_memory
 from fedveil.data.datasets import Dataset
 from fedveil.engine.assembly import report_entropy
 from fedveil.engine.budget import thin_promise
@@ -61,6 +62,7 @@ def start(
     recorder = Recorder(folder, metrics, tensorboard=job.record.tensorboard)
     stack.callback(recorder.close)
     clients = engine.start(job, parts.shape, parts.protection, folder.path, recorder.event)
+    return_freed_memory()
     executor = parts.canaries.beside(clients)
     stack.callback(executor.close)
     federation = Federation(

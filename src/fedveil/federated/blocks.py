@@ -74,7 +74,7 @@ class ClientsSettings(Block):
     number: int | None = Field(
         100,
         ge=1,
-        description="number of clients; null, or left out under `data.split: by_client` or "
+        description="number of clients. null, or no value under `data.split: by_client` or "
         "`writers`: as many as the data has owners",
     )
     fraction: float = Field(
@@ -82,18 +82,16 @@ class ClientsSettings(Block):
     )
     sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
-        description="fixed: every round has the same number of clients; poisson: each "
-        "client takes part independently and secretly with probability "
-        "`clients.fraction`, so the sizes of cohorts differ. Under "
-        "distributed_dp every client is asked, and draws for itself if it adds "
+        description="fixed: every round has the same number of clients. poisson: each client takes "
+        "part independently and secretly with probability `clients.fraction`, so the numbers of "
+        "clients differ. Under distributed_dp every client is asked, and itself draws if it adds "
         "its update",
     )
     own_layers: list[str] = Field(
         default_factory=list,
-        description="tensors that stay with each client from round to round, as patterns of "
-        "their names such as `head.*` or `*norm*`. No report contains them. "
-        "Every figure of a round is then the mean over the clients that "
-        "trained, each with its own tensors",
+        description="tensors that stay with each client from round to round, as patterns of their "
+        "names such as `head.*` or `*norm*`. No report contains them. Each metric of a round is "
+        "then the mean over the clients that trained, each with its own tensors",
     )
 
 
@@ -105,7 +103,7 @@ class DataSettings(Block):
 
     name: DatasetName = Field(
         "digits",
-        description="a built-in data set, a folder of your images or texts, or a function of yours "
+        description="a built-in data set, a folder with your images or texts, or your own function "
         "that returns a data set",
     )
     folder: Annotated[FolderPath | None, Under("name", IMAGE_FOLDER, TEXT_FOLDER)] = Field(
@@ -116,16 +114,18 @@ class DataSettings(Block):
     )
     split: Literal["iid", "shards", "dirichlet", "by_client", "writers"] = Field(
         "iid",
-        description="how examples are split among clients: iid: at random; shards: in "
-        "shards of sorted labels; dirichlet: with Dirichlet label shares; "
-        "by_client: by their owners; writers: the images of mnist by the people who wrote "
-        "them, 539 clients",
+        description="how examples are split among clients. iid: at random. shards: sorted by label "
+        "and cut into shards. dirichlet: each client gets random shares of the labels. by_client: "
+        "by their owners. writers: the images of mnist by the person who wrote them (539 clients)",
     )
     shards_per_client: Annotated[int, Under("split", "shards")] = Field(
-        2, ge=1, description="shards that each client gets under `split: shards`"
+        2, ge=1, description="number of shards for each client under `split: shards`"
     )
     alpha: Annotated[float, Under("split", "dirichlet")] = Field(
-        0.5, gt=0, description="mean concentration of a label under `split: dirichlet`"
+        0.5,
+        gt=0,
+        description="concentration under `split: dirichlet`, the mean over the labels. A smaller "
+        "value makes clients more different",
     )
 
     @property
@@ -143,15 +143,18 @@ class EvaluationSettings(Block):
     """When the global model is tested."""
 
     every: int = Field(
-        1, ge=1, description="number of rounds between two tests. The last round is always tested"
+        1,
+        ge=1,
+        description="number of rounds between two tests of the model. The last round is always "
+        "tested",
     )
     clients: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of each client's examples that are held out to test the model "
-        "client by client: the mean over clients, the mean of the worst tenth, "
-        "and the standard deviation. In simulation only. 0: none",
+        description="share of each client's examples that is held out to test the model on each "
+        "client. The record has the mean over clients, the mean of the worst tenth, and the "
+        "standard deviation. Only in simulation. 0: none",
     )
     metrics: list[str] | None = Field(
         None,
@@ -168,24 +171,24 @@ class PrivacySettings(Block):
 
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",
-        description="source of the reports' randomness. seeded: a keystream from the job's "
-        "seed, repeatable, for simulation only; secure: the operating system",
+        description="source of the randomness that protects reports. seeded: computed from the "
+        "job's seed, repeatable, only for simulation. secure: the operating system",
     )
     max_epsilon: float | None = Field(
         None, gt=0, description="the run stops before a round that would exceed this epsilon"
     )
     account: FilePath | None = Field(
         None,
-        description="file of the data set's account, which other trainings and questions share. "
-        "max_epsilon limits it too",
+        description="file of the data set's privacy account. Other trainings and questions charge "
+        "the same file. max_epsilon limits it too",
     )
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which a run's epsilon is stated and limited"
     )
     unit: Whose = Field(
         "client",
-        description="whose data the epsilon protects. client: all data of a client; "
-        f"example: one of its examples ({', '.join(_BY_EXAMPLE)})",
+        description="the data that an epsilon covers. client: all data of a client. "
+        f"example: one example ({', '.join(_BY_EXAMPLE)})",
     )
 
 
@@ -195,15 +198,15 @@ class AuditSettings(Block):
     canaries: int = Field(
         0,
         ge=0,
-        description="number of artificial clients (canaries) in every round, beside the others. "
-        "They give a lower bound on the run's epsilon. At most the number of clients in a "
-        "round. 0: no audit",
+        description="number of canaries: artificial clients added to every round. The audit tries "
+        "to detect them, which gives a lower bound on the run's epsilon. At most the number of "
+        "clients in a round. 0: no audit",
     )
     norm: float | None = Field(
         None,
         gt=0,
-        description="L2 norm of a canary's update; null: the largest that the protection "
-        "lets through, or 1 if it does not clip",
+        description="L2 norm of a canary's update. null: the largest norm that the protection lets "
+        "through, or 1 if it does not clip",
     )
 
 
@@ -212,9 +215,9 @@ class SimulationSettings(Block):
 
     on: ClusterName = Field(
         HERE,
-        description="where clients are trained. here: on this machine; ray: on the machines of the "
-        "Ray cluster that runs here or at RAY_ADDRESS; HOST:PORT or ray://HOST:PORT: on those of "
-        "the Ray cluster at this address. The result is the same",
+        description="where clients are trained. here: on this machine. ray: on the Ray cluster "
+        "that runs here or at RAY_ADDRESS. HOST:PORT or ray://HOST:PORT: on the Ray cluster at "
+        "this address. The result is the same",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto",
@@ -223,9 +226,9 @@ class SimulationSettings(Block):
     )
     dropouts: dict[str, Share] = Field(
         default_factory=dict,
-        description="fault plan: share of the cohort that drops out in each phase, of "
-        f"{', '.join(PHASES)}. If clients send a single report, those that drop "
-        "out up to `masked` send none",
+        description="simulated faults: the share of a round's clients that drop out in each phase "
+        f"({', '.join(PHASES)}). If clients send a single report, those that "
+        "drop out up to `masked` send none",
     )
     masks: bool = Field(
         True,
@@ -236,10 +239,9 @@ class SimulationSettings(Block):
     answer_ms: float = Field(
         0.0,
         ge=0,
-        description="median virtual time in which a client answers a message. A client that "
-        "needs longer for a phase than the protection's deadline has dropped "
-        "out; if its report was requested, it still counts as sent. 0: nobody "
-        "is late",
+        description="median simulated time in milliseconds in which a client answers. A client "
+        "that exceeds the protection's deadline for a phase drops out. Its report, if requested, "
+        "still counts as sent. 0: no client is late",
     )
     answer_spread: float = Field(
         1.0,
@@ -258,15 +260,15 @@ class JobFields(CheckedJob):
     data: DataSettings = Field(default_factory=DataSettings)
     model: ModelName = Field(
         "lenet",
-        description="a built-in model, a function of yours that returns an nn.Module, or "
-        "`hf:FOLDER`: the language model in a folder on this machine, as transformers saves it",
+        description="a built-in model, your own function that returns an nn.Module, or "
+        "`hf:FOLDER`: the language model in a local folder, as transformers saves it",
     )
     adapter: AdapterSettings = Field(default_factory=AdapterSettings)
     language: LanguageSettings = Field(default_factory=LanguageSettings)
     task: TaskName = Field(
         "classification",
-        description="task, or a fedveil.Task of yours: its loss, its metrics, and how it "
-        "makes a batch",
+        description="a built-in task, or your own fedveil.Task. It defines the loss, the metrics "
+        "and how a batch is made",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)

@@ -32,15 +32,17 @@ class AdapterSettings(Block):
     kind: Literal["none", "lora"] = Field(
         "none",
         description="trained part of a model `hf:FOLDER`. lora: low-rank adapters (and a "
-        "classifier's last layer); nothing else is trained, sent or saved. none: what "
-        "`training.train` says",
+        "classifier's last layer). Nothing else is trained, sent or saved. none: `training.train` "
+        "decides",
     )
     rank: Annotated[int, Under("kind", "lora")] = Field(
         8, ge=1, description="rank of `kind: lora`. A layer of m inputs and n outputs gets "
         "rank * (m + n) numbers"
     )  # fmt: skip
     alpha: Annotated[float, Under("kind", "lora")] = Field(
-        16.0, gt=0, description="scale of `kind: lora`: the adapter's product times alpha / rank"
+        16.0,
+        gt=0,
+        description="scale of `kind: lora`. The adapter's product is multiplied by alpha / rank",
     )
     targets: Annotated[list[str], Under("kind", "lora")] = Field(
         default_factory=list,
@@ -53,9 +55,11 @@ class LanguageSettings(Block):
     """The text on which a language model `hf:FOLDER` is trained and tested."""
 
     length: int = Field(
-        64, ge=2, description="tokens of an example under `data.name: text_folder`. Longer texts "
-        "are cut, shorter ones are filled"
-    )  # fmt: skip
+        64,
+        ge=2,
+        description="number of tokens of an example under `data.name: text_folder`. Longer texts "
+        "are cut, shorter ones are padded",
+    )
     config: dict[str, OwnValue] = Field(
         default_factory=dict,
         description="configuration of a new model with random weights, with its `model_type`, in "
@@ -68,8 +72,8 @@ class LanguageSettings(Block):
     )
     prompts: list[str] = Field(
         default_factory=list,
-        description="texts that the model continues when the run ends, with its first and its "
-        "last weights. The page shows both",
+        description="texts that the model continues when the run ends, once with its initial and "
+        "once with its final weights. The page shows both",
     )
     new_tokens: int = Field(
         24, ge=1, le=1024, description="number of tokens with which each prompt is continued"

@@ -25,7 +25,9 @@ class Switch(Choice):
     }
 
     name: Annotated[str, function_text("package.module:Name", *POSITIONS)] = Field(
-        "not_encrypt", description="name of the protection, or a class of yours"
+        "not_encrypt",
+        description="the protection: how clients' messages are protected (docs/which-switch.md). A "
+        "name, or your own class",
     )
 
     @classmethod
@@ -74,7 +76,7 @@ def _blocks() -> dict[str, Any]:
         kind = users[0].settings_type
         names = " and ".join(position.name for position in users)
         fields[block] = (kind, Field(default_factory=kind, description=f"parameters of {names}"))
-    about = "parameters of a protection of yours, as named by its class"
+    about = "parameters of your own protection, with the names in its class"
     fields["own"] = (dict[str, OwnValue], Field(default_factory=dict, description=about))
     return fields
 

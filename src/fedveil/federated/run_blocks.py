@@ -22,9 +22,8 @@ class DeploymentSettings(Block):
     repeats: int = Field(
         3,
         ge=0,
-        description="number of private reports beyond `rounds` that a client sends, for "
-        "rounds that were interrupted and restarted. Each client counts its own "
-        "reports",
+        description="number of reports beyond `rounds` that a client may send, because `rounds` "
+        "may be interrupted and restarted. Each client counts its own reports",
     )
     start_clients: int | None = Field(
         None,
@@ -34,8 +33,8 @@ class DeploymentSettings(Block):
     clients_per_node: int = Field(
         1,
         ge=1,
-        description="most clients that one node may hold (`clients` in its configuration), all "
-        "of one operator, who sees the updates of all of them",
+        description="largest number of clients on one node (`clients` in its configuration). The "
+        "node's operator sees the updates of all of them",
     )
     answer_s: float = Field(
         300.0,
@@ -46,15 +45,15 @@ class DeploymentSettings(Block):
     answer_after_s: float | None = Field(
         None,
         gt=0,
-        description="seconds after which a client sends its report, however long its "
-        "training took. A training that is not ready after 7/8 of them counts "
-        "as an update of zero. null: when it is ready",
+        description="seconds after which a client sends its report, independent of the training "
+        "time. If training takes longer than 7/8 of this time, the update is zero. null: the "
+        "report is sent when it is ready",
     )
     wait_s: float = Field(
         600.0,
         gt=0,
-        description="seconds that the server waits for clients before it stops the run: at "
-        "the start, and for a cohort with too few connected clients",
+        description="seconds that the server waits for clients, at the start and in a round with "
+        "too few connected clients. Then it stops the run",
     )
 
 
@@ -64,15 +63,15 @@ class RecordSettings(Block):
     tensorboard: bool = Field(False, description="also write TensorBoard event files")
     callbacks: list[ClassName] = Field(
         default_factory=list,
-        description="callback classes, called when the run starts, after each round and at "
-        "the end. They may stop the run: `fedveil.engine.trackers:MLflow`, "
-        "`fedveil.engine.trackers:WandB`, or yours, derived from "
+        description="callback classes, called when the run starts, after each round and at the "
+        "end. They may stop the run. Use `fedveil.engine.trackers:MLflow`, "
+        "`fedveil.engine.trackers:WandB`, or your own subclass of "
         "`fedveil.engine.callbacks.Callback`",
     )
     page: bool = Field(
         True,
-        description="if true, a run writes its page (about 40 KB) into its folder when it "
-        "ends; `fedveil report` writes it at any time",
+        description="if true, a run writes a report page (about 40 KB) into its folder when it "
+        "ends. `fedveil report` writes it at any time",
     )
 
 

@@ -20,20 +20,21 @@ class StoppingSettings(Block):
 
     metric: MetricName | None = Field(
         None,
-        description="the deciding figure in the rounds' records; null: the first of "
+        description="the metric of the rounds' records that decides. null: the first of "
         "`evaluation.metrics`",
     )
     target: float | None = Field(
-        None, description="the run stops when the figure reaches this value; null: never"
+        None, description="the run stops when the metric reaches this value. null: never"
     )
     patience: int | None = Field(
         None,
         ge=1,
-        description="the run stops after this number of tests without a better figure; null: never",
+        description="the run stops after this number of tests without a better value. null: never",
     )
     keep: Literal["last", "best"] = Field(
         "last",
-        description="the model that is saved: that of the last round, or the best tested one",
+        description="the model to save. last: the model of the last round. best: the best tested "
+        "model",
     )
 
     @property

@@ -20,19 +20,20 @@ class TrainingSettings(Block):
 
     train: Literal["all", "head"] = Field(
         "all",
-        description="trained and sent part of the model. all: the whole model; head: only "
-        "its last linear layer. The part before it is then fixed, and computed "
-        "once for every example",
+        description="the part of the model that is trained and sent. all: the whole model. head: "
+        "only the last linear layer. The layers before it do not change, and are computed once for "
+        "each example",
     )
     epochs: int = Field(
-        10, ge=1, description="local epochs per round; 1 if left out under `privacy.unit: example`"
+        10,
+        ge=1,
+        description="local epochs in a round. The default is 1 under `privacy.unit: example`",
     )
     batch_size: int = Field(
         20,
         ge=1,
-        description="examples in a local step; the last step may have fewer. Under "
-        "`privacy.unit: example`: the divisor of the sum over the sampled "
-        "batch, whatever its size",
+        description="examples in a local step. The last step may have fewer. Under `privacy.unit: "
+        "example`, the sum over a sampled batch of any size is divided by this number",
     )
     sampling_rate: float | None = Field(
         None,
@@ -43,14 +44,14 @@ class TrainingSettings(Block):
     )
     algorithm: Literal["fedavg", "scaffold", "fednova", "feddyn", "fedcm"] = Field(
         "fedavg",
-        description="algorithm of clients and server, for clients whose data differ: "
-        "docs/algorithms.md",
+        description="training algorithm. All but fedavg are for clients whose data differ "
+        "(docs/algorithms.md)",
     )
     normal_steps: Annotated[float | None, Under("algorithm", "fednova")] = Field(
         None,
         gt=0,
-        description="under `algorithm: fednova`: the public number of local steps to which "
-        "every client's update is scaled. The clients' own numbers stay secret",
+        description="under `algorithm: fednova`: the public number of local steps. Each update is "
+        "scaled to it, and the clients' true numbers stay secret",
     )
     dynamic: Annotated[float, Under("algorithm", "feddyn")] = Field(
         0.1, gt=0, description="alpha of `algorithm: feddyn`, the weight of its regularisation"
@@ -68,24 +69,24 @@ class TrainingSettings(Block):
     lr: float = Field(0.1, gt=0, description="the client's learning rate")
     lr_schedule: Schedule = Field(
         "constant",
-        description="learning rate from round to round. step: times `lr_factor` after every "
-        "`lr_rounds` rounds; cosine: down to `lr_factor` times `lr` over "
-        "`lr_rounds` rounds; or a function of yours that returns the rate, "
-        "given `round`, from 1, and `lr`",
+        description="schedule of the learning rate over the rounds. step: multiplied by "
+        "`lr_factor` after every `lr_rounds` rounds. cosine: falls to `lr_factor` * `lr` during "
+        "`lr_rounds` rounds. Your own function gets the `round` (from 1) and `lr`, and returns the "
+        "rate",
     )
     lr_rounds: Annotated[int, Under("lr_schedule", "step", "cosine")] = Field(
-        10, ge=1, description="rounds of `lr_schedule: step` and `cosine`"
+        10, ge=1, description="number of rounds in `lr_schedule: step` and `cosine`"
     )
     lr_factor: Annotated[float, Under("lr_schedule", "step", "cosine")] = Field(
         0.1, gt=0, le=1, description="factor of `lr_schedule: step` and `cosine`"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `optimizer: sgd`")
     nesterov: bool = Field(False, description="if true, `momentum` is Nesterov's")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the local weights")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty on the local weights")
     gradient_norm: float | None = Field(
         None,
         gt=0,
-        description="L2 norm to which the gradient of each step is clipped; null: no clipping",
+        description="the gradient of each step is clipped to this L2 norm. null: no clipping",
     )
     class_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
         None,
@@ -98,8 +99,8 @@ class TrainingSettings(Block):
     proximal: float = Field(
         0.0,
         ge=0,
-        description="FedProx's mu: the strength that pulls a client's weights to the "
-        "round's initial weights",
+        description="FedProx's mu: how strongly a client's weights are pulled to the round's "
+        "initial weights",
     )
     device: Device = Field("cpu", description="device on which clients train")
     precision: Literal["float32", "bfloat16"] = Field(
@@ -150,24 +151,27 @@ class ServerSettings(Block):
 
     weighting: Weighting = Field(
         "by_size",
-        description="weights of the clients in the aggregate. Default: by_size, or equal "
-        f"under {', '.join(_NOISED)}, pw_encrypt's central_eps, and "
-        "`aggregation: median` and trimmed_mean, which refuse by_size; also equal under "
-        "`algorithm: scaffold` and feddyn, whose server averages over all clients equally",
+        description="weights of the clients in the aggregate. by_size: their numbers of examples. "
+        f"The default is equal under {', '.join(_NOISED)}, pw_encrypt with central_eps, "
+        "`aggregation: median` and trimmed_mean (these refuse by_size), and `algorithm: scaffold` "
+        "and feddyn. Otherwise it is by_size",
     )
     aggregation: Combination = Field(
         "mean",
-        description="combination of the reports. mean: their mean; median: entry by entry; "
-        "trimmed_mean: their mean entry by entry without the extremes (`trim`); "
-        "norm_bound: their mean, each clipped to `norm_bound`. The last three "
-        "need a server that sees single reports; median and trimmed_mean store "
-        "all reports of a round",
+        description="how the server combines reports. mean: their mean. median: the median of each "
+        "entry. trimmed_mean: the mean of each entry without the extremes (`trim`). `norm_bound`: "
+        "the mean of reports clipped to `norm_bound`. The last three need a server that sees "
+        "single reports. median and trimmed_mean store all reports of a round",
     )
     trim: Annotated[float, Under("aggregation", "trimmed_mean")] = Field(
-        0.1, gt=0, lt=0.5, description="share left out at each end under `trimmed_mean`, rounded up"
+        0.1,
+        gt=0,
+        lt=0.5,
+        description="share of the values that `trimmed_mean` removes at each end. Their number is "
+        "rounded up",
     )
     norm_bound: Annotated[float, Under("aggregation", "norm_bound")] = Field(
-        1.0, gt=0, description="L2 norm of a report under `aggregation: norm_bound`"
+        1.0, gt=0, description="reports are clipped to this L2 norm under `aggregation: norm_bound`"
     )
     optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = Field(
         "none", description="the server's optimiser; none is federated averaging"
@@ -183,7 +187,10 @@ class ServerSettings(Block):
         0.99, ge=0, lt=1, description="second-moment decay of adam and yogi"
     )
     tau: Annotated[float, Under("optimizer", "adagrad", "adam", "yogi")] = Field(
-        0.001, gt=0, description="degree of adaptivity of adagrad, adam and yogi"
+        0.001,
+        gt=0,
+        description="constant in the denominator of adagrad, adam and yogi. A smaller value makes "
+        "steps more adaptive",
     )
 
     @property

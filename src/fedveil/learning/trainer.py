@@ -167,7 +167,9 @@ class OneByOne(OneThread, ABC):
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
-        self._row = np.empty((1, layout.dimension), np.float32)
+        row = torch.empty(1, layout.dimension)
+        layout.move_into(row[0])
+        self._row = row.numpy()
         self._weights = np.empty(0, np.float32)
 
     def start(self, weights: Float32s, round: int = 1) -> None:

@@ -30,6 +30,9 @@ from fedveil.pretrained.base_weights import base_names
 
 Fate = Literal["parameter", "buffer"]
 
+#: Torch begins its tensors at multiples of this many entries.
+_ALIGNED = 16
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -72,10 +75,26 @@ class Layout:
             for name, value in self.kept.items()
             if name not in self._base
         }
+        self._find_tensors()
+
+    def _find_tensors(self) -> None:
         self._tensors = [entry.tensor.detach() for entry in self.entries]
         # For many small tensors NumPy takes a third of torch's time.
         on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
         self._arrays = [tensor.numpy() for tensor in self._tensors] if on_cpu else None
+
+    def move_into(self, vector: torch.Tensor) -> None:
+        """Make the tensors views of `vector`, which saves a copy of the model.
+
+        Does nothing unless all of them keep torch's alignment, so that results do not change.
+        """
+        pairs = list(zip(self.entries, self.views(vector), strict=True))
+        same = all(entry.tensor.stride() == view.stride() for entry, view in pairs)
+        if self._arrays is None or not same or any(e.start % _ALIGNED for e in self.entries):
+            return
+        for entry, view in pairs:
+            entry.tensor.data = view.copy_(entry.tensor.detach())
+        self._find_tensors()
 
     def _place(self, name: str, fate: Fate, tensor: torch.Tensor) -> None:
         stop = self.dimension + tensor.numel()

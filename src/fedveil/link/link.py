@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 
 from fedveil.base.message import Message, Value, check_carried, decode, encode
 from fedveil.entropy import Secure
@@ -336,7 +335,5 @@ class Link:
 
 
 def _sentence(body: memoryview) -> str:
-    text = ""
-    with suppress(UnicodeDecodeError):
-        text = str(body[:_LONGEST_SENTENCE], "utf-8")
+    text = str(body[:_LONGEST_SENTENCE], "utf-8", "ignore")  # its end may be half a character
     return "".join(character if character.isprintable() else " " for character in text)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
 from fedveil.base.array_types import Array, Int32s, Int64s
+from fedveil.base.kernels import compiled
+from fedveil.base.packing import join_parts, parts
 from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -15,7 +18,7 @@ from fedveil.mechanisms.gaussian import (
     FINER,
     STEPS_PER_COORDINATE,
     GaussianMechanism,
-    clip_to_grid,
+    clipping_to_grid,
     distance_of,
     noise_in_steps,
     step_below,
@@ -31,7 +34,6 @@ _MOST_STEPS = 2.0**27
 #: Range of a ratio. It keeps a clip within 2^30 steps of a grid.
 _RATIOS = 2.0**-16, 2.0**30
 _CLIPS = 2.0**-64, 2.0**64
-_PART = 1 << 16
 
 
 class CentralNoise:
@@ -106,17 +108,22 @@ class CentralNoise:
 
     def clipped(self, vector: Array) -> Int64s:
         """Return the vector in units of `step`, clipped to norm `clip` and rounded towards zero."""
+        return join_parts(len(vector), self.clipping(vector))
+
+    def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
+        """Return a function that returns a slice of the clipped vector."""
         vector = finite_vector("update", vector)
-        return clip_to_grid(np.ascontiguousarray(vector, np.float64), self.clip, self.step)
+        kind = np.float32 if vector.dtype == np.float32 else np.float64
+        return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
         """Return True if `multiples`, a vector in units of `step`, has a norm of at most `clip`."""
         square = 0
-        for start in range(0, len(multiples), _PART):
-            part = multiples[start : start + _PART].astype(np.int64)
-            if float(part @ part.astype(np.float64)) > 2.0 * self.limit:
+        for part in parts(len(multiples)):
+            nearly, exact = _squares(multiples[part])
+            if nearly > 2.0 * self.limit:
                 return False  # the exact sum might overflow
-            square += int(part @ part)
+            square += exact
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
@@ -155,8 +162,25 @@ class CentralSum(CentralNoise):
         loss = PrivacyLoss(epsilon_for(ratio, delta), delta, per="example", release=Gaussian(ratio))
         self._set(loss, sigma, clip, step)
 
-    def clipped(self, vector: Array) -> Int64s:
-        return to_grid(finite_vector("update", vector), self.step)
+    def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
+        vector = finite_vector("update", vector)
+        return lambda part: to_grid(vector[part], self.step)
 
     def within(self, multiples: Int32s | Int64s) -> bool:
         return True  # a report's form limits its entries, and a sum has no norm
+
+
+def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:
+    numbers = multiples.astype(np.int64)
+    return float(numbers @ numbers.astype(np.float64)), int(numbers @ numbers)
+
+
+@compiled(_squares_numpy, reorder=True)
+def _squares(multiples: Int32s | Int64s) -> tuple[float, int]:
+    """Return the sum of squares: nearly, as a float, and modulo 2^64, as an integer."""
+    nearly, exact = 0.0, np.int64(0)
+    for i in range(len(multiples)):
+        number = np.int64(multiples[i])
+        exact += number * number
+        nearly += np.float64(number) * np.float64(number)
+    return nearly, int(exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.gaussian import SLACK, SMOOTHING, stretch
-from fedveil.mechanisms.hadamard import padded_length, rotate, unrotate
+from fedveil.mechanisms.hadamard import padded_length, spread, unrotate
 from fedveil.privacy.grid_sensitivity import LARGEST, grid_step, to_grid
 
 #: Headroom of a rotated entry, in root mean squares. It is exceeded with probability 2 exp(-32),
@@ -34,6 +35,8 @@ _AGAIN, _WRAPS = math.ldexp(1, -20), math.ldexp(1, -40)
 _TRIES = 8
 #: Entries rounded at a time: few enough for a core's own cache.
 _PART = 1 << 14
+#: Blocks of a rotation have at least 2^10 entries, unless the vector has fewer.
+_LEAST_EXPONENT = 10
 #: Headroom of a ring beyond the largest honest sum, as a share of that sum.
 _BAND = 0.25
 #: Limits that keep draws and squares within 64-bit integers.
@@ -102,7 +105,8 @@ class DistributedGaussian(NoiseShares):
     A vector x of `dimension` entries becomes `share(x) = z + N`, whole numbers in units of `step`:
 
     1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
-       to `length` entries and rotated (`hadamard.rotate`). The rotation's signs are public.
+       to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
+       rotation's signs are public. `block` is the one that makes reports shortest.
     2. Each entry of x / step is rounded at random to one of the two nearest whole numbers, such
        that its mean is kept to 2^-32. This gives z. If Σ z² is above `limit`, all entries are
        rounded again. That has probability at most 2^-20. After eight attempts all entries are
@@ -152,9 +156,10 @@ class DistributedGaussian(NoiseShares):
     #    outweighs η.
     #
     # Wrapping. `bits` is the smallest number whose ring holds the sum with a quarter to spare. An
-    # entry of the rotated sum is a sum with random signs of the entries of a vector no longer than
-    # clients · ρ, plus rounding errors and noise. It is sub-Gaussian with variance (clients · ρ)² /
-    # n + clients · (1/4 + share_variance). Without rotation, clients · ρ bounds its first part.
+    # entry of the rotated sum is a sum with random signs of the B entries of a block no longer than
+    # clients · ρ, divided by √B, plus rounding errors and noise. It is sub-Gaussian with variance
+    # (clients · ρ)² / B + clients · (1/4 + share_variance), even if all of a sum is in one block.
+    # Without rotation, clients · ρ bounds its first part.
 
     def __init__(
         self,
@@ -170,15 +175,27 @@ class DistributedGaussian(NoiseShares):
     ) -> None:
         self.clip = within("clip", clip, 2.0**-100, 2.0**100)
         self.dimension = integer("dimension", dimension, 1)
-        entry_bits = integer("entry_bits", entry_bits, 4, 24)
+        self._entry_bits = integer("entry_bits", entry_bits, 4, 24)
         self.rotation = rotation
-        self.length = padded_length(dimension) if self.rotation else dimension
+        if apart is not None:
+            within("apart", apart, 0, 2 * self.clip, open_low=True)
+        noise: Any = {"ratio": ratio, "shares": shares, "clients": clients, "apart": apart}
+        sizes = []
+        for block in _blocks(dimension) if rotation else [1]:
+            self._set(block, **noise)
+            sizes.append((self.length * self.bits, block))
+        self._set(min(sizes)[1], **noise)
+
+    def _set(
+        self, block: int, ratio: float, shares: int, clients: int, apart: float | None
+    ) -> None:
+        """Compute the grid, the noise and the ring for a rotation in blocks of `block` entries."""
+        self.block, self.length = block, -(-self.dimension // block) * block
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
-        self.radius = (1 << (entry_bits - 1)) * peak
+        self.radius = (1 << (self._entry_bits - 1)) * peak
         self.step = self.clip / self.radius
         limit, square = _limit(self.radius, self.length), None
         if apart is not None:
-            within("apart", apart, 0, 2 * self.clip, open_low=True)
             rounding = 2 * math.sqrt(self.length) + 2.0**-18 * self.radius
             square = min(4 * limit, math.ceil((apart / self.step + rounding) ** 2))
         super().__init__(ratio, limit, shares=shares, clients=clients, square=square)
@@ -207,32 +224,54 @@ class DistributedGaussian(NoiseShares):
         bits, otherwise int64.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
-        scaled = np.empty_like(vector)
         factor = min(1 / self.step, stretch(vector, self.radius))
-        np.multiply(vector, factor, out=scaled, dtype=np.float64, casting="same_kind")
-        if self.rotation:
-            assert signs is not None, "a rotation has signs"
-            scaled = rotate(scaled, signs).astype(np.float32, copy=False)
         numbers: Signed = np.empty(self.length, np.int32 if self.bits <= 32 else np.int64)
-        uniform = np.empty(min(self.length, _PART), np.uint32)
         for _ in range(_TRIES):
-            total = 0
-            for start in range(0, self.length, _PART):
-                part = scaled[start : start + _PART]
-                entropy.fill(uniform[: len(part)])
-                total += _round_at_random(part, uniform, numbers[start : start + _PART])
-            if total <= self.limit:
+            if self._round(vector, factor, signs, numbers, entropy) <= self.limit:
                 return numbers
-        while _round_towards_zero(scaled, numbers) > self.limit:
-            scaled *= np.float32(1 - 2.0**-20)
+        while self._round(vector, factor, signs, numbers) > self.limit:
+            factor *= 1 - 2.0**-20
         return numbers
+
+    def _round(
+        self,
+        vector: Float32s,
+        factor: float,
+        signs: Int8s | None,
+        numbers: Signed,
+        entropy: Entropy | None = None,
+    ) -> int:
+        """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
+
+        Rounds towards zero without `entropy`, otherwise at random. Works in parts, which stay in
+        the cache.
+        """
+        size = min(self.length, max(self.block, _PART))
+        scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
+        total = 0
+        for start in range(0, self.length, size):
+            some = vector[start : start + size]
+            part = scaled[: min(size, self.length - start)]
+            part[len(some) :] = 0
+            np.multiply(some, factor, out=part[: len(some)], dtype=np.float64, casting="same_kind")
+            if self.rotation:
+                assert signs is not None, "a rotation has signs"
+                part *= signs[start : start + size]
+                spread(part, self.block)
+            out = numbers[start : start + size]
+            if entropy is None:
+                total += _round_towards_zero(part, out)
+            else:
+                entropy.fill(uniform[: len(part)])
+                total += _round_at_random(part, uniform, out)
+        return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
         """Return the mean of `shares` vectors, from the sum `total`. Overwrites `total`."""
         values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
-            unrotate(values, signs)
+            unrotate(values, signs, self.block)
         mean = values[: self.dimension]
         mean *= self.step / shares
         return mean
@@ -242,7 +281,7 @@ class DistributedGaussian(NoiseShares):
         tail = math.sqrt(2 * math.log(2 * self.length / _WRAPS))
         spread = math.sqrt(n * (0.25 + self.share_variance))
         if self.rotation:
-            return math.ceil(tail * math.hypot(n * radius / math.sqrt(self.length), spread))
+            return math.ceil(tail * math.hypot(n * radius / math.sqrt(self.block), spread))
         return math.ceil(n * radius + tail * spread)
 
 
@@ -284,6 +323,12 @@ class DistributedSum(NoiseShares):
         values = into_floats(total)
         values *= self.step / shares
         return values
+
+
+def _blocks(dimension: int) -> list[int]:
+    """Return the lengths of blocks to choose from. The largest is one block for all entries."""
+    most = padded_length(dimension).bit_length() - 1
+    return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 
 
 def ring_bits(reach: int) -> int:

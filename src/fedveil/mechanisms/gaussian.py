@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Float64s, Int64s
 from fedveil.base.kernels import compiled
+from fedveil.base.packing import join_parts, parts
 from fedveil.base.validate import choice, finite_vector, real_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -120,7 +122,7 @@ class GaussianMechanism:
         vector = _real_vector(update)
         result = np.empty_like(vector)
         if self.noise == "discrete":
-            multiples, step = self._multiples(vector, entropy), self.grid(len(vector)).step
+            multiples, step = self.multiples(vector, entropy), self.grid(len(vector)).step
             np.multiply(multiples, step, out=result, dtype=np.float64, casting="unsafe")
         else:
             result[:] = self.clipped(vector) + self.sigma * _normal(len(vector), entropy)
@@ -149,13 +151,23 @@ class GaussianMechanism:
 
     def multiples(self, update: Vector, entropy: Entropy) -> Int64s:
         """Return the noisy update of the discrete mechanism, in units of its grid step."""
-        return self._multiples(_real_vector(update), entropy)
+        return join_parts(len(update), self.drawing(update, entropy))
 
-    def _multiples(self, vector: Vector, entropy: Entropy) -> Int64s:
+    def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
+        """Return a function for `multiples` of one slice of `packing.parts` after another.
+
+        A slice stays in the cache until it is packed.
+        """
+        vector = _real_vector(update)
         grid = self.grid(len(vector))
-        multiples = clip_to_grid(vector, self.clip, grid.step)
-        grid.noise.add_to(multiples, entropy)
-        return multiples
+        clipped = clipping_to_grid(vector, self.clip, grid.step)
+
+        def draw(part: slice) -> Int64s:
+            multiples = clipped(part)
+            grid.noise.add_to(multiples, entropy)
+            return multiples
+
+        return draw
 
     def grid(self, dimension: int) -> Grid:
         """Return the discrete mechanism's grid for vectors of `dimension` coordinates.
@@ -212,16 +224,25 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     `clip` and `step` is a power of two, each entry loses less than one step. `clip` is at most 2^30
     steps.
     """
+    return join_parts(len(vector), clipping_to_grid(vector, clip, step))
+
+
+def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
+    """Return a function that returns a slice of `clip_to_grid`. All slices are checked before."""
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all
     # entries are rounded again.
-    multiples = np.empty(len(vector), np.int64)
     radius = clip / step
     limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
     factor = min(1 / step, stretch(vector, radius))
-    while _round_to_grid(vector, factor, multiples) > limit:
+
+    def rounded(part: slice) -> tuple[Int64s, int]:
+        multiples = np.empty(part.stop - part.start, np.int64)
+        return multiples, _round_to_grid(vector[part], factor, multiples)
+
+    while sum(rounded(part)[1] for part in parts(len(vector))) > limit:
         factor *= 1 - 2.0**-30
-    return multiples
+    return lambda part: rounded(part)[0]
 
 
 def stretch(vector: Vector, norm: float) -> float:

@@ -1,10 +1,12 @@
-"""A rotation that spreads a vector evenly over its entries: random signs, then Walsh-Hadamard.
+"""A rotation that spreads a vector evenly over blocks: random signs, then Walsh-Hadamard.
 
-    R x = H S x / √n,    H the n x n Walsh-Hadamard matrix, n a power of two, S = diag(signs)
+    R x = H S x / √B for each block x of B entries, H the B x B Walsh-Hadamard matrix, B a power of
+    two, S = diag(signs)
 
-R is orthogonal, so it changes no norm, and R^T y = S H y / √n undoes it. With uniform signs, every
-entry of R x is a sum of x's entries with independent signs, divided by √n. So it is beyond t · |x|
-/ √n with probability at most 2 exp(-t² / 2) (Hoeffding), for every x.
+R is orthogonal, so it changes no norm, and R^T y = S H y / √B undoes it. With uniform signs, every
+entry of R x is a sum of a block's entries with independent signs, divided by √B. So it is beyond
+t · |block| / √B, and beyond t · |x| / √B, with probability at most 2 exp(-t² / 2) (Hoeffding), for
+every x.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from fedveil.entropy import Entropy
 
 Floats = npt.NDArray[np.floating]
 
-#: Entries of a block: few enough to stay in a core's own cache.
-_STRETCH = 1 << 12
+#: Entries of a stretch and of a part: few enough to stay in a core's own cache.
+_STRETCH, _PART = 1 << 12, 1 << 16
 _MOST_COLUMNS = 1 << 9
 #: Up to this many entries, NumPy undoes the rotation fast enough. Compiling the loop for float64
 #: takes a second.
@@ -42,39 +44,46 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
     return signs
 
 
-def rotate(vector: Array, signs: Int8s) -> Floats:
-    """Return the rotated vector H S x / √n in the float type of `vector`. `unrotate` undoes it.
+def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
+    """Return the rotated vector in the float type of `vector`. `unrotate` undoes it.
 
-    x is `vector`, padded with zeros to n entries, where n is the number of signs. S multiplies the
-    entries by the signs, and H is the n x n Walsh-Hadamard matrix.
+    The vector is padded with zeros to as many entries as there are signs, a multiple of `block`.
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
-    walsh_hadamard(out)
-    out *= vector.dtype.type(len(signs) ** -0.5)
+    spread(out, block)
     return out
 
 
-def unrotate(rotated: Floats, signs: Int8s) -> None:
+def spread(signed: Floats, block: int) -> None:
+    """Rotate, in place, a vector of whole blocks that is already multiplied by its signs."""
+    walsh_hadamard(signed, block)
+    signed *= signed.dtype.type(block**-0.5)
+
+
+def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
     """Undo `rotate` for these signs, in place. The padding is not removed."""
     turn = _walsh_hadamard_numpy if len(rotated) <= _FEW else walsh_hadamard
-    turn(rotated)
-    rotated *= signs
-    rotated *= rotated.dtype.type(len(signs) ** -0.5)
+    size = max(block, _PART)
+    for start in range(0, len(rotated), size):
+        part = rotated[start : start + size]
+        turn(part, block)
+        part *= signs[start : start + size]
+        part *= rotated.dtype.type(block**-0.5)
 
 
-def walsh_hadamard(vector: Floats) -> None:
-    """Multiply a vector by the Walsh-Hadamard matrix, in place. Its length is a power of two.
+def walsh_hadamard(vector: Floats, block: int) -> None:
+    """Multiply each block of a vector by the Walsh-Hadamard matrix, in place.
 
-    The order of all additions and subtractions is fixed, so the result is bit-identical on every
-    machine.
+    `block` is a power of two. The order of all additions and subtractions is fixed, so the result
+    is bit-identical on every machine.
     """
-    _walsh_hadamard(vector)
+    _walsh_hadamard(vector, block)
 
 
-def _walsh_hadamard_numpy(vector: Floats) -> None:
+def _walsh_hadamard_numpy(vector: Floats, block: int) -> None:
     half = 1
-    while half < len(vector):
+    while half < block:
         pairs = vector.reshape(-1, 2, half)
         low, high = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
         pairs[:, 0], pairs[:, 1] = low, high
@@ -82,14 +91,15 @@ def _walsh_hadamard_numpy(vector: Floats) -> None:
 
 
 @compiled(_walsh_hadamard_numpy)
-def _walsh_hadamard(vector: Floats) -> None:
-    """Compute the transform, first within blocks of `_STRETCH` entries, then across blocks."""
-    length = len(vector)
-    stretch = min(length, _STRETCH)
-    for start in range(0, length, stretch):
-        part = vector[start : start + stretch]
-        _levels(part, _first_levels(part))
-    _levels(vector, stretch)
+def _walsh_hadamard(vector: Floats, block: int) -> None:
+    """Compute the transform of each block, first within stretches of it, then across them."""
+    stretch = min(block, _STRETCH)
+    for begin in range(0, len(vector), block):
+        whole = vector[begin : begin + block]
+        for start in range(0, block, stretch):
+            part = whole[start : start + stretch]
+            _levels(part, _first_levels(part))
+        _levels(whole, stretch)
 
 
 @compiled()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Float64s, Int64s
+from fedveil.base.packing import join_parts
 from fedveil.base.validate import finite_vector, integer, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -76,9 +78,20 @@ class GaussianSum:
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
         """Return the noisy sum in units of `step`. Raises `InvalidValue` on NaN and infinity."""
-        whole = to_grid(finite_vector("update", update), self.step)
-        self._noise.add_to(whole, entropy)
-        return whole
+        return join_parts(len(update), self.drawing(update, entropy))
+
+    def drawing(
+        self, update: npt.NDArray[np.floating[Any]], entropy: Entropy
+    ) -> Callable[[slice], Int64s]:
+        """Return a function for `multiples` of one slice of `packing.parts` after another."""
+        vector = finite_vector("update", update)
+
+        def draw(part: slice) -> Int64s:
+            whole = to_grid(vector[part], self.step)
+            self._noise.add_to(whole, entropy)
+            return whole
+
+        return draw
 
     def privatize(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Float64s:
         """Return the noisy sum in the units of `update`."""

@@ -103,12 +103,12 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     ) -> _Task | _Message:
         reports = self._reports
         if name not in (*self._tasks, PHASE_TASK):
-            raise SiteRefused(f"a report leaves for the tasks {', '.join(self._tasks)} alone")
+            raise SiteRefused(f"reports leave only for the tasks {', '.join(self._tasks)}")
         reports.check_job(_checked_workspace(fl_ctx, job))
         round = shareable.get_header(AppConstants.CURRENT_ROUND, 0)
         site, words = str(fl_ctx.get_identity_name()), shareable.pop(MESSAGE, None)
         if words is not None and not isinstance(words, bytes):
-            raise SiteRefused("the task's message is no bytes")
+            raise SiteRefused("the task's message is not bytes")
         if name == PHASE_TASK:
             dimension = shareable.get_header(DIMENSION)
             return _Message(
@@ -123,10 +123,7 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     """Lets only the report of an admitted task leave."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the report, or raise `ContentBlockedException`.
-
-        Each task has exactly one report.
-        """
+        """Return the report, or raise `ContentBlockedException`. Each task has one report."""
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
         if isinstance(task, _Message):
@@ -205,7 +202,7 @@ def report_of(result: Shareable) -> bytes:
     except Exception as error:  # NVFlare raises many kinds of errors here
         raise MessageInvalid(f"it holds no DXO: {type(error).__name__}") from None
     if not isinstance(data, dict) or set(data) != {REPORT} or not isinstance(data[REPORT], bytes):
-        raise MessageInvalid("it is no report of fedveil's filter")
+        raise MessageInvalid("it is not a report of fedveil's filter")
     report: bytes = data[REPORT]
     return report
 
@@ -225,10 +222,10 @@ def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
         raise ModelInvalid(f"it holds no DXO: {type(error).__name__}") from None
     if dxo.data_kind not in kinds:
         needed = " or ".join(kind.value for kind in kinds)
-        raise ModelInvalid(f"it holds {dxo.data_kind}, and {needed} is needed")
+        raise ModelInvalid(f"it holds {dxo.data_kind}, but {needed} is needed")
     wrong = [name for name, array in dxo.data.items() if not isinstance(array, np.ndarray)]
     if wrong:
-        raise ModelInvalid(f"it holds {wrong[0]}, which is no NumPy array")
+        raise ModelInvalid(f"it holds {wrong[0]}, which is not a NumPy array")
     return {str(n): a for n, a in dxo.data.items()}, dxo.data_kind == DataKind.WEIGHT_DIFF
 
 
@@ -240,7 +237,7 @@ def _checked_workspace(fl_ctx: FLContext, job: str) -> Path:
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     custom = Path(workspace.get_app_custom_dir(job))
     if custom.is_dir() and any(custom.iterdir()):
-        raise SiteRefused("the job brings code of its own, which no filter can bind")
+        raise SiteRefused("the job brings its own code, against which filters cannot protect")
     resources = Path(workspace.get_resources_file_path() or "resources.json")
     if ways := open_ways(resources):
         raise SiteRefused(f"{resources} lets out more than task results: {'; '.join(ways)}")

@@ -21,6 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedveil.base.message import Message, encode
+from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, MessageInvalid
 from fedveil.flower.app.arrays import Arrays
 from fedveil.nvflare.components import DIMENSION, MESSAGE, PHASE_TASK, report_of
@@ -81,7 +82,7 @@ class ProtectedController(ModelController):  # type: ignore[misc]
             state = aggregate.state
             for name, change in shaped(layout, aggregate.update).items():
                 model.params[name] = model.params[name] + change
-            self.info(f"round {number}: {aggregate.reports} reports")
+            self.info(f"round {number}: {quantity(aggregate.reports, 'report')}")
             self.save_model(model)
 
     def _names(self) -> dict[ClientId, str]:

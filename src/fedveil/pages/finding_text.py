@@ -127,7 +127,7 @@ def shown(figure: Measured, value: float) -> str:
     if figure.is_bound or figure.name.startswith("the most"):  # an epsilon
         return rounded_down(value) if math.isfinite(value) else "inf"
     if _NO_SHARES.fullmatch(figure.name) or not 0 <= value <= 1:
-        return f"{value:.4g}"
+        return f"{value:.3g}"
     return _percent(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedveil.base.quantity import quantity
 from fedveil.engine.run_records import MACHINES
 from fedveil.record.recorder import Record
 
@@ -23,7 +24,9 @@ class MachineTotals:
         return 1 - self.busy_s / self.wall_s if self.wall_s else 0.0
 
     def __str__(self) -> str:
-        return f"{self.clients:,} clients, {self.busy_s:,.1f} s, idle {100 * self.idle:.0f}%"
+        return (
+            f"{quantity(self.clients, 'client')}, {self.busy_s:,.1f} s, idle {100 * self.idle:.0f}%"
+        )
 
 
 def machine_totals(records: Iterable[Record]) -> dict[str, MachineTotals]:

@@ -18,7 +18,7 @@ from fedveil.record.account_lines import ACCOUNTS, read_accounts
 from fedveil.record.before_after import BEFORE_AFTER, BeforeAfter, read_before_after
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.recorder import DEPLOYED, NEEDED, Record, read_whole_lines
-from fedveil.record.run_folder import EVENTS, METRICS, MODEL, job_of
+from fedveil.record.run_folder import EVENTS, JOB, METRICS, MODEL, job_of
 from fedveil.record.sealed_message import intact
 from fedveil.settings.yaml_file import read
 
@@ -116,6 +116,9 @@ class ReadRun:
 def read_run(folder: str | Path) -> ReadRun:
     """Read a run's folder. Raises `RunFolderError` if it is not one."""
     path = Path(folder)
+    records = (METRICS, EVENTS, f"*/{EVENTS}", FINDINGS)
+    if (path / JOB).exists() and not any(any(path.glob(name)) for name in records):
+        raise RunFolderError(f"{path} is not a run's folder: it has a job, and no run's records")
     return _read(path, read(job_of(path)), path)
 
 

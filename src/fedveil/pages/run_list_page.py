@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+from fedveil.base.quantity import quantity
 from fedveil.pages.page import Page, Part, Section
 from fedveil.pages.run_folder_page import PAGE
 from fedveil.pages.run_list import ListedRun, RunList
@@ -41,7 +42,7 @@ def damaged_table(found: RunList) -> Table:
 
 def run_list_page(found: RunList, file: Path) -> Page:
     """Return the page of a list of runs. Its links are relative to `file`."""
-    number = f"{len(found.runs):,} run{'' if len(found.runs) == 1 else 's'}"
+    number = quantity(len(found.runs), "run")
     lead = (
         f"{number} below this folder. Epsilon is for a client in every round; of a vertical run it "
         f"is the largest figure in any party's account. A click on a column's name sorts by it."

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_bytes, read_text
 from fedveil.engine.run_records import RETRAINED
 from fedveil.pages import curves
@@ -54,7 +55,7 @@ def attack_page(run: ReadRun) -> Page:
             f"{finding.attack} against {finding.protection}",
             conclusion(finding),
             f"At effort {finding.effort}. A successful attack proves a leak; a failed one proves "
-            f"nothing.",
+            "nothing.",
         )
         for finding in run.findings
     ]
@@ -79,9 +80,10 @@ def _language(run: ReadRun, last: Record) -> Iterator[Section]:
         return
     figure = figure_of(last, "run_every_round")
     promise = (
-        f"After {len(run.records)} rounds under {run.job['protection']['name']}: epsilon "
+        f"After {quantity(len(run.records), 'round')} under {run.job['protection']['name']}: "
+        "epsilon "
         f"{told(*figure)} at delta {format_delta(figure.delta)} ({figure.promise}) for a client in "
-        f"every round. The model before is the one in the folder, which no client has changed."
+        "every round. The model before is the one in the folder, which no client has changed."
     )
     figures = [[c.what, c.before, c.after] for c in run.compared if c.kind == "figure"]
     texts = [[c.what, c.before, c.after] for c in run.compared if c.kind == "prompt"]
@@ -100,8 +102,9 @@ def how_far(run: ReadRun) -> str:
     else:
         state = "still running, or killed"
     return (
-        f"{job['model']} on {job['data']['name']}, {job['clients']['number']:,} clients, under "
-        f"{job['protection']['name']}: {done} of {job['rounds']} rounds; {state}."
+        f"{job['model']} on {job['data']['name']}, "
+        f"{quantity(job['clients']['number'], 'client')}, under "
+        f"{job['protection']['name']}: {done} of {quantity(job['rounds'], 'round')}; {state}."
     )
 
 
@@ -237,7 +240,7 @@ def _machines(run: ReadRun) -> Iterator[Part]:
         yield Table(["machine", "clients, over all rounds", "worked for", "idle"], rows)
     again = sum(record.get(RETRAINED, 0) for record in run.records)
     if again:
-        yield f"{again:,} clients were trained again because their machine was lost."
+        yield f"{quantity(again, 'training')} on a lost machine had to be repeated."
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
 from fedveil.pages import curves
 from fedveil.pages.guarantee_text import RUN, attackers, figure_of
@@ -43,7 +44,8 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
     vertical = {name: run for name, run in named.items() if is_vertical(run)}
     federated = {name: run for name, run in named.items() if name not in vertical}
     mixed = bool(federated and vertical)
-    lead = f"A comparison of {len(runs)} runs. The differences of their jobs are listed below."
+    count = quantity(len(runs), "run")
+    lead = f"A comparison of {count}. The differences of their jobs are listed below."
     attacks = [
         Section(f"{section.title} in {name}", section.parts)
         for name, run in named.items()
@@ -55,7 +57,7 @@ def runs_page(runs: Sequence[ReadRun], title: str = "") -> Page:
         for says in [what_it_is if name in vertical else how_far]
     ]
     return Page(
-        title or f"{len(runs)} runs",
+        title or count,
         [f"{lead} {_APART}" if mixed else lead, *_best(federated)],
         [
             *(_federated(federated, " of federated runs" if mixed else "") if federated else ()),
@@ -76,18 +78,28 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
     reached = {name: value for name, value in reached.items() if not math.isnan(value)}
     if reached:
         best = (max if better == "higher" else min)(reached, key=reached.__getitem__)
-        value = f"{word(metric)} {digits(metric, reached[best])}"
-        yield Fact("Best model", best, f"{value} after the last round")
+        shown = {name: digits(metric, value) for name, value in reached.items()}
+        text = f"{word(metric)} {shown[best]} after the last round"
+        yield Fact("Best model", _equal(shown, best, len(known)), text)
     spent = {name: figure_of(run.last, RUN) for name, run in known.items()}
     least = min(spent, key=lambda name: spent[name].epsilon)
     if spent[least].epsilon < math.inf:
         text = f"{spent[least]}, for a client that takes part in every round"
         holds = attackers(known[least].job)
         text += f", against {holds}" if holds else ""
-        yield Fact("Smallest epsilon", least, text, TONES[spent[least].promise])
+        named = _equal({name: str(one) for name, one in spent.items()}, least, len(known))
+        yield Fact("Smallest epsilon", named, text, TONES[spent[least].promise])
     sent = {name: run.last["bytes_up_per_client"] for name, run in known.items()}
     fewest = min(sent, key=sent.__getitem__)
-    yield Fact("Smallest upload", fewest, f"{shown_bytes(sent[fewest])} of a client in a round")
+    shown = {name: shown_bytes(size) for name, size in sent.items()}
+    named = _equal(shown, fewest, len(known))
+    yield Fact("Smallest upload", named, f"{shown[fewest]} of a client in a round")
+
+
+def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
+    """Return the names of all runs whose figure is shown as the best one's, of `runs` in all."""
+    names = [name for name, figure in shown.items() if figure == shown[best]]
+    return "all runs" if len(names) == runs else " and ".join(names)
 
 
 def _federated(runs: Mapping[str, ReadRun], of: str) -> Iterator[Section]:

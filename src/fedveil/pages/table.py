@@ -12,6 +12,9 @@ from rich.text import Text
 
 from fedveil.base.untrusted import escaped
 
+#: A column of words of at most this length is not wrapped in a terminal, such as protections.
+_WHOLE = 16
+
 
 class Link(str):
     """A table cell that links to the relative address `target`."""
@@ -54,8 +57,10 @@ class Table:
 
     def terminal(self) -> RichTable:
         table = RichTable(box=None, pad_edge=False)
-        for column in self.columns:
-            table.add_column(Text(escaped(column)), overflow="fold")
+        for number, column in enumerate(self.columns):
+            cells = [column, *(row[number] for row in self.rows)]
+            whole = all(" " not in cell and len(cell) <= _WHOLE for cell in cells)
+            table.add_column(Text(escaped(column)), overflow="fold", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(escaped(cell)) for cell in row))
         return table

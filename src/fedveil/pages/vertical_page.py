@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedveil.base.quantity import quantity
 from fedveil.pages.curves import axis_of
 from fedveil.pages.guarantee_text import returned, right
 from fedveil.pages.page import Code, Fold, Page, Part, Points, Section
@@ -73,7 +74,7 @@ def _settings(run: ReadRun) -> Table:
         "job": job["name"],
         "task": job["task"]["name"],
         "parties": ", ".join(parties_of(run)),
-        "training": f"{job['epochs']} epochs in batches of {job['batch_size']}, on {job['device']}",
+        "training": f"{_epochs(job)}, on {job['device']}",
         "micro-batches in a step": job["in_flight"],
         **{name: _said(block) for name, block in blocks.items()},
         "seed": job["seed"],
@@ -98,7 +99,7 @@ def what_it_is(run: ReadRun) -> str:
     ended = how_ended(leader_of(run, parties))
     return (
         f"Job {job['name']}: {job['task']['name']}, {' and '.join(parties) or 'nobody yet'}: "
-        f"{job['epochs']} epochs in batches of {job['batch_size']}; {ended}."
+        f"{_epochs(job)}; {ended}."
     )
 
 
@@ -192,3 +193,7 @@ def _accounts(run: ReadRun, parties: dict[str, ReadRun]) -> Iterator[Part]:
     )
     yield Points([f"{word}: the best attacker is {MEANS[word]}." for word in words])
     yield returned(run.job)
+
+
+def _epochs(job: Mapping[str, Any]) -> str:
+    return f"{quantity(job['epochs'], 'epoch')} in batches of {job['batch_size']}"

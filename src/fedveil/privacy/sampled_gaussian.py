@@ -49,6 +49,7 @@ import numpy as np
 
 from fedveil.base.array_types import Float64s
 from fedveil.base.lazy import special
+from fedveil.base.quantity import quantity
 from fedveil.base.validate import integer, positive, within
 from fedveil.errors import InvalidValue
 from fedveil.privacy.compose import compose
@@ -149,7 +150,8 @@ def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
     if excess(high) > 0:
         raise InvalidValue(
-            f"no noise of a ratio up to {_MOST_RATIO:g} brings {rounds} rounds to epsilon = "
+            f"no noise of a ratio up to {_MOST_RATIO:g} brings {quantity(rounds, 'round')} to "
+            "epsilon = "
             f"{epsilon:g} at delta = {delta:g}"
         )
     while high - low > _RATIO_WIDTH:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
+from fedveil.base.packing import add
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld, InvalidValue, MessageInvalid
 from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
@@ -55,20 +56,19 @@ class CentralGaussianSettings(AdaptiveClipSettings):
         "target_epsilon": "loss",
     }
 
-    clip: float = Field(1.0, gt=0, description="L2 norm to which an update is clipped")
+    clip: float = Field(1.0, gt=0, description="each update is clipped to this L2 norm")
     noise_multiplier: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the noise on a round's sum, divided by the "
-        "sensitivity 2 * clip; null: computed from target_epsilon, or "
+        description="standard deviation of the noise in a round's sum, divided by the "
+        "sensitivity 2 * clip. null: computed from target_epsilon, or "
         f"{_MULTIPLIER:g} without it",
     )
     target_epsilon: float | None = Field(
         None,
         gt=0,
-        description="epsilon of the whole run at privacy.delta, instead of "
-        "noise_multiplier. It holds for a client in every round, against "
-        "everyone but the server",
+        description="epsilon of the whole run at privacy.delta, in place of noise_multiplier. For "
+        "a client in every round, against everyone except the server",
     )
 
     def ratio(self, delta: float, rounds: int) -> float:
@@ -232,7 +232,7 @@ class CentralGaussianServerRound(OneReportRound):
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", *self._protection.form.fields)
-        self._sum += self._protection.read(message)
+        add(self._protection.read(message), self._sum)
 
     def _merge_sums(self, other: CentralGaussianServerRound) -> None:
         self._sum += other._sum
@@ -263,7 +263,7 @@ class CentralGaussianClientRound(OneReportClient):
         protection = self._protection
         try:
             joint = protection.clipping.joint(update, opening)
-            report = protection.form.written(protection.noise.clipped(joint))
+            report = protection.form.written_parts(protection.noise.clipping(joint))
         except (InvalidValue, MessageInvalid) as error:
             raise ClientWithheld(str(error)) from None
         return {"round": self._context.round, **report}

@@ -33,24 +33,23 @@ class AdaptiveClipSettings(Settings):
         None,
         gt=0,
         lt=1,
-        description="clip that moves: it starts at `clip` and follows this quantile of the "
-        "clients' norms, within the same epsilon. Each client's report says if "
-        "its update was shortened. null: the clip is fixed",
+        description="adapts the clipping norm. It starts at `clip` and follows this quantile of "
+        "the norms of the updates. The epsilon stays the same. Each report also says if the update "
+        "was clipped. null: the norm is fixed",
     )
     clip_rate: float = Field(
         _RATE,
         gt=0,
         le=10,
-        description="speed of a moving clip: after every round it is multiplied by "
-        "exp(-clip_rate * (share of the clients below it - clip_quantile))",
+        description="speed of adaptation with clip_quantile. After each round the clipping norm is "
+        "multiplied by exp(-clip_rate * (share of unclipped updates - clip_quantile))",
     )
     clip_bit_noise: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the noise in the number of clients below the "
-        "clip. It is above noise_multiplier; a smaller value means more noise "
-        "in the updates. null: a twentieth of a round's clients, or 3.3 * "
-        "noise_multiplier if that is more",
+        description="standard deviation of the noise in the number of unclipped updates. It must "
+        "be above noise_multiplier. A smaller value means more noise in the updates. null: a "
+        "twentieth of a round's clients, or 3.3 * noise_multiplier if that is more",
     )
 
 

@@ -31,6 +31,8 @@ class Description(Audited):
     #: True if reports are perturbed. The guarantee then needs equal weights of clients, and models
     #: without BatchNorm's statistics, because noise may make a variance negative.
     perturbs: ClassVar[bool] = True
+    #: True if a report is the update itself, so that making it takes no time.
+    plain_reports: ClassVar[bool] = False
     #: The parameter that decides what a report costs (`cost_key`), or None.
     cost_parameter: ClassVar[str | CostKey | None] = None
     #: Rules between its parameters and other keys: enforced (`rules`), or only advised (`advice`).

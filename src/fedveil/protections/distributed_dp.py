@@ -63,44 +63,44 @@ class DistributedDPSettings(SecureSumSettings, AdaptiveClipSettings):
         "share_secrets_ratio": "smaller",
     }
 
-    clip: float = Field(1.0, gt=0, description="L2 norm to which each client clips its update")
+    clip: float = Field(1.0, gt=0, description="each client clips its update to this L2 norm")
     noise_multiplier: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the noise in a round's sum, divided by the "
-        "sensitivity 2 * clip; null: the smallest that reaches target_epsilon",
+        description="standard deviation of the noise in a round's sum, divided by the sensitivity "
+        "2 * clip. null: the smallest value that reaches target_epsilon",
     )
     target_epsilon: float | None = Field(
         None,
         gt=0,
-        description="epsilon of the whole run, for a client in every round, at privacy.delta; null "
-        f"without noise_multiplier: {_TARGET:g}",
+        description="epsilon of the whole run at privacy.delta, for a client in every round. "
+        f"null: {_TARGET:g}, unless noise_multiplier is given",
     )
     bits: int = Field(
         8,
         ge=4,
         le=24,
-        description="bits per entry of a client's rotated update, as a fixed-point number. "
-        "A report uses more bits, for the noise and the sum",
+        description="bits per entry of a client's update, as a fixed-point number. A report uses "
+        "more bits, for the noise and the sum",
     )
     rotation: bool = Field(
         True,
-        description="spread an update over all entries before rounding. Under "
-        "`privacy.unit: example` sums are never rotated",
+        description="if true, a random rotation spreads an update over all entries before "
+        "rounding. Under `privacy.unit: example` there is no rotation",
     )
     dropout_tolerance: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="share of a round's clients that may drop out. The noise of the others "
-        "is enough; after more dropouts the round is void",
+        description="share of a round's clients that may drop out: the others' noise is enough for "
+        "the epsilon. With more dropouts the round is void",
     )
     assume_honest: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="share of a round's clients that add their noise and keep it secret. "
-        "Their noise alone is enough",
+        description="share of a round's clients that you trust to add their noise and keep it "
+        "secret. Their noise alone is enough for the epsilon",
     )
 
     @property
@@ -342,16 +342,17 @@ class DistributedDP(Clipped, SecureSum):
 
     def domain(self, round: int) -> Domain:
         """Return the space of the round's rotated vectors, or of updates if the clip moves."""
-        signs = self.signs(round)
+        signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
             return super().domain(round)
+        assert isinstance(noise, DistributedGaussian)
 
         def encode(update: Float64s) -> Float64s:
-            return rotate(update, signs).astype(np.float64)
+            return rotate(update, signs, noise.block).astype(np.float64)
 
         def decode(released: Float64s) -> Float64s:
             values = released.copy()
-            unrotate(values, signs)
+            unrotate(values, signs, noise.block)
             return values
 
         return Domain(self.length, encode, decode, moves=True)

@@ -58,7 +58,7 @@ class DPEncryptSettings(Settings):
 
     dp_eps: float = Field(50.0, gt=0, description="epsilon of one report")
     dp_delta: float = Field(0.01, gt=0, lt=1, description="delta of one report; 1/clients is usual")
-    dp_norm_clip: float = Field(1.0, gt=0, description="L2 norm to which an update is clipped")
+    dp_norm_clip: float = Field(1.0, gt=0, description="each update is clipped to this L2 norm")
     noise: Literal["discrete", "continuous"] = Field(
         "discrete",
         description="discrete: a Gaussian on a fine grid; continuous: the floating-point "
@@ -184,9 +184,10 @@ class DPEncryptServerRound(OneReportRound):
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", *self._form.fields)
-        values = self._form.read(message)
         try:
-            self._sum.add(values)
+            self._form.fold(message, self._sum)
+        except MessageInvalid:
+            raise
         except ValueError as error:
             raise MessageInvalid(f"the report cannot be added: {error}") from None
 
@@ -230,6 +231,9 @@ class _Form(Protocol):
     def read(self, message: Message) -> npt.NDArray[Any]:
         """Return an untrusted report's values, in grid steps. Every field is checked."""
 
+    def fold(self, message: Message, into: Sum) -> None:
+        """Add an untrusted report to `into`. Raises an error, and adds nothing, if it is wrong."""
+
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""
 
@@ -254,8 +258,14 @@ class _GridForm(GridReport):
         self._mechanism = mechanism
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
-        multiples = self._mechanism.multiples(update, entropy)
-        return self.written(np.clip(multiples, -self.limit, self.limit, out=multiples))
+        draw = self._mechanism.drawing(update, entropy)
+        return self.written_parts(lambda part: np.clip(draw(part), -self.limit, self.limit))
+
+    def fold(self, message: Message, into: Sum) -> None:
+        if isinstance(into, _WholeSum):
+            self.add(message, into.total)
+        else:
+            into.add(self.read(message))
 
     def empty_sum(self) -> _WholeSum:
         return _WholeSum(self._dimension)
@@ -295,6 +305,9 @@ class _FloatForm:
             raise MessageInvalid("field update holds a value that is NaN or beyond its range")
         return values
 
+    def fold(self, message: Message, into: Sum) -> None:
+        into.add(self.read(message))
+
     def empty_sum(self) -> ExactSum:
         return ExactSum(self._dimension)
 
@@ -303,13 +316,13 @@ class _WholeSum:
     """A sum of int32 vectors. It is exact and independent of the order of the vectors."""
 
     def __init__(self, length: int) -> None:
-        self._total = np.zeros(length, np.int64)
+        self.total = np.zeros(length, np.int64)
 
     def add(self, vector: npt.NDArray[np.int32], weight: int = 1) -> None:
-        add(vector if weight == 1 else weight * vector, self._total)
+        add(vector if weight == 1 else weight * vector, self.total)
 
     def merge(self, other: _WholeSum) -> None:
-        self._total += other._total
+        self.total += other.total
 
     def value(self) -> npt.NDArray[np.float64]:
-        return into_floats(self._total)
+        return into_floats(self.total)

@@ -69,9 +69,7 @@ class ExactSum:
     def value(self) -> npt.NDArray[np.float64]:
         """Return the sum as float64. Call it once, at the end: it overwrites the sum's memory."""
         if self._far is None:
-            value = into_floats(self._near)
-            value *= 2.0**-PLACES
-            return value
+            return into_floats(self._near, 2.0**-PLACES)
         self._move_away()
         return self._far.value()
 

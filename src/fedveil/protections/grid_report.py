@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Int64s
+from fedveil.base.array_types import Int64s, Uint8s
 from fedveil.base.message import Message, Value, take, take_array
-from fedveil.base.packing import pack, packed_size, unpack
+from fedveil.base.packing import add_within, pack_parts, packed_size, unpack
 from fedveil.errors import MessageInvalid
+
+_BEYOND = "field multiples holds a value beyond its range"
 
 
 class GridReport:
@@ -32,7 +35,12 @@ class GridReport:
         self._kind = kind
 
     def written(self, multiples: Int64s) -> dict[str, Value]:
-        return {"multiples": pack(multiples, -self.limit, self.width), "step": self.step}
+        return self.written_parts(lambda part: multiples[part])
+
+    def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
+        """Return the fields of a report. `multiples` returns those of one slice after another."""
+        packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
+        return {"multiples": packed, "step": self.step}
 
     def blank(self) -> dict[str, Value]:
         """Return the fields of an empty report. All reports have its length."""
@@ -40,10 +48,18 @@ class GridReport:
 
     def read(self, message: Message) -> npt.NDArray[Any]:
         """Return an untrusted report's multiples of the step. Every field is checked."""
+        multiples, packed = np.empty(self._dimension, self._kind), self._packed(message)
+        if not unpack(packed, -self.limit, self.limit, self.width, multiples):
+            raise MessageInvalid(_BEYOND)
+        return multiples
+
+    def add(self, message: Message, total: Int64s) -> None:
+        """Add an untrusted report's multiples to `total`, as `read` returns them."""
+        packed = self._packed(message)
+        if not add_within(packed, -self.limit, self.limit, self.width, total):
+            raise MessageInvalid(_BEYOND)
+
+    def _packed(self, message: Message) -> Uint8s:
         if take(message, "step", float) != self.step:
             raise MessageInvalid("field step is not the step of this job's grid")
-        packed = take_array(message, "multiples", "uint8", (self._size,))
-        multiples = np.empty(self._dimension, self._kind)
-        if not unpack(packed, -self.limit, self.limit, self.width, multiples):
-            raise MessageInvalid("field multiples holds a value beyond its range")
-        return multiples
+        return take_array(message, "multiples", "uint8", (self._size,))

@@ -57,6 +57,7 @@ class NotEncrypt(Protection):
     settings_type = NotEncryptSettings
     settings: NotEncryptSettings
     perturbs = False
+    plain_reports = True
     dialect = Dialect()
     takes_variates = True
     combinations = ("mean", "median", "trimmed_mean", "norm_bound")

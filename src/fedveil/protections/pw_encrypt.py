@@ -72,13 +72,11 @@ class PWEncryptSettings(SecureSumSettings):
         description="epsilon of a round's mean, by noise that the server adds to the sum. It holds "
         "against everyone except the server. null: no noise",
     )
-    central_delta: float = Field(
-        _DELTA, gt=0, lt=1, description="delta that belongs to central_eps"
-    )
+    central_delta: float = Field(_DELTA, gt=0, lt=1, description="the delta of central_eps")
     central_norm_clip: float = Field(
         _NORM_CLIP,
         gt=0,
-        description="L2 norm to which each client clips its update under central_eps",
+        description="under central_eps, each client clips its update to this L2 norm",
     )
 
     def central_noise(

@@ -18,7 +18,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, LimitReached, MessageInvalid
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.unary.cohort_sum import CohortSum
-from fedveil.mechanisms.unary.encoding import Kind, ReportKind, Running, UnaryEncoding
+from fedveil.mechanisms.unary.encoding import Kind, Report, ReportKind, Running, UnaryEncoding
 from fedveil.mechanisms.unary.known_choices import choices, truths
 from fedveil.mechanisms.unary.likelihood import log_rounded, stated_log_likelihood
 from fedveil.privacy.audit import Case
@@ -338,7 +338,7 @@ class UnaryClientRound(OneReportClient):
     """Clips, encodes and perturbs the new weights or the update."""
 
     #: The share of values that clipping changed. It is exact, so it never leaves the client.
-    saturated: float | None = None
+    saturated = 0.0
 
     def __init__(self, context: ClientContext, protection: Unary) -> None:
         super().__init__(context)
@@ -348,17 +348,23 @@ class UnaryClientRound(OneReportClient):
         encoding = self._protection.encoding(self._accept(opening))
         job = self._protection.settings
         entropy, model = self._context.entropy, self._context.model
-        start = model if job.target == "weights" else np.zeros_like(update)
+        exact = job.fidelity == "aggregate"
+
+        def report(part: slice) -> Report:
+            some = update[part]
+            start = model[part] if job.target == "weights" else np.zeros_like(some)
+            states, beyond = encoding.encode_moved(start, some, entropy)
+            self.saturated += beyond / len(update)
+            return states if exact else encoding.perturb_states(states, entropy)
+
         try:
-            states, beyond = encoding.encode_moved(start, update, entropy)
+            packed = encoding.pack_parts(len(update), report)
         except InvalidValue as error:
             raise ClientWithheld(f"the update cannot be coded: {error}") from None
-        self.saturated = beyond / len(update)
-        if job.fidelity == "aggregate":
-            packed, token = encoding.pack(states), entropy.token(_TOKEN_BYTES)
+        if exact:
+            token = entropy.token(_TOKEN_BYTES)
             return {"round": self._context.round, "states": packed, "token": token}
-        report = encoding.pack(encoding.perturb_states(states, entropy))
-        return {"round": self._context.round, "report": report}
+        return {"round": self._context.round, "report": packed}
 
     def _accept(self, opening: Message) -> float:
         try:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.base.quantity import quantity
 from fedveil.base.validate import integer
 from fedveil.protections.advice import Cohort
 from fedveil.protections.directions import Direction
@@ -35,26 +36,29 @@ class SecureSumSettings(Settings):
         1.0,
         gt=0,
         le=1,
-        description="share of a round's clients that share secrets and take part in the round",
+        description="share of a round's clients that share their secrets with others and so take "
+        "part",
     )
     reconstruct_secrets_threshold: int | None = Field(
         None,
         ge=1,
-        description="number of clients that can reconstruct a secret, below the number that "
-        "share it; null: more than two thirds of them, or 80 in the sparse "
-        "graph of many clients",
+        description="number of clients that can together reconstruct a secret. Less than the "
+        "number of clients that share it. null: more than two thirds of these, or 80 if "
+        "auto limits the neighbours of many clients",
     )
     cipher_time_window: int = Field(
         300_000, gt=0, description="deadline of each phase in milliseconds"
     )
     neighbours: Literal["auto", "complete"] | int = Field(
         "auto",
-        description="masking graph: complete, k neighbours each, or auto (sparse for many clients)",
+        description="pairs of clients that mask their values together. complete: all pairs. A "
+        "number: how many neighbours each client has. auto: few neighbours if there are many "
+        "clients",
     )
     active_security: bool = Field(
         False,
-        description="sign keys and survivors, so that the guarantee also holds against a "
-        "server that lies",
+        description="if true, clients sign their public keys and the list of clients in the sum. "
+        "The guarantee then also holds against a dishonest server",
     )
 
     @property
@@ -140,8 +144,8 @@ def threshold_reachable(settings: SecureSumSettings, cohort: Cohort) -> str | No
     if settings.reconstruct_secrets_threshold is None:
         return (
             f"share_secrets_ratio = {settings.share_secrets_ratio:g} lets {sharing} of "
-            f"{cohort.per_round} clients a round share secrets, and secure aggregation needs at "
-            f"least 3: raise clients.number or clients.fraction"
+            f"{quantity(cohort.per_round, 'client')} a round share secrets, and secure aggregation "
+            f"needs at least 3: raise clients.number or clients.fraction"
         )
     return (
         f"reconstruct_secrets_threshold = {threshold} is outside [1, {sharing}): it is below the "

@@ -54,7 +54,10 @@ class SignDSSettings(Settings):
     }
 
     sign_k: float = Field(
-        0.01, gt=0, le=0.25, description="share of the update's entries that count as its largest"
+        0.01,
+        gt=0,
+        le=0.25,
+        description="share of an update's entries that count as its largest (the top-k set)",
     )
     sign_eps: float = Field(
         100.0, gt=0, le=100, description="epsilon of the entries and the sign that a report names"
@@ -63,12 +66,10 @@ class SignDSSettings(Settings):
         0.6,
         ge=0.5,
         le=1,
-        description="smallest expected share of largest entries (sign_k) among those that a report "
+        description="smallest expected share of the top-k set among the entries that a report "
         "names",
     )
-    sign_global_lr: float = Field(
-        1.0, gt=0, description="the server's step if it does not estimate the magnitude"
-    )
+    sign_global_lr: float = Field(1.0, gt=0, description="the server's step under magnitude: fixed")
     sign_dim_out: int = Field(
         0,
         ge=0,
@@ -80,7 +81,7 @@ class SignDSSettings(Settings):
         None,
         gt=0,
         le=100,
-        description="epsilon of the bit about the size of the largest entries; null: sign_eps",
+        description="epsilon of the bit about the size of the largest entries. null: sign_eps",
     )
     magnitude: Literal["estimated", "fixed"] = Field(
         "estimated",
@@ -89,8 +90,8 @@ class SignDSSettings(Settings):
     )
     regrow: bool = Field(
         False,
-        description="if true, the estimated magnitude grows again after five rounds in a row in "
-        "which it was below that of most clients",
+        description="if true, the estimated magnitude grows again after it was below that of most "
+        "clients for five rounds in a row",
     )
 
 

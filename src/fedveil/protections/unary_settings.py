@@ -33,7 +33,8 @@ class UnarySettings(Settings):
         50,
         ge=1,
         le=4096,
-        description="number of cells: states run from -cells to cells, 2 * cells + 1 of them",
+        description="resolution: a value is rounded to one of 2 * cells + 1 states, from -cells to "
+        "cells",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
@@ -42,10 +43,12 @@ class UnarySettings(Settings):
     )
     report: Literal["sum", "bits"] = Field(
         "sum",
-        description="sum: the sum of the perturbed code's states; bits: the packed code itself",
+        description="the content of a report. sum: the sum of the states in the perturbed code. "
+        "bits: the perturbed code itself",
     )
     target: Literal["weights", "update"] = Field(
-        "weights", description="values that are clipped and coded: the new weights or the update"
+        "weights",
+        description="the values that are perturbed. weights: the new weights. update: the update",
     )
     clip: float = Field(1.0, gt=0, description="values are clipped to [-clip, clip]")
     adaptive: bool = Field(
@@ -58,8 +61,8 @@ class UnarySettings(Settings):
     )
     fidelity: Literal["per_client", "aggregate"] = Field(
         "per_client",
-        description="aggregate: the server draws the cohort's sum at once, from its exact "
-        "distribution; simulation only",
+        description="per_client: every client makes its report. aggregate: the sum of all reports "
+        "is drawn from its exact distribution (simulation only)",
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from fedveil.base.files import open_to_append
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
 
 CHAIN = "events.chain"
@@ -61,7 +62,7 @@ class EventLog:
 
 def anchor(party: str, head: tuple[int, str]) -> str:
     """Return the sentence that records another party's chain: number of lines and last digest."""
-    return f"the log of {party} has {head[0]} lines and ends in {head[1]}"
+    return f"the log of {party} has {quantity(head[0], 'line')} and ends in {head[1]}"
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:

@@ -52,7 +52,7 @@ def is_share(name: str) -> bool:
 
 
 def digits(name: str, value: float) -> str:
-    """Format a value of the metric `name` for people. An accuracy is shown as a percentage.
+    """Format a value of the metric `name` for people: three digits, or a percentage.
 
     NaN, the result of a diverged model, becomes "undefined".
     """
@@ -61,8 +61,8 @@ def digits(name: str, value: float) -> str:
     # A metric of the user's own may have this name and another range.
     if is_share(name) and 0 <= value <= 1:
         return f"{value:.1%}"
-    if abs(value) < 100:
-        return f"{value:.4f}"
+    if abs(value) < 99.5:
+        return f"{value:#.3g}" if value else "0"
     return f"{value:,.1f}" if abs(value) < 1e9 else f"{value:.4g}"
 
 

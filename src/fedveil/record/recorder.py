@@ -45,25 +45,15 @@ NEEDED = (
 
 
 class Recorder:
-    """Appends to the metrics and events in a run's folder, and to TensorBoard if requested.
-
-    With `durable`, each record is on disk when `record` returns. Otherwise all are when `sync`
-    returns.
-    """
+    """Appends to the metrics and events in a run's folder, and to TensorBoard if requested."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        kept: Metrics | None = None,
-        *,
-        tensorboard: bool = False,
-        durable: bool = True,
+        self, folder: RunFolder, kept: Metrics | None = None, *, tensorboard: bool = False
     ) -> None:
         kept = kept or Metrics()
         self.records = list(kept.records)
         self._digest = kept.digest.copy()
         self._folder = folder
-        self._durable = durable
         with explained(folder.path):
             # Unbuffered, so that closing the file does not retry a line that did not fit on disk.
             self._metrics: IO[bytes] = open_to_append(folder.path / METRICS)
@@ -86,13 +76,11 @@ class Recorder:
         return self._digest.hexdigest()
 
     def record(self, record: Record) -> None:
-        """Append a round's record to the metrics, as a line of strict JSON."""
+        """Append a round's record to the metrics, as a line of strict JSON. `sync` confirms it."""
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)
         self._digest.update(line.encode())
-        if self._durable:
-            self.sync()
         self.records.append(record)
         if self._board is not None:
             for name, value in record.items():

@@ -13,18 +13,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedveil.base.array_types import Int64s
+from fedveil.base.keystream import Keystream
 from fedveil.base.validate import integer
 
 Lanes: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 # Keystream, zeros and a stretch of the vector fit the second-level cache together.
 _BLOCK_BYTES = 1 << 17
-_ZEROS = memoryview(bytes(_BLOCK_BYTES))
-# Each seed has its own key, so every keystream can begin at the same counter.
-_COUNTER = modes.CTR(bytes(16))
 _CIPHERS_AT_ONCE = 256
 _SIGNED = 1 << 16
 
@@ -82,13 +79,12 @@ def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
     keystream = np.frombuffer(buffer, vector.dtype)
     for start in range(0, len(seeds), _CIPHERS_AT_ONCE):
         ciphers = [
-            (Cipher(algorithms.AES(seed), _COUNTER).encryptor().update_into, plus)
-            for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
+            (Keystream(seed).write, plus) for seed, plus in seeds[start : start + _CIPHERS_AT_ONCE]
         ]
         for begin in range(0, len(vector), per_block):
             stretch = vector[begin : begin + per_block]
             size = stretch.nbytes
-            zeros, target, mask = _ZEROS[:size], buffer[:size], keystream[: len(stretch)]
-            for update_into, plus in ciphers:
-                update_into(zeros, target)
+            target, mask = buffer[:size], keystream[: len(stretch)]
+            for write, plus in ciphers:
+                write(target, size)
                 (np.add if plus else np.subtract)(stretch, mask, out=stretch)

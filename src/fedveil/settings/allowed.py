@@ -27,11 +27,19 @@ _NEAR = 0.65
 #: A key directly followed by its value after the colon, which YAML reads as one text.
 _UNSPACED = re.compile(r"[A-Za-z_][\w.]*:[^\s:/]")
 #: Other programs' names of keys.
-_USUAL = {"learning_rate": "lr"}
-#: Other words for a protection, or for a kind of question.
+_USUAL = {
+    "learning_rate": ("lr",), "epsilon": ("target_epsilon", "dp_eps", "sign_eps", "eps"),
+    "eps": ("target_epsilon", "dp_eps", "sign_eps"), "num_rounds": ("rounds",),
+    "num_clients": ("number",), "batchsize": ("batch_size",), "clip": ("dp_norm_clip",),
+}  # fmt: skip
+#: Other words for a protection, a split, a unit, a device or a kind of question.
 _USUAL_WORDS = {
-    "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt",
-    "median": "quantiles", "percentiles": "quantiles", "average": "mean", "avg": "mean",
+    "none": "not_encrypt", "plain": "not_encrypt", "secagg": "pw_encrypt", "gpu": "cuda",
+    "secure_aggregation": "pw_encrypt", "dp-sgd": "dp_encrypt", "dpsgd": "dp_encrypt",
+    "non-iid": "dirichlet", "noniid": "dirichlet", "non_iid": "dirichlet", "record": "example",
+    "sample": "example", "user": "client", "fedavg": "mean", "average": "mean",
+    "ldp": "dp_encrypt", "cdp": "central_gaussian", "central": "central_gaussian",
+    "median": "quantiles", "percentiles": "quantiles", "avg": "mean",
     "sum": "mean", "std": "variance", "top": "heavy_hitters",
 }  # fmt: skip
 #: The two notations for a union of types.
@@ -116,6 +124,8 @@ class Allowed:
             return ""
         if value.endswith(".py"):
             return f"; to use NAME from {value}, write {value.removesuffix('.py')}:NAME"
+        if value.endswith(".csv"):
+            return f"; `fedveil init` writes such a function: let it read {value}"
         own = f"; to use {value} from own.py, write own:{value}"
         return own if value.isidentifier() else ""
 
@@ -175,8 +185,9 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
     if value is None and (hint := unspaced(name)):
         return f"{dotted(path)} is not a key with a value{hint}"
     near: Iterable[str] = difflib.get_close_matches(name, block.model_fields, 1)
-    if (usual := _USUAL.get(name)) in block.model_fields:
-        near = [str(usual)]
+    usual = _USUAL.get(name.lower(), ())
+    if here := [key for key in usual if key in block.model_fields]:
+        near = here[:1]
     elif "." in name and not place and followed(root, tuple(name.split(".")))[2] is not None:
         first, *_ = name.split(".")
         return (
@@ -184,7 +195,7 @@ def unknown_key(path: Path, value: object, block: type[BaseModel], root: type[Ba
             "that block"
         )
     close = [".".join((*place, match)) for match in near]
-    close = close or [".".join(key) for key in keys(root) if key[-1] == name]
+    close = close or [".".join(key) for key in keys(root) if key[-1] in (name, *usual[:1])]
     where = f"the keys of {dotted(place)}" if place else "the keys"
     return (
         f"{dotted(path)} = {shown(value)} is not a known key{did_you_mean(close)}; "

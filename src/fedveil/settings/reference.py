@@ -44,7 +44,9 @@ def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
-        raise InvalidValue(f"no key or block of a job is {part}{nearest(part or '', said)}")
+        blocks = {key.rpartition(".")[0]: None for key in said if "." in key}
+        near = nearest(part or "", [*blocks, *said])
+        raise InvalidValue(f"no key or block of a job is {part}{near}")
     return {key: {name: text.replace("`", "") for name, text in said[key].items()} for key in asked}
 
 

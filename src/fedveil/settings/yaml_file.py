@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedveil.base.untrusted import MOST_JOB_BYTES, read_text
-from fedveil.errors import JobError, nearest
+from fedveil.errors import JobError, did_you_mean
 from fedveil.record.run_folder import JOB
 from fedveil.settings import allowed
 from fedveil.settings.allowed import Path, block_of, blocks_of
@@ -308,7 +309,8 @@ def _near(path: FilePath) -> str:
         files = [] if path.exists() else [*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]
     except OSError:
         return ""
-    return nearest(str(path), map(str, files))
+    named = {file.stem: str(file) for file in files}
+    return did_you_mean([named[stem] for stem in get_close_matches(path.stem, named, 1)])
 
 
 def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
@@ -317,7 +319,11 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
         data = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
+        if error.context == "while scanning a quoted scalar":
+            mark, problem = error.context_mark or mark, "this quote is not closed"
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if problem == "but found another document":
+            problem = "a second document begins here: write all keys in one, without ---"
         raise JobError([f"{source}{place}: {problem}{_line_hint(text)}"]) from None
     except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
         reason = str(error).partition("\n")[0]

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.base.files import alone, sync_to_disk, write_new
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_LINES_BYTES, opened
 from fedveil.errors import AccountInvalid, InvalidValue
 from fedveil.site.account_counter import AccountCounter, append
@@ -32,10 +33,7 @@ _CODE = 64
 
 
 class AccountFile:
-    """The lines of the account `name` in `folder`.
-
-    `counter` is by default a file in the same folder.
-    """
+    """The lines of the account `name` in `folder`. The default `counter` is a file in `folder`."""
 
     def __init__(self, folder: Path, name: str, key: bytes, counter: Path | None) -> None:
         if not _NAME.fullmatch(name):
@@ -108,7 +106,8 @@ class AccountFile:
             status = os.fstat(file.fileno())
             self._inode = status.st_ino
             if status.st_size < self._size:
-                raise AccountInvalid(f"{self.path} was cut: {self._count} lines were in it")
+                had = quantity(self._count, "line")
+                raise AccountInvalid(f"{self.path} was cut: it had {had} before")
             file.seek(self._size)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -131,7 +130,7 @@ class AccountFile:
         if (count, code) == (self._count - 1, self._before):
             self._counter.put(self._count, self._code)
             return
-        lines = f"has {self._count} lines" if self.path.exists() else "is missing"
+        lines = f"has {quantity(self._count, 'line')}" if self.path.exists() else "is missing"
         raise AccountInvalid(
             f"{self.path} {lines}, but {self._counter.path} has counted {count}: one of them is an "
             "older copy, or was deleted. Put the newest of both back"

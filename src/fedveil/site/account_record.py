@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil import __version__
+from fedveil.base.quantity import quantity
 from fedveil.pages.dossier.account import Account
 from fedveil.pages.dossier.dossier_folder import recompute_parts, write_dossier
 from fedveil.pages.dossier.releases import releases_of
@@ -131,7 +132,6 @@ class AccountRecord:
         return dict(strict(found))
 
     def page(self) -> Page:
-        """Return the account as a page."""
         lead = (
             f"Everything that left the data set {self.account.name} of {self.site}, and what it "
             "costs in privacy. This page is evidence for a review, and no verdict."
@@ -162,14 +162,16 @@ class AccountRecord:
         ]
         if ever.without_epsilon:
             said.append(
-                f"{ever.without_epsilon:,} of {ever.releases:,} releases promise no epsilon, and "
-                "the figures do not cover them. They hide the site only among the others in a sum."
+                f"{quantity(ever.releases, 'release')}, {ever.without_epsilon:,} without an "
+                f"epsilon. The "
+                "figures do not cover these. They hide the site only among the others in a sum."
             )
         through = {charged.through.split(",")[0] for charged in self.account.charges}
         said += [_EXECUTED[name] for name in sorted(through & set(_EXECUTED))]
         said += [f"Sent in the clear, with no finite epsilon: {name}." for name in ever.in_clear]
         said.append(
-            f"The account has {len(self.account.charges):,} lines and ends in {self.account.code}. "
+            f"The account has {quantity(len(self.account.charges), 'line')} and ends in "
+            f"{self.account.code}. "
             "Each line has a code with the site's key. Someone with that key and the counter can "
             "write another account."
         )

@@ -29,10 +29,7 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the checks of a policy. Reads the template job from the site's folder.
-
-        Raises `JobError`.
-        """
+        """Return the checks of a policy, with the template job in `folder`. Raises `JobError`."""
         file = policy.jobs.template
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 
@@ -49,12 +46,12 @@ class Admission:
         yield from self._code(order)
         if self.data_set(order.job) is None:
             named = ", ".join(block.named for block in self.policy.data.values()) or "none"
-            yield f"data.name is {order.job.data.name}, and jobs may train on {named}"
+            yield f"data.name is {order.job.data.name}, but the policy has: {named}"
 
     def _who(self, order: Order) -> Iterator[str]:
         policy, jobs, signer = self.policy, self.policy.jobs, order.signer(self.policy.people)
         if policy.starters and signer not in policy.starters:
-            yield f"the job is not signed by one of starters: {', '.join(policy.starters)}"
+            yield f"none of starters ({', '.join(policy.starters)}) has signed the job"
         if order.digest.hex() in jobs.digests or (signer is not None and signer in jobs.signed_by):
             return
         if self.template is None:
@@ -64,18 +61,18 @@ class Admission:
         changed = differences(order.job.model_dump(), self.template.model_dump())
         for key, theirs, mine in changed:
             if not any(f"{key}.".startswith(prefix) for prefix in free):
-                yield f"{key} is {theirs}, and {mine} in the template {jobs.template}"
+                yield f"{key} is {theirs}, but {mine} in the template {jobs.template}"
 
     def _strength(self, job: Job) -> Iterator[str]:
         least, name = self.policy.strength, job.protection.name
         if name not in self.policy.protections:
             allowed = ", ".join(self.policy.protections)
-            yield f"protection.name is {name}, and a report may leave under {allowed} alone"
+            yield f"protection.name is {name}, but the policy allows only {allowed}"
             return
         if job.privacy.randomness != "secure":
-            yield "privacy.randomness is seeded, from which the server can compute the noise"
+            yield "privacy.randomness is seeded: the server could compute the noise. Use secure"
         if least.unit == "client" and job.privacy.unit != "client":
-            yield f"privacy.unit is {job.privacy.unit}, and client is demanded"
+            yield f"privacy.unit is {job.privacy.unit}, but the policy demands client"
         asked = job.protection.settings
         if isinstance(asked, SecureSumSettings):
             yield from weak_sum(self.policy, job.protection.position, asked, job.clients_per_round)
@@ -83,14 +80,14 @@ class Admission:
     def _clear(self, job: Job) -> Iterator[str]:
         clear = self.policy.clear
         if not clear.counts and job.deployment.reveal:
-            yield "deployment.reveal asks for the number of examples"
+            yield "deployment.reveal asks for the number of examples, but clear.counts is false"
         if not clear.counts and job.server.weighting == "by_size":
-            yield "server.weighting is by_size, whose sum tells how many examples there are"
+            yield "server.weighting is by_size, which reveals numbers of examples. Use equal"
         window = job.protection.position.window(job.protection.settings)
         limit_s = job.deployment.answer_s if window is None else window[1]
         if clear.answer_after_s is not None and clear.answer_after_s >= limit_s:
             yield (
-                f"the server waits {limit_s:g} s for an answer, and a report leaves after "
+                f"the server waits {limit_s:g} s for an answer, but reports leave only after "
                 f"clear.answer_after_s = {clear.answer_after_s:g} s"
             )
 
@@ -100,36 +97,33 @@ class Admission:
             return
         for name in order.code:
             if top(name) not in code.modules:
-                yield f"the job names code of its own, {name}, which is not in code.modules"
+                yield f"the job has its own code {name}, which is not in code.modules"
                 return
         try:
             self.modules(order)
         except SiteRefused as refused:
             yield str(refused)
         if job.privacy.unit != "client":
-            yield "privacy.unit is example, which no site can promise for code of the job's own"
+            yield "privacy.unit is example, but a job with its own code needs client"
         if job.protection.name == "pw_encrypt":
-            yield "protection.name is pw_encrypt, and a sum that own code fills needs noise"
+            yield "protection.name is pw_encrypt, but a job with its own code needs noise"
         if job.keeps_state or job.has_language_model:
-            yield "code of the job's own trains with neither clients' states nor a language model"
+            yield "the job has its own code, but also clients with states or a language model"
         if job.deployment.reveal:
-            yield "deployment.reveal is set, and a job with code of its own reveals nothing"
+            yield "deployment.reveal is set, but a job with its own code must reveal nothing"
         if data_set is not None and data_set[1].reader is None:
-            yield f"data.{data_set[0]}.reader is null, and code of the job's own needs a reader"
+            yield f"data.{data_set[0]}.reader is null, but a job with its own code needs a reader"
         if code.isolation == "strong":
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Read the code that the order names.
-
-        Raises `SiteRefused` for code that the policy does not permit.
-        """
+        """Read the code that the order names. Raises `SiteRefused` if it is not permitted."""
         found = []
         for name in sorted({top(name) for name in order.code}):
             module = read(self.folder, name)
             if module.digest != self.policy.code.modules.get(name):
                 raise SiteRefused(
-                    f"the module {name} has the digest {module.digest}, and code.modules another"
+                    f"the module {name} has the digest {module.digest}, not the one in code.modules"
                 )
             found.append(module)
         return found
@@ -154,4 +148,4 @@ def weak_sum(
     if reason is not None:
         yield f"protection.{position.block}: {reason}"
     if (threshold := asked.threshold(clients)) < least.survivors:
-        yield f"a sum may have {threshold} clients, and strength.survivors is {least.survivors}"
+        yield f"a sum may have {threshold} clients, but strength.survivors is {least.survivors}"

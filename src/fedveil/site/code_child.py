@@ -58,7 +58,6 @@ def packed(array: Array) -> bytes:
 
 
 def unpacked(message: Message, name: str) -> Array:
-    """Return the array of examples in a message."""
     array: Array = np.load(io.BytesIO(take(message, name, bytes)), allow_pickle=False)
     return array
 

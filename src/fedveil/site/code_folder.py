@@ -2,7 +2,8 @@
 
 The policy permits each one by its digest.
 
-code/heart_net.py the module heart_net code/lung/ the package lung
+    code/heart_net.py    the module heart_net
+    code/lung/           the package lung
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class Module(NamedTuple):
         return whole.hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write the files into a folder."""
         for name, data in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,7 @@ def read(site: Path, name: str) -> Module:
 
 
 def files_of(folder: Path, paths: Sequence[Path]) -> Module:
-    """Read those of `paths` that are files. Names are relative to `folder`.
-
-    Raises `SiteRefused`.
-    """
+    """Read those of `paths` that are files, relative to `folder`. Raises `SiteRefused`."""
     files: dict[str, bytes] = {}
     left = _MOST_BYTES
     for path in paths:

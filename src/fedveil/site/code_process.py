@@ -67,7 +67,7 @@ class Process:
         """Return the next message, of at most `most` bytes. Raises `SiteRefused`."""
         size = int.from_bytes(self._bytes(_LENGTH_BYTES))
         if size > most:
-            raise SiteRefused(f"the job's code sent {size:,} bytes, where {most:,} are the most")
+            raise SiteRefused(f"the job's code sent {size:,} bytes; the limit is {most:,}")
         try:
             return dict(decode(self._bytes(size), most))
         except MessageInvalid as error:
@@ -172,10 +172,7 @@ class CodeTraining:
             return self.exchanged(process, client, reader)
 
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
-        """Send the examples and receive the update.
-
-        Raises `SiteRefused`, or an error of `reader`.
-        """
+        """Send the examples, receive the update. Raises `SiteRefused`, or an error of `reader`."""
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)
         process.send({"job": self._job.to_yaml(), "client": client, "common": common})
@@ -194,10 +191,7 @@ class CodeTraining:
 
 
 def _targets(answer: Mapping[str, object]) -> Targets:
-    """Return the kind of targets that the job's task needs.
-
-    The process has not received any data yet.
-    """
+    """Return the kind of targets that the job's task needs, before it has received any data."""
     for known in get_args(Targets):
         if answer == {"targets": known}:
             targets: Targets = known

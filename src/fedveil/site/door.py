@@ -77,7 +77,11 @@ class Door:
         name, data_set = named
         owner = Charges(self._account(name), self._site.policy, order, self._server)
         member = self._site.member(self._server, order.job, data_set, owner)
-        _check_client(order, member.client)
+        number = order.job.clients.number or 0
+        if member.client >= number:
+            raise SiteRefused(
+                f"this site is client {member.client}, but the job has only {number} clients"
+            )
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
@@ -90,10 +94,7 @@ class Door:
         return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
-        """Return the order in an app's archive. Raises `SiteRefused`.
-
-        Orders and refusals are cached.
-        """
+        """Return the order in an app's archive, or raise `SiteRefused`. Both are cached."""
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:
@@ -143,9 +144,3 @@ class Charges:
     def _in_clear(self, protection: Protection) -> list[str]:
         said = in_clear(self.order.job, protection, leaves=True)
         return said if self.answer_after_s is None else [one for one in said if one != TIMING]
-
-
-def _check_client(order: Order, client: int) -> None:
-    number = order.job.clients.number or 0
-    if client >= number:
-        raise SiteRefused(f"this site is client {client}, and the job has {number} clients")

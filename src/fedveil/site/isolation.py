@@ -100,8 +100,8 @@ def reasons(site: Path) -> Iterator[str]:
     """Yield every reason why this system cannot isolate a process from a site's folder."""
     if not working():
         yield (
-            "this system isolates no process: install bubblewrap, permit user namespaces, or write "
-            "code.isolation: weak"
+            "this system cannot isolate a process: install bubblewrap, permit user namespaces, or "
+            "write code.isolation: weak"
         )
     for folder in Interpreter.own().reads:
         if site.resolve().is_relative_to(folder):

@@ -83,7 +83,7 @@ class SiteReports:
         policy, digest = self._site.policy, config_digest(config)
         if policy.starters:
             raise SiteRefused(
-                f"starters is set, and a job of {self._through} has no signature of a key in people"
+                f"starters is set, but no one in people can sign a job of {self._through}"
             )
         if digest not in policy.jobs.digests:
             raise SiteRefused(
@@ -95,7 +95,7 @@ class SiteReports:
     ) -> bytes:
         """Return the encoded answer to a message of a secure sum that needs no update."""
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
-            raise SiteRefused("the task is none of a sum")
+            raise SiteRefused("the task is not a message of a secure sum")
         asked = decode(words)
         mine = self._round(job, dimension, site, round, asked)
         half = mine.half(np.broadcast_to(np.float32(0), dimension))
@@ -148,7 +148,7 @@ class SiteReports:
         mine = self._round(job, layout.dimension, site, round, asked)
         protection = mine.protection
         if self.terms.summed and mine.kept is None:
-            raise SiteRefused("a sum is asked for before its keys are agreed on")
+            raise SiteRefused("the server asks for a sum before the clients have exchanged keys")
         after_s = self._site.policy.clear.answer_after_s
         if self._account is None:
             self._account = self._site.account(self._data)
@@ -182,10 +182,7 @@ _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 @dataclass(frozen=True)
 class Round:
-    """A site's part in one round.
-
-    `asked` is the server's message, `kept` the state since the last one.
-    """
+    """A site's part in one round: the server's message `asked`, and the state `kept` so far."""
 
     job: bytes
     round: int

@@ -73,7 +73,7 @@ def read_app(archive: bytes) -> Order:
     """Return the order in an app's archive. Raises `SiteRefused`."""
     job = _member(archive, JOB)
     if job is None:
-        raise SiteRefused(f"the app has no {JOB}: a site runs the jobs of `fedveil deploy` alone")
+        raise SiteRefused(f"the app has no {JOB}: a site runs only apps of `fedveil deploy`")
     signed = _member(archive, SIGNATURE)
     try:
         return Order(read_order(_text(job), JOB), None if signed is None else _signature(signed))
@@ -86,7 +86,7 @@ def read_order(text: str, source: str) -> Job:
     data = yaml_file.mapping(text, source, _MOST_VALUES)
     if named := next(_own_code(data), None):
         raise SiteRefused(
-            f"the job names code of its own, {named}: a site runs models, tasks and schedules alone"
+            f"the job has its own code {named}: a site accepts only models, tasks and schedules"
         )
     job = Job.read(data, ())
     check_deployable(job)

@@ -124,10 +124,7 @@ def _one_account_each(policy: Policy) -> str | None:
 
 @RULES.rule("code.modules", "clear.answer_after_s")
 def _timed_code(policy: Policy) -> str | None:
-    """`code.modules` needs `clear.answer_after_s`.
-
-    A study's code could reveal data by its duration.
-    """
+    """`code.modules` needs `clear.answer_after_s`, so that no duration reveals data."""
     for name in policy.code.modules:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             return f"code.modules has {allowed.plain(name)}: name a module in the folder code"

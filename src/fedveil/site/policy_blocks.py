@@ -24,8 +24,8 @@ class StrengthSettings(Block):
 
     unit: Whose = Field(
         "example",
-        description="the data that an epsilon must cover. example: each record. client: all data "
-        "of this site, which also satisfies example",
+        description="the least data that an epsilon must cover. example: one record. A job that "
+        "covers all data of the site is allowed, too. client: all data of this site",
     )
     active_security: bool = Field(
         True,

@@ -64,7 +64,6 @@ class Site:
         return cls(folder, policy, Admission.of(policy, folder))
 
     def account(self, data_set: str) -> SiteAccount:
-        """Open the account of a data set."""
         counter = self.policy.counter
         return SiteAccount.open(
             self.folder / _ACCOUNTS,
@@ -74,10 +73,7 @@ class Site:
         )
 
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
-        """Return this site as a client of a server's job.
-
-        Only signed rounds need keys and a roster.
-        """
+        """Return this site as a client of a server's job. Signed rounds need keys and a roster."""
         of = self.policy.servers[server]
         state = StateFolder(self.folder / _STATE)
         signs = job.protection.position.needs_roster(job.protection.settings)
@@ -138,10 +134,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Seat:
-    """A site's place among the clients of a server.
-
-    Only signed rounds need `roster` and `identity`.
-    """
+    """A site's place among a server's clients. Signed rounds need `roster` and `identity`."""
 
     client: int
     state: StateFolder

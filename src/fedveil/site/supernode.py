@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Message
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
@@ -112,13 +112,9 @@ def _answer(client: RuntimeHttpClient, door: Door) -> None:
         message, context, _, fab = pull_task_input(client)
         reply: Message = door.answer(lambda: fab.content, message, context)
         push_message(client, reply, context)
-        _finish(client, context)
+        push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
     finally:
         beat.stop()
-
-
-def _finish(client: RuntimeHttpClient, context: Context) -> None:
-    push_task_output(client=client, context=context, sub_status=SubStatus.COMPLETED, details="")
 
 
 def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:

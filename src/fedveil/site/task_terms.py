@@ -121,10 +121,7 @@ class ReportSum:
         self._half: ServerRound = protection.server_round(RoundContext(cohort, round, model, state))
 
     def add(self, site: str, report: bytes) -> None:
-        """Add a report.
-
-        Raises `ReportRejected` or `MessageInvalid` and adds nothing if it is invalid.
-        """
+        """Add a report, or raise `ReportRejected` or `MessageInvalid` and add nothing."""
         self._half.receive(number_of(site), decode(report, self._half.longest))
 
     def mean(self) -> dict[str, npt.NDArray[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from fedveil.base.quantity import quantity
 from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Code, Fact, Fold, Page, Part, Points, Section
 from fedveil.pages.plot import Axis, Curve, Plot
@@ -67,8 +68,8 @@ def _facts(answers: Answers) -> Iterator[Fact]:
     file, line = answers.file, answers.lines[0]
     yield Fact(
         "Who was asked?",
-        f"{answers.clients:,} clients",
-        f"At most {answers.reports:,} reports were summed in a round.",
+        quantity(answers.clients, "client"),
+        f"The largest sum of a round has {quantity(answers.reports, 'report')}.",
     )
     yield Fact("Which protection?", file.protection.name, f"Unit: {file.unit}.")
     tone = "good" if line.figure.promise in ("strong", "meaningful") else "poor"

@@ -181,10 +181,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account before any client is asked.
-
-        Under rr and oue only the first round costs.
-        """
+        """Charge the account before any client is asked. Under rr and oue only round one costs."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)

@@ -54,7 +54,7 @@ class Participants:
 
 
 def digest(file: QuestionFile) -> bytes:
-    """Return a digest of the question file. Every message of a secure sum contains it."""
+    """Return a digest of the question file. It identifies the question in messages and files."""
     return hashlib.sha256(file.to_yaml().encode()).digest()
 
 
@@ -106,7 +106,7 @@ def make_protection(
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
     """Return the settings that the question determines: the clipping norm, and the noise."""
     epsilon, delta = file.epsilon, file.delta
-    clip = _clip(file.unit)
+    clip = _APART / 2 if file.unit == "row" else _CLIP
     if epsilon is None:
         return {"clip": clip} if file.protection.name == "pw_encrypt" else {}
     ratio = ratio_for(epsilon, delta, rounds)
@@ -122,10 +122,6 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
             bits = _bits(dimension, clients, ratio)
             return {"clip": clip, "target_epsilon": epsilon, "bits": bits}
     return {"clip": clip, "target_epsilon": epsilon}
-
-
-def _clip(unit: str) -> float:
-    return _APART / 2 if unit in ("row", "example") else _CLIP
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
@@ -219,10 +215,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports.
-
-        Without codes, returns `reports`.
-        """
+        """Return the number of one-hot codes in `reports` reports, or `reports` without codes."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

@@ -57,7 +57,6 @@ class Sums:
     rows: int | None = 1
 
     def at(self, where: slice) -> Sums:
-        """Return some of the sums."""
         return Sums(self.values[where], self.noise[where], self.asked, self.clients, self.rows)
 
     @property

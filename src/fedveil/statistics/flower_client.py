@@ -106,10 +106,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle` so that an error becomes a fixed word.
-
-    Flower would send the exception's text.
-    """
+    """Wrap `handle` so that an error becomes a fixed word, not the exception's text."""
 
     def reply(message: Message, context: Context) -> Message:
         try:

@@ -159,10 +159,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent prefixes.
-
-        `counts` are the estimates for the candidates of all groups.
-        """
+        """Keep the frequent prefixes. `counts` has the estimates for all groups' candidates."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -175,10 +172,7 @@ class PrefixTree:
     def _kept(
         self, group: int, candidates: Sequence[str], counts: Float64s, variance: Float64s
     ) -> list[str]:
-        """Return a group's frequent candidates that are not complete.
-
-        Records the complete words.
-        """
+        """Return a group's frequent candidates without an end. Records the complete words."""
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
         deviation = np.sqrt(variance)

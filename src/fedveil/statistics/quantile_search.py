@@ -39,11 +39,6 @@ class Search:
         self._answers: dict[int, Float64s] = defaultdict(lambda: np.zeros(3))
 
     @property
-    def _near(self) -> float:
-        """The largest excess of the edges through whose answers a line is fitted."""
-        return _LINE * min(self.q, 1 - self.q)
-
-    @property
     def rounds(self) -> int:
         """The number of rounds: twice that of a binary search without noise."""
         return 2 * math.ceil(math.log2(len(self.edges) - 1))
@@ -88,7 +83,8 @@ class Search:
         ends = float(self.edges[places[low]]), float(self.edges[places[-1 - high]])
         first, last = min(ends), max(ends)
         risen = np.array(_rising(totals / precisions, precisions))
-        value = _line(self.edges[asked], totals, precisions, np.abs(risen) <= self._near)
+        near = np.abs(risen) <= _LINE * min(self.q, 1 - self.q)
+        value = _line(self.edges[asked], totals, precisions, near)
         if value is None:
             rising = np.array([-self.q, *risen, 1 - self.q])
             value = float(np.interp(0.0, *_strict(rising, self.edges[places])))

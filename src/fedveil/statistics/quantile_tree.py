@@ -103,9 +103,6 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return A.
-
-    It has a row for each node of each level, with ones at the leaves below the node.
-    """
+    """Return A: a row for each node of each level, with ones at the leaves below it."""
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

@@ -180,7 +180,6 @@ class Schedule:
         return step.round - 1 - first
 
     def parts(self, step: Step) -> list[Part]:
-        """Return the parts that a step asks for."""
         trees = []
         for name, groups in step.prefixes.items():
             letters = self.trees[name].letters[self._level(name, step)]
@@ -200,7 +199,6 @@ class Schedule:
         return Layout(self.file, self.parts(step))
 
     def cohort(self, step: Step, clients: int) -> list[int]:
-        """Return the clients that a step asks."""
         if not self.file.local:
             return list(range(clients))
         order = Seeded(self.file.seed, "cohorts").permutation(clients)

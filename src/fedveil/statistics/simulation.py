@@ -38,7 +38,7 @@ class Contributions:
     def of(self, client: ClientId) -> Update:
         """Return a client's update.
 
-        Only the client's own log says how many rows and values were left out.
+        Only its own log says how many rows and values were left out.
         """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedveil.base.quantity import quantity
 from fedveil.pages.page import Code, Fact, Fold, Page, Section
 from fedveil.pages.table import Table
 from fedveil.settings.yaml_file import write
@@ -16,11 +17,12 @@ def page(comparison: Comparison, found: Sequence[Line], goal: Goal | None) -> Pa
     """Return the page of all results, a table line per setting. `goal` is the value to reach."""
     job, asked = comparison.job, comparison.asked
     number = job.clients.number
-    clients = "the clients that the data has" if number is None else f"{number:,} clients"
+    clients = "the clients that the data has" if number is None else quantity(number, "client")
     seeds = f"{asked.seeds} seeds from {job.seed} on" if asked.seeds > 1 else f"seed {job.seed}"
     unlike, card = unequal(found), choice(found)
     lead: list[str | Fact] = [
-        f"{job.model} on {job.data.name}, {clients}, {job.rounds} rounds, {seeds}. All settings of "
+        f"{job.model} on {job.data.name}, {clients}, {quantity(job.rounds, 'round')}, {seeds}. "
+        f"All settings of "
         f"a seed have the same data, partition, initial model and cohorts.",
         *comparison.notes,
         *([] if unlike is None else [unlike]),

@@ -15,6 +15,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +85,7 @@ class Releases:
         lines.writerow(["subset", "id", "times"])
         for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):
             names = ids[subset] if len(ids[subset]) else np.arange(len(times))
-            rows = zip(names.tolist(), times.tolist(), strict=True)
-            lines.writerows((subset, *row) for row in rows)
+            lines.writerows(zip(repeat(subset), names.tolist(), times.tolist(), strict=False))
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
@@ -129,10 +129,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the last step and evaluation that were begun.
-
-        The bytes survive a crash of the process.
-        """
+        """Write the last begun step and evaluation. The bytes survive a crash of the process."""
         if self._folder is None:
             return
         if self._begun is None:

@@ -18,7 +18,7 @@ class TaskSettings(Choice):
     BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in task_settings.TASKS}
 
     name: Annotated[str, or_function(*task_settings.TASKS)] = Field(
-        "mnist_halves", description="a built-in task, or a function of yours that returns one"
+        "mnist_halves", description="a built-in task, or your own function that returns a task"
     )
     mnist_halves: task_settings.HalvesSettings = Field(
         default_factory=task_settings.HalvesSettings, description="settings of mnist_halves"
@@ -43,13 +43,15 @@ class OptimizerSettings(Block):
     lr: float | None = Field(None, gt=0, description="the learning rate")
     momentum: float | None = Field(None, ge=0, lt=1, description="momentum of `name: sgd`")
     weight_decay: float | None = Field(
-        None, ge=0, description="L2 penalty; under adamw decoupled from the gradient"
+        None,
+        ge=0,
+        description="L2 penalty on the weights. Under adamw it is decoupled from the gradient",
     )
     warmup_steps: int | None = Field(
         None, ge=0, description="steps over which the learning rate rises linearly to `lr`"
     )
     gradient_norm: float | None = Field(
-        None, gt=0, description="each step's gradient of a part is clipped to this L2 norm"
+        None, gt=0, description="the gradient of the part in each step is clipped to this L2 norm"
     )
 
 
@@ -59,17 +61,18 @@ class EmbeddingDPSettings(Block):
     eps: float | None = Field(
         None,
         ge=0,
-        description="a bit costs eps/2, as in MindSpore Federated; 0: pure noise; null: no noise",
+        description="each bit costs the epsilon eps/2, as in MindSpore Federated. 0: only noise. "
+        "null: no noise",
     )
     gradient: Literal["straight_through", "none"] = Field(
         "straight_through",
-        description="the gradient that is returned to the part: `straight_through` treats the "
-        "bits as the values, `none` returns none",
+        description="the gradient that is returned to the part. `straight_through`: that of the "
+        "bits, as if they were the values. `none`: no gradient",
     )
     reuse: bool = Field(
         False,
-        description="send an example's first report again in every epoch, so that it pays "
-        "once; the part learns in the first epoch only",
+        description="if true, an example's first report is sent again in every epoch, so the "
+        "example is charged only once. The part then learns only in the first epoch",
     )
 
 
@@ -88,15 +91,14 @@ class LabelProtectionSettings(Block):
 
     name: Literal["marvell", "max_norm"] = Field(
         "marvell",
-        description="`marvell`: noise of this `power` that reveals least about two classes; "
-        "`max_norm`: noise that makes all gradients as long as the longest, on "
-        "average",
+        description="`marvell`: the noise with the given `power` that hides two classes best. "
+        "`max_norm`: noise that makes all gradients equally long on average",
     )
     power: float = Field(
         16.0,
         gt=0,
-        description="`marvell`: the noise's mean squared length, as a multiple of the squared "
-        "distance between the classes' mean gradients",
+        description="under `marvell`: mean squared length of the noise, as a multiple of the "
+        "squared distance between the classes' mean gradients",
     )
 
 
@@ -105,28 +107,26 @@ class PrivacySettings(Block):
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None,
-        description="applied to outputs that are sent to another party and computed from the "
-        "sender's own data",
+        description="sends randomised bits in place of outputs that a party computes from its own "
+        "data and sends to another party",
     )
     label_dp: LabelDPSettings | None = Field(
-        None, description="applied to the leader's labels before the loss"
+        None, description="randomises the leader's labels before training"
     )
     label_protection: LabelProtectionSettings | None = Field(
-        None, description="applied to the gradients that the leader sends back"
+        None, description="noise for the gradients that the leader returns"
     )
     randomness: Literal["seeded", "secure"] = Field(
         "seeded",
-        description="the randomness of a run in one process: `seeded` is repeatable and for "
-        "simulation only; `secure` is the operating system's. Runs between "
-        "machines always use `secure`",
+        description="source of randomness in a run in one process. `seeded`: repeatable, only for "
+        "simulation. `secure`: the operating system. Runs between machines always use `secure`",
     )
     max_epsilon: float | None = Field(
         None,
         gt=0,
-        description="the run, or serving its model, ends before a step or an evaluation that "
-        "would bring an example of this party above this epsilon. It covers values "
-        "that this party sends, and labels under `label_dp`. Every party has its "
-        "own limit",
+        description="the run, or serving its model, ends before a step or an evaluation that would "
+        "bring an example of this party above this epsilon. The epsilon covers the values that "
+        "this party sends, and labels under `label_dp`. Every party has its own limit",
     )
     delta: float = Field(
         1e-5, ge=0, lt=1, description="the delta at which epsilon is stated and limited"
@@ -138,27 +138,31 @@ class PartPrivacySettings(Block):
 
     embedding_dp: EmbeddingDPSettings | None = Field(
         None,
-        description="replaces the job's `privacy.embedding_dp` for this part; null: unprotected",
+        description="replaces the job's `privacy.embedding_dp` for this part. null: no protection",
     )
 
 
 class PartSettings(Block):
     """One part of the model. Missing keys keep the values of the task's part with this name."""
 
-    owner: str | None = Field(None, description="the party that computes it")
+    owner: str | None = Field(None, description="the party that computes the part")
     inputs: list[str] | None = Field(
-        None, description="its inputs: `data.COLUMN` of its owner, or earlier parts"
+        None,
+        description="the part's inputs: `data.COLUMN` for a column of its owner, or names of "
+        "earlier parts",
     )
     output: list[Annotated[int, Field(ge=1)]] | None = Field(
-        None, description="the shape of its output for one example"
+        None, description="the shape of the part's output for one example"
     )
     module: Annotated[str, or_function()] | None = Field(
         None,
-        description="a function of yours that is called with the seed and returns an nn.Module; "
-        "only the owner needs to have it",
+        description="your own function that gets the seed and returns an nn.Module. Only the owner "
+        "needs to have it",
     )
-    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="the type of its output")
-    frozen: bool | None = Field(None, description="if true, its parameters are not trained")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="the number type of the part's output"
+    )
+    frozen: bool | None = Field(None, description="if true, the part's parameters are not trained")
     optimizer: OptimizerSettings = Field(
         default_factory=OptimizerSettings, description="overrides the job's `optimizer`, key by key"
     )
@@ -170,15 +174,15 @@ class PartSettings(Block):
 class CompressionSettings(Block):
     """Rounds each value to a few bits, between the minimum and the maximum of its example."""
 
-    bits: int = Field(8, ge=1, le=8, description="bits for each value; float32 has 32")
+    bits: int = Field(8, ge=1, le=8, description="number of bits for each value. float32 has 32")
     forward: bool = Field(
         True, description="compress outputs, except those of EmbeddingDP, which have one bit"
     )
     backward: bool = Field(True, description="compress the gradients that are returned")
     error_feedback: bool = Field(
         False,
-        description="add the rounding error of an example's last values to its next ones; the "
-        "sender stores a float for every value of every example",
+        description="if true, the rounding errors of an example's values are added to its values "
+        "in the next epoch. The sender stores a float for each value of each example",
     )
 
 
@@ -187,25 +191,24 @@ class AlignmentSettings(Block):
 
     by: Literal["intersection", "digests"] | None = Field(
         None,
-        description="`intersection`: ids are blinded, and no party learns another's ids that "
-        "it does not have itself; `digests`: fast, for ids that are no secret, "
-        "since a digest can be undone by guessing; null: `digests` if the task "
+        description="how parties find their common ids. `intersection`: ids are blinded, and a "
+        "party learns only ids that it has itself. `digests`: fast, only for ids that are not "
+        "secret, because `digests` can be reversed by guessing. null: `digests` if the task "
         "numbers the examples itself, else `intersection`",
     )
     most_ids: int | None = Field(
         None,
         ge=1,
-        description="the most ids that this party accepts from another, over all attempts of a "
-        "run; the other learns of each id whether this party has it. null: four "
-        "times the number of this party's own ids. Every party has its own limit",
+        description="largest number of ids that this party accepts from another over all attempts "
+        "of a run. The other party learns for each id if this party has it. null: four times the "
+        "number of this party's own ids. Every party has its own limit",
     )
     least_common: int = Field(
         100,
         ge=0,
-        description="under `intersection`, the smallest number of training and of test "
-        "examples that all parties must have for this party to take part; 0 also "
-        "allows a leader without ids to use all of them. Every party has its own "
-        "limit",
+        description="under `intersection`: this party takes part only if the parties have at least "
+        "this number of common training examples, and of common test examples. 0 also allows a "
+        "leader without ids to use all examples. Every party has its own limit",
     )
 
 
@@ -213,7 +216,7 @@ class CheckpointSettings(Block):
     """How often a run is saved. An interruption loses the work since the last save."""
 
     every_steps: int = Field(
-        100, ge=1, description="all parties save after every N steps, and after the last"
+        100, ge=1, description="all parties save after every N steps, and after the last step"
     )
 
 
@@ -221,14 +224,16 @@ class RecordSettings(Block):
     """Which metrics are recorded, and who sees them."""
 
     every_steps: int = Field(10, ge=1, description="write a record after every N steps")
-    followers_see_loss: bool = Field(True, description="send followers the loss of every step")
+    followers_see_loss: bool = Field(
+        True, description="if true, the leader sends the loss of every step to the followers"
+    )
 
 
 class EvaluationSettings(Block):
     """When to evaluate. Evaluations use the messages and the protection of training."""
 
     every_epochs: int | None = Field(
-        1, ge=1, description="evaluate after every N epochs, and after the last; null: never"
+        1, ge=1, description="evaluate after every N epochs, and after the last epoch. null: never"
     )
 
 
@@ -239,14 +244,14 @@ class ScoringSettings(Block):
         None,
         gt=0,
         lt=1,
-        description="the share of the training examples that no step trains on. After the last "
-        "step the leader fits the calibrator of probabilities to them, and chooses the "
-        "threshold. It needs labels that are classes; null: probabilities are not calibrated",
+        description="share of the training examples that is set aside and not trained on. After "
+        "the last step, the leader uses it to calibrate the predicted probabilities and to choose "
+        "the threshold. Only for labels that are classes. null: no calibration",
     )
     threshold: Literal["balanced_accuracy", "f1"] = Field(
         "balanced_accuracy",
-        description="with two classes: the second is predicted above a threshold, at which this "
-        "metric is highest on the examples of `calibration`",
+        description="with two classes, the second class is predicted above a threshold. The "
+        "threshold maximises this metric on the examples of `calibration`",
     )
 
 
@@ -262,27 +267,28 @@ class VerticalFields(CheckedJob):
     in_flight: int = Field(
         1,
         ge=1,
-        description="the number of micro-batches in a step, so that one party computes while "
-        "another's tensors travel; 1 gives the results of the unsplit model, to "
-        "the bit",
+        description="number of micro-batches in a step. With several, one party computes while "
+        "another's tensors travel. With 1, the results are bit-identical to those of the unsplit "
+        "model",
     )
     device: Device = Field("cpu", description="the device of the parts on this machine")
     threads: int | None = Field(
         1,
         ge=1,
-        description="torch's threads on this machine; another number may change the last bits "
-        "of results; null: torch's default",
+        description="number of torch's threads on this machine. Another number may change the last "
+        "bits of the results. null: torch's default",
     )
     task: TaskSettings = Field(default_factory=TaskSettings)
     parts: dict[str, PartSettings] = Field(
-        default_factory=dict, description="the parts in order, by name; empty: the task's parts"
+        default_factory=dict,
+        description="the parts of the model in order, by name. Empty: the task's parts",
     )
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     compression: CompressionSettings | None = Field(
         None,
-        description="compression of the tensors sent; it saves bytes and protects nothing; "
-        "null: none",
+        description="compression of the sent tensors. It saves bytes and protects nothing. null: "
+        "none",
     )
     alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)

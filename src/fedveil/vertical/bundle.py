@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 from torch import nn
 
 from fedveil import __version__
+from fedveil.base.array_types import utf8
 from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened
 from fedveil.errors import BundleInvalid, MessageInvalid
 from fedveil.record.model_file import write_model
@@ -185,11 +186,9 @@ def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequenc
 
 def id_digests(ids: Ids) -> np.ndarray:
     """Return a digest of each id, one per row."""
-    joined = b"".join(
-        hashlib.blake2b(str(one).encode(), digest_size=DIGEST_BYTES).digest()
-        for one in ids.tolist()
-    )
-    return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
+    blake2b = hashlib.blake2b
+    made = [blake2b(text, digest_size=DIGEST_BYTES).digest() for text in utf8(ids.astype(np.str_))]
+    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def digest(data: bytes) -> str:

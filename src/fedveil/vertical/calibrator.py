@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedveil.base.array_types import Array, Float64s
+from fedveil.base.quantity import quantity
 from fedveil.settings.stored import Stored
 from fedveil.vertical.calibration import apply, fit
 
@@ -38,10 +39,7 @@ class Calibrator(Stored):
     def fitted(
         cls, outputs: Array, labels: Array, criterion: Literal["balanced_accuracy", "f1"]
     ) -> Calibrator:
-        """Fit to logits and labels.
-
-        `criterion` is maximised by the threshold between two classes.
-        """
+        """Fit to logits and labels. The threshold between two classes maximises `criterion`."""
         factor, shifts = fit(outputs, labels)
         threshold = None
         if len(shifts) == 2:
@@ -56,7 +54,7 @@ class Calibrator(Stored):
         )
 
     def __str__(self) -> str:
-        found = f"calibrator of {self.examples:,} examples: factor {self.factor:.4f}"
+        found = f"calibrator of {quantity(self.examples, 'example')}: factor {self.factor:.4f}"
         if self.threshold is None:
             return found
         return f"{found}, threshold {self.threshold:.4f} by {self.criterion}"

@@ -143,10 +143,7 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 def _optimizer(
     base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
 ) -> Optimizer | OwnOptimizer:
-    """Return the task's optimiser `base` with the changes of the job and of the part.
-
-    Errors name the key `place`.
-    """
+    """Return the task's optimiser `base`, changed by the job and the part. Errors name `place`."""
     said = {
         key: value
         for settings in (job, part)

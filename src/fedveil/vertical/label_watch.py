@@ -252,10 +252,7 @@ def _shown(measured: Measured) -> str:
 
 
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
-    """Attack the labels of sequences.
-
-    The labels of every second one are known, and the nearest is guessed.
-    """
+    """Attack the labels of sequences: guess that of the nearest one, if every second is known."""
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
     nearest = (rows[1::2] @ rows[::2].T).argmax(axis=1)

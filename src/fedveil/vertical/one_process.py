@@ -72,7 +72,7 @@ class VerticalRun:
 
 
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
-    """Evaluate a run on the held-out examples, protected as in training.
+    """Evaluate a run on held-out examples, protected as in training.
 
     Returns metrics and accounts.
     """
@@ -211,10 +211,7 @@ class Parties:
         return {name: run.figures() for name, run in self.runs.items()}
 
     def _bundle(self) -> None:
-        """Complete every party's model bundle.
-
-        Without signatures, because one user has all files.
-        """
+        """Complete every party's model bundle, unsigned, because one user has all files."""
         contents = {name: run.contents for name, run in self.runs.items()}
         known = {name: found for name, found in contents.items() if found is not None}
         if len(known) < len(contents):

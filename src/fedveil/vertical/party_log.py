@@ -30,7 +30,7 @@ class PartyLog:
     def open(self, metrics: Metrics) -> None:
         """Open the folder's files, and remove records after those of `metrics`."""
         self.close()
-        self._recorder = Recorder(self._folder, metrics, durable=False)
+        self._recorder = Recorder(self._folder, metrics)
         self.records = self._recorder.records
 
     def show_records(self) -> None:

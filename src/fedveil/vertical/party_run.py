@@ -74,6 +74,10 @@ class PartyRun:
             self._checkpoint()
 
     @property
+    def _sends(self) -> bool:
+        return any(crossing.sender == self.name for crossing in self.setting.split.crossings)
+
+    @property
     def total(self) -> int:
         return self.setting.job.epochs * self._parts.order.steps
 
@@ -196,7 +200,7 @@ class PartyRun:
         return found
 
     def keep_account(self) -> None:
-        if any(crossing.sender == self.name for crossing in self.setting.split.crossings):
+        if self._sends:
             ids = {subset: rows.ids for subset, rows in self.setting.rows.items()}
             self.setting.folder.write_atomically(account.SENT, self._parts.releases.table(ids))
         keep_accounts(self.setting.folder, self.figures(), self.log.event)
@@ -316,7 +320,9 @@ class PartyRun:
         if calibrator.exists():
             with intact(calibrator):
                 files[CALIBRATOR] = read_bytes(calibrator, MOST_JOB_BYTES)
-        held_out = np.full(len(setting.rows["test"].ids), releases.looks)
+        subsets = SUBSETS if self._sends else ()
+        times = {"train": releases.train}
+        times["test"] = np.full(len(setting.rows["test"].ids), releases.looks)
         self.contents = bundle.write_contents(
             setting.folder.within(bundle.BUNDLE),
             setting.job,
@@ -326,9 +332,9 @@ class PartyRun:
             columns=columns(self.name),
             files=files,
             sent=bundle.sent_file(
-                [setting.rows[subset].ids for subset in SUBSETS],
-                [releases.train, held_out],
-                [True, False],
+                [setting.rows[subset].ids for subset in subsets],
+                [times[subset] for subset in subsets],
+                [subset == "train" for subset in subsets],
             ),
         )
 

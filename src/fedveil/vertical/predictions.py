@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Array
 from fedveil.base.own_code import called
+from fedveil.base.quantity import quantity
 from fedveil.errors import InvalidValue, RunFolderError
 from fedveil.link.channel import Exchange
 from fedveil.record.run_folder import explained
@@ -38,8 +39,8 @@ class Predictions:
 class PredictionFile:
     """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
 
-    Never overwrites a file. The constructor checks this, and checks that the task's outputs fit a
-    line, before anything is sent. So no report is wasted.
+    Never overwrites a file: the constructor checks this. `predict` checks that the outputs fit a
+    line. Both checks precede all messages, so no report is wasted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +73,7 @@ class PredictionFile:
             lines = csv.writer(table, lineterminator="\n")
             lines.writerow(("id", *found.columns))
             lines.writerows(zip(found.ids.tolist(), *found.columns.values(), strict=True))
-        return f"{len(found.ids)} predictions"
+        return quantity(len(found.ids), "prediction")
 
 
 def new_file(path: Path, *endings: str) -> Path:

@@ -15,6 +15,7 @@ import torch
 
 from fedveil.base.array_types import Float64s
 from fedveil.base.message import only_fields, take
+from fedveil.base.quantity import all_of
 from fedveil.base.untrusted import MOST_KEY_BYTES, read_bytes
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue, RunFolderError
@@ -67,10 +68,7 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each example.
-
-        Equal arguments give equal numbers.
-        """
+        """Return `values` standard normal numbers for each example, equal for equal arguments."""
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
 
@@ -85,7 +83,7 @@ def projection(
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
-        f"An example has the same noise in all {epochs} epochs: an unchanged gradient "
+        f"An example has the same noise in {all_of(epochs, 'epoch')}: an unchanged gradient "
         f"reveals nothing new, a changed one does. Only privacy.label_dp bounds that"
     )
     for follower in dict.fromkeys(cut.sender for cut in cuts):

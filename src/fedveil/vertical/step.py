@@ -234,7 +234,7 @@ class Step:
     def _input(self, source: str, micro: int) -> torch.Tensor:
         """Return the output of `source` as an input.
 
-        Gradients of all its readers here are added up in it.
+        It adds up the gradients of all readers here.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
@@ -351,10 +351,7 @@ class Step:
             self._leaves[crossing.part, micro] = tensor.requires_grad_(backward)
 
     def _failure(self, part: str, error: Exception) -> PartFailed:
-        """Return the error to raise for a failure in `part`.
-
-        Other parties learn only the part's name.
-        """
+        """Return the error for a failure in `part`. Other parties learn only the part's name."""
         kind = "" if isinstance(error, FedveilError) else f"{type(error).__name__}: "
         place = place_of(error)
         where = "" if place is None else f" ({place})"

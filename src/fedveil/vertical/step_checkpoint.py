@@ -71,10 +71,7 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Load this checkpoint's state into `party`.
-
-        An error names the tensor that does not fit.
-        """
+        """Load this state into `party`. An error names the tensor that does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 

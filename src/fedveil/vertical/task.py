@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.base.array_types import are_distinct
 from fedveil.base.own_code import called, load, told
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import DataInvalid, InvalidValue
@@ -59,7 +60,7 @@ class Columns:
                 f"ids has dtype {self.ids.dtype} and shape {self.ids.shape}; one row of "
                 f"whole numbers or texts is needed"
             )
-        if len(set(self.ids.tolist())) < len(self.ids):
+        if not are_distinct(self.ids):
             values, counts = np.unique(self.ids, return_counts=True)
             raise DataInvalid(f"the id {values[counts.argmax()]} occurs {counts.max()} times")
         named = dict(self.columns)
@@ -126,16 +127,10 @@ class Task(Protocol):
     units_per_example: int
 
     def split_model(self) -> SplitModel:
-        """Return the model's parts. The seed determines initial weights.
-
-        Shapes do not depend on it.
-        """
+        """Return the model's parts. The seed determines initial weights, never shapes."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data, without ids if it has none.
-
-        Never reads another party's data.
-        """
+        """Return a party's own data, without ids if it has none. Reads no other party's data."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch."""

@@ -43,10 +43,7 @@ def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
 
 
 def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
-    """Return message fields that store the tensors.
-
-    Contiguous tensors in CPU memory are not copied.
-    """
+    """Return message fields that store the tensors. Does not copy contiguous tensors on the CPU."""
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     layout = {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]

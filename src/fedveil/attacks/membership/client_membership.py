@@ -25,6 +25,7 @@ from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools, Float32s, Float64s
+from fedveil.base.quantity import quantity
 from fedveil.engine.cohorts import Cohorts
 from fedveil.engine.server_optimizer import make_optimizer
 from fedveil.entropy import Entropy, Seeded
@@ -143,6 +144,6 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         found,
         rounds=rounds,
-        saw=f"{rounds} rounds, as the server sees them, and the examples of every client that it "
-        "asks about",
+        saw=f"{quantity(rounds, 'round')}, as the server sees them, and the examples of every "
+        "client that it asks about",
     )

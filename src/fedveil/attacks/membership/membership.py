@@ -30,6 +30,7 @@ from fedveil.attacks.membership.shadow_runs import Pool, play_round, rehearse, s
 from fedveil.attacks.roc import best_threshold, figures
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools
+from fedveil.base.quantity import quantity
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
@@ -66,8 +67,8 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
         effort,
         found,
         rounds=target.job.rounds,
-        saw=f"the model after {target.job.rounds} rounds, the reports of one round, and {count} "
-        f"models trained by the same job on halves of {who}",
+        saw=f"the model after {quantity(target.job.rounds, 'round')}, the reports of one "
+        f"round, and {count} models trained by the same job on halves of {who}",
     )
 
 

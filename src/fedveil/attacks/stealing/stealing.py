@@ -19,6 +19,7 @@ from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.target import Target
 from fedveil.base.array_types import Float64s, Int64s
+from fedveil.base.quantity import quantity
 from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
@@ -130,7 +131,7 @@ def steal(
     cells = _CELLS_A_REPORT * int(sizes.max())
     watch.step(0, 2, "a model for single reports")
     trapped, imprint, readings, _ = _played(target, cells, 1, form)
-    saw = f"each client's report of {int(sizes.max())} examples"
+    saw = f"each client's report of {quantity(int(sizes.max()), 'example')}"
     if all(reading.empty for reading in readings):
         watch.step(1, 2, "a model for the sum")
         cells = cells_needed(int(sizes.sum()), statistics)

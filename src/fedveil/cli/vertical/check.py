@@ -39,10 +39,11 @@ def check(
             said[party].append((count, digest))
     found = []
     for log in logs:
-        wrong = faults(log, said.get(log.parent.name, ()))
+        about = said.get(log.resolve().parent.name, ())  # also where `run` is the current folder
+        wrong = faults(log, about)
         found += wrong
         if not wrong:
-            seen = len(said.get(log.parent.name, ()))
+            seen = len(about)
             told = f"; {seen} records of it in other logs agree" if seen else ""
             say(f"{log}: no line was removed or edited{told}")
     for bundle in bundles:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.base.plain_text import remark, say
+from fedveil.base.quantity import quantity
 from fedveil.cli.vertical.job_file import of_accounts, say_accounts
 from fedveil.errors import InvalidValue
 
@@ -113,7 +114,8 @@ def predict_new(
         drift = {name: list(scorer.new.drift) for name, scorer in scorers.items()}
     if counts is not None:
         say(
-            f"wrote {out}: {counts['scored']:,} predictions; {counts['alone']:,} rows are not at "
+            f"wrote {out}: {quantity(counts['scored'], 'prediction')}; {counts['alone']:,} rows "
+            "are not at "
             f"all parties, {counts['refused']:,} are refused by a party's privacy.max_epsilon"
         )
     say_accounts(accounts)

@@ -85,13 +85,16 @@ class Work:
 
     `model` and `context` are those of the round. With `fold` the machine adds up the reports.
     `before` are earlier phases of this round that the machine repeats first, because a lost machine
-    had played them for these clients.
+    had played them for these clients. Examples in `coming` are new to the machine. The clients
+    `leaving` train elsewhere from now on.
     """
 
     context: RoundContext
     request: Request
     fold: bool
     before: Sequence[Request] = ()
+    coming: Piece | None = None
+    leaving: Sequence[ClientId] = ()
 
 
 @dataclass
@@ -152,14 +155,14 @@ class Machine:
         self._shards.add(Piece(**copied))
         self._renew()
 
-    def take(self, clients: Sequence[ClientId]) -> None:
-        """Forget the examples of these clients, which train elsewhere from now on."""
-        self._shards.drop(clients)
-        self._renew()
-
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
         """Return the clients' answers. `model` is the vector that the server sends in a round."""
         began = time.perf_counter()
+        if work.leaving:
+            self._shards.drop(work.leaving)
+            self._renew()
+        if work.coming is not None:
+            self.give(work.coming)
         try:
             weights = model[: self._setup.dimension]
             played = self._play(work, replace(work.context, model=weights, whole=model))

@@ -6,8 +6,9 @@ reports. If a machine is lost, its clients are trained again elsewhere, to the s
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost
 from fedveil.engine.cluster.machine import MachineSetup, Played, Request, Work
 from fedveil.engine.cluster.membership import Member, Membership
 from fedveil.engine.cluster.placement import SLACK, Group, groups, placed
-from fedveil.engine.cluster.shards import pieces
+from fedveil.engine.cluster.shards import Piece, pieces
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.run_records import MACHINES, RETRAINED
@@ -66,11 +67,14 @@ class ManyMachines(Executor):
         self._context: RoundContext
         self._model: Any = None
         self._requests: list[tuple[str, Mapping[ClientId, Message]]] = []
+        #: Clients whose examples a machine may forget: they moved to another one.
+        self._leaving: dict[Member, set[ClientId]] = {}
         self._at: dict[ClientId, Member] = {}
         self._used: dict[str, _Used] = {}
         self._wall_s = 0.0
         self._retrained = 0
         self._deal()
+        gc.freeze()  # a garbage collection of the run's permanent objects takes as long as a round
 
     def open(self, context: RoundContext) -> None:
         if self._members.changed() or self._homeless:
@@ -105,6 +109,7 @@ class ManyMachines(Executor):
         return {MACHINES: machines} | ({RETRAINED: self._retrained} if self._retrained else {})
 
     def close(self) -> None:
+        gc.unfreeze()
         self._members.close()
 
     def _answers(
@@ -136,6 +141,7 @@ class ManyMachines(Executor):
         if not self._requests:
             used.clients += len(clients)
         used.busy_s += played.took_s
+        self._members.worked(machine)
         self._fixed = played.fixed
         for answer in played.answers():
             effort = answer.effort
@@ -177,7 +183,13 @@ class ManyMachines(Executor):
         if not self._members.ready:
             self._members.gather()
         encoded: dict[int, bytes] = {}
-        for machine, theirs in self._shares(clients).items():
+        shares = self._shares(clients)
+        lacking = dict(self._move(shares))
+        for machine, theirs in shares.items():
+            moved: list[Piece | None] = [*pieces(self._data, lacking[machine])]
+            *sent, coming = moved or [None]
+            for piece in sent:
+                machine.call("give", piece)  # a machine's calls run in order
             new, known = list[ClientId](), list[ClientId]()
             for client in theirs:
                 (known if self._at.get(client) is machine else new).append(client)
@@ -186,7 +198,9 @@ class ManyMachines(Executor):
                 if some:
                     before = [_request(name, sent, some, encoded) for name, sent in requests]
                     request = _request(phase, messages, some, encoded)
-                    work = Work(self._context, request, fold, before)
+                    leaving = sorted(self._leaving.pop(machine, ()))
+                    work = Work(self._context, request, fold, before, coming, leaving)
+                    coming = None
                     calls[machine.call("play", work, self._model)] = machine, some
 
     def _shares(self, clients: Sequence[ClientId]) -> dict[Member, list[ClientId]]:
@@ -195,10 +209,7 @@ class ManyMachines(Executor):
             return machine if machine is not None and machine.alive else None
 
         stay = self._fixed or bool(self._requests)
-        shares = self._placed(groups(clients, self._least), home, float("inf") if stay else SLACK)
-        for _ in self._move(shares):
-            pass  # a machine's calls run in order
-        return shares
+        return self._placed(groups(clients, self._least), home, float("inf") if stay else SLACK)
 
     def _placed(
         self, work: Sequence[Group], home: Callable[[Group], Member | None], slack: float
@@ -225,29 +236,33 @@ class ManyMachines(Executor):
 
             work = [(client,) for client in self._everyone]
             try:
-                for call, machine in self._move(self._placed(work, home, SLACK)):
-                    self._members.wait({call: machine})
-                    _delivered(call, machine)
+                for machine, coming in self._move(self._placed(work, home, SLACK)):
+                    for piece in pieces(self._data, coming):
+                        call = machine.call("give", piece)
+                        self._members.wait({call: machine})
+                        _delivered(call, machine)
             except _Undelivered as undelivered:
                 self._members.lose(undelivered.machine)
                 continue
             self._homeless = False
             return
 
-    def _move(self, shares: Mapping[Member, Iterable[ClientId]]) -> Iterator[tuple[Call, Member]]:
-        """Send clients' examples to the machines that train them. Yields the started calls."""
-        leaving: dict[Member, list[ClientId]] = {}
+    def _move(
+        self, shares: Mapping[Member, Sequence[ClientId]]
+    ) -> Iterator[tuple[Member, list[ClientId]]]:
+        """Yield each machine with the clients whose examples it lacks, then note that it has them.
+
+        The caller sends the examples.
+        """
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]
+            yield machine, coming
             for client in coming:
                 old = self._homes.get(client)
                 if old is not None and old.alive:
-                    leaving.setdefault(old, []).append(client)
-            for piece in pieces(self._data, coming):
-                yield machine.call("give", piece), machine
+                    self._leaving.setdefault(old, set()).add(client)
+            self._leaving.get(machine, set()).difference_update(coming)
             self._homes |= dict.fromkeys(coming, machine)
-        for machine, gone in leaving.items():
-            yield machine.call("take", gone), machine
 
 
 class _Undelivered(Exception):

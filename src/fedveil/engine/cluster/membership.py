@@ -19,7 +19,7 @@ WAIT_S, OTHERS_S = 600.0, 60.0
 _LOOK_S = 5.0
 #: Seconds between two questions for a sign of life, and without one until a machine is given up.
 _PULSE_S, _SILENT_S = 10.0, 60.0
-#: A place at which this many machines were lost is not used again.
+#: A place at which this many machines were lost in a row, without a result, is not used again.
 _MOST_LOST = 3
 
 
@@ -133,6 +133,10 @@ class Membership:
             self._lost[member.place.key] += 1
             if member in self.ready:
                 self.ready.remove(member)
+
+    def worked(self, member: Member) -> None:
+        """Note a result of the machine: its place is of use, however many were lost there."""
+        self._lost.pop(member.place.key, None)
 
     def close(self) -> None:
         closing = [member.call("close") for member in self.ready]

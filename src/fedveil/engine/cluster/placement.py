@@ -14,7 +14,7 @@ Group = tuple[ClientId, ...]
 
 #: A client moves to another machine only if its own one would take longer than the ideal time by
 #: more than this share: its examples must move too.
-SLACK = 0.05
+SLACK = 0.02
 
 
 def groups(clients: Sequence[ClientId], least: int) -> list[Group]:

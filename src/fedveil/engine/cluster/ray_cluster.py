@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.array_types import Array
 from fedveil.base.own_code import described
 from fedveil.base.untrusted import read_text
 from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost, Place, Remote
@@ -25,7 +24,7 @@ from fedveil.errors import ClusterUnavailable, MissingExtra, RunStopped
 FOUND = ("ray", "auto")
 #: Seconds to wait for a cluster's first sign, and the most bytes of a file with its address.
 _ANSWER_S, _LONGEST_ADDRESS = 10.0, 1000
-#: The most bytes of a model that is sent in pieces, and of a piece. Ray's own limit is 100 KB.
+#: The most bytes of what is sent in pieces, and of a piece. Ray's own limit is 100 KB.
 _SMALL_BYTES, _PIECE_BYTES = 4 << 20, 90_000
 #: An actor answers the calls of this group beside all others.
 _PULSE = "pulse"
@@ -49,11 +48,14 @@ class RayCluster(Cluster):
     def _connect(self, address: str) -> None:
         where = _running() if address in FOUND else address
         try:
-            if where is None:
-                raise ConnectionError("there is none")
-            _knock(where)  # Ray itself would wait for minutes
+            if where is not None:
+                _knock(where)  # Ray itself would wait for minutes
             self._ray.init(
-                address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="fedveil"
+                # Ray 2.60 uses this user's token for "auto", but not for an address.
+                address="auto" if address in FOUND else address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="fedveil",
             )
         except Exception as error:  # Ray raises errors of many kinds here
             with suppress(Exception):  # the next try starts anew
@@ -61,7 +63,8 @@ class RayCluster(Cluster):
             said = f"no Ray cluster answers at {where or 'this machine'}"
             raise ClusterUnavailable(
                 f"simulation.on = {address}: {said} ({described(error)[:200]}). Start one with "
-                f"`ray start --head`, or check the address"
+                f"`ray start --head`, or check the address. If the cluster asks for a token, set "
+                f"RAY_AUTH_MODE=token on all its machines and here"
             ) from error
 
     def places(self) -> Sequence[Place]:
@@ -95,7 +98,7 @@ class RayCluster(Cluster):
 
     def share(self, value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.nbytes <= _SMALL_BYTES:
-            return _Pieces(np.array_split(value, -(-value.nbytes // _PIECE_BYTES) or 1))
+            return _Pieces(_cut(value.tobytes()), str(value.dtype))
         return self._ray.put(value)
 
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
@@ -110,24 +113,36 @@ class RayCluster(Cluster):
 
 @dataclass(frozen=True)
 class _Pieces:
-    """A small array in pieces, which Ray sends inside its own messages.
+    """A small array's bytes in pieces, which Ray sends inside its own messages.
 
     Ray moves a larger object through the stores of both nodes, which takes some 5 ms each way.
     """
 
-    pieces: Sequence[Array]
+    pieces: Sequence[bytes]
+    dtype: str
 
 
 class _PiecewiseMachine(Machine):
     def piecewise(
-        self, method: str, returns: int, given: Sequence[Any], *last: Array
+        self, method: str, returns: int, dtype: str, packed: int, *pieces: bytes
     ) -> list[bytes]:
-        """Call a method whose last argument comes in pieces. Returns its result in pieces."""
+        """Call a method whose last argument is an array of `dtype`. Returns its result in pieces.
+
+        The first `packed` pieces are the other arguments.
+        """
         from ray import cloudpickle
 
-        result = cloudpickle.dumps(getattr(self, method)(*given, np.concatenate(last)), protocol=5)
+        given = cloudpickle.loads(b"".join(pieces[:packed]))
+        array = np.frombuffer(bytearray().join(pieces[packed:]), dtype)
+        result = cloudpickle.dumps(getattr(self, method)(*given, array), protocol=5)
         size = -(-len(result) // returns)
         return [result[size * i : size * (i + 1)] for i in range(returns)]
+
+
+def _cut(data: bytes) -> Sequence[bytes]:
+    if len(data) > _SMALL_BYTES:
+        return [data]
+    return [data[i : i + _PIECE_BYTES] for i in range(0, len(data), _PIECE_BYTES)]
 
 
 class _RayCall(Call):
@@ -167,7 +182,9 @@ class _Actor(Remote):
             *given, shared = arguments
             returns = 2 + 3 * len(shared.pieces)  # a sum of reports has 2 or 3 times the bytes
             made = self._actor.piecewise.options(num_returns=returns)
-            return _RayCall(self._ray, *made.remote(method, returns, given, *shared.pieces))
+            packed = _cut(self._ray.cloudpickle.dumps(given, protocol=5))
+            sent = (shared.dtype, len(packed), *packed, *shared.pieces)
+            return _RayCall(self._ray, *made.remote(method, returns, *sent))
         return _RayCall(self._ray, getattr(self._actor, method).remote(*arguments))
 
     def pulse(self) -> Call:

@@ -16,8 +16,10 @@ from fedveil.learning.trained_part import as_floats
 from fedveil.learning.trainer import ClientData
 from fedveil.rounds.outcomes import ClientId
 
-#: The most bytes of examples in a piece, unless one client has more.
-PIECE_BYTES = 64 << 20
+#: The most bytes of examples in a piece, unless one client has more. A few pieces must fit into the
+#: smallest store of a node (75 MB): otherwise Ray starts processes that move objects to the disk,
+#: just when the first rounds begin.
+PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)

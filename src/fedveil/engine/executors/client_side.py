@@ -7,22 +7,20 @@ process or on the order.
 
 from __future__ import annotations
 
-import threading
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array, Bools
 from fedveil.base.message import Message
+from fedveil.engine.executors.client_warnings import WarningsNoted
 from fedveil.entropy import Entropy
 from fedveil.errors import ClientWithheld
 from fedveil.learning.trained_part import as_floats
@@ -212,8 +210,6 @@ class ClientSide:
     ) -> None:
         self.protection = protection
         self.model = model
-        #: The part of `model` that updates change.
-        self.weights = model[: protection.dimension]
         self._training = training
         self._entropy = entropy
         self._halves: dict[ClientId, ClientRound] = {}
@@ -224,6 +220,10 @@ class ClientSide:
         """The number of clients that are trained at once. Pass as many to `answers` if possible."""
         return self._training.chunk
 
+    @property
+    def keeps_state(self) -> bool:
+        return self._training.keeps
+
     def examples(self, client: ClientId) -> int:
         return self._training.examples(client)
 
@@ -231,6 +231,11 @@ class ClientSide:
     def least(self) -> int:
         """The smallest number of clients to pass to one call of `answers`, except the last call."""
         return self._training.least
+
+    @property
+    def weights(self) -> Update:
+        """The part of `model` that updates change."""
+        return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
         """Start a round with the weights in `self.model`. Discards the previous client halves."""
@@ -240,16 +245,29 @@ class ClientSide:
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield each client's answer to its message. An answer with a report is a `Made`."""
+        for client, trained in self.trained(asked):
+            yield self.answer(client, asked[client], trained)
+
+    def trained(
+        self, asked: Mapping[ClientId, Message]
+    ) -> Iterator[tuple[ClientId, Answer | None]]:
+        """Yield each client with the result of its training, or None if its message asks for none.
+
+        An update is valid until the next client is requested.
+        """
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
-            if isinstance(trained, Trained) or self.protection.always_reports:
-                yield self._report(asked[trained.client], trained)
-            else:
-                yield trained
+            yield trained.client, trained
         learning = set(learners)
-        for client, message in asked.items():
-            if client not in learning:
-                yield self._reply(message, client)
+        yield from ((client, None) for client in asked if client not in learning)
+
+    def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
+        """Return a client's answer, for the result of its training."""
+        if trained is None:
+            return self._reply(message, client)
+        if isinstance(trained, Trained) or self.protection.always_reports:
+            return self._report(message, trained)
+        return trained
 
     def _report(self, message: Message, trained: Answer) -> Answer:
         """Return the answer of a client whose training had the result `trained`.
@@ -328,62 +346,3 @@ def _measured(effort: Effort) -> Iterator[None]:
             yield
     finally:
         effort.protection_s += time.perf_counter() - began
-
-
-class _Ears(threading.local):
-    """A thread's variable: the `Effort` that records the thread's warnings, or None."""
-
-    effort: Effort | None = None
-
-
-_ears = _Ears()
-_lock = threading.Lock()
-_listeners = 0
-_filters = ExitStack()
-
-
-class WarningsApart:
-    """A context that records warnings per thread. Python itself has one warning filter per process.
-
-    Entering is slow, so a thread that trains many clients stays inside.
-    """
-
-    def __enter__(self) -> None:
-        global _listeners
-        with _lock:
-            if not _listeners:
-                _filters.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("always")
-                warnings.showwarning = partial(_note, warnings.showwarning)
-            _listeners += 1
-
-    def __exit__(self, *raised: object) -> None:
-        global _listeners
-        with _lock:
-            _listeners -= 1
-            if not _listeners:
-                _filters.close()
-
-
-class WarningsNoted(WarningsApart):
-    """A context that records the warnings of its block in `effort`."""
-
-    def __init__(self, effort: Effort) -> None:
-        self._effort = effort
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        _ears.effort = self._effort
-
-    def __exit__(self, *raised: object) -> None:
-        _ears.effort = None
-        super().__exit__(*raised)
-
-
-def _note(
-    elsewhere: Callable[..., None], what: Warning | str, kind: type[Warning], *where: Any
-) -> None:
-    if _ears.effort is None:
-        elsewhere(what, kind, *where)
-    else:
-        _ears.effort.warnings.append(f"{kind.__name__}: {what}")

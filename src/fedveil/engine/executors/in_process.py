@@ -1,28 +1,50 @@
-"""An executor that trains every client in the calling process, on one thread."""
+"""An executor that trains every client in the calling process, one after another."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from fedveil.base.message import Message
-from fedveil.engine.executors.client_side import ClientSide
+from fedveil.engine.executors.client_side import ClientSide, Trained
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import encoded, folded
-from fedveil.protections.base import RoundContext
+from fedveil.protections.base import RoundContext, Update
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
+#: From this many entries on, a report takes longer than handing it to another thread.
+_LONG = 1 << 20
+#: The number of copies of updates whose reports wait for the other thread, or are made by it.
+_WAITING = 2
+
 
 class InProcess(Executor):
-    """An executor that starts no process or thread."""
+    """An executor that starts no process.
 
-    def __init__(self, side: ClientSide) -> None:
+    Reports of large models are made by a second thread while the next client is trained, if there
+    is a second core. The training thread makes a report itself instead of waiting.
+    """
+
+    def __init__(self, side: ClientSide, cores: int | None = None) -> None:
         self._side = side
+        cores = cores or len(os.sched_getaffinity(0))
+        long = side.protection.dimension >= _LONG and not side.protection.plain_reports
+        apart = long and cores > 1 and not side.keeps_state
+        self._pool = ThreadPoolExecutor(1, "reports") if apart else None
+        self._spare: list[Update] = []
+        #: Held while a report is encoded or added up.
+        self._adding = threading.Lock()
 
     def open(self, context: RoundContext) -> None:
-        self._side.model[:] = context.sent
+        self._side.model = context.sent  # not copied: nothing changes it
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
@@ -35,16 +57,59 @@ class InProcess(Executor):
         """Yield the answers without their reports, which are added to `server` directly."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
     def _answers(
         self, messages: Mapping[ClientId, Message], treat: Callable[[Answer], Answer]
     ) -> Iterator[Answer]:
-        asked = list(messages.items())
+        def finish(client: ClientId, trained: Answer | None) -> Answer:
+            answer = self._side.answer(client, messages[client], trained)
+            with self._adding:
+                return treat(answer)
+
+        asked, waiting = list(messages.items()), deque[Future[Answer]]()
         for start in range(0, len(asked), self._side.chunk):
-            part = dict(asked[start : start + self._side.chunk])
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
-                answers = [treat(answer) for answer in self._side.answers(part)]
-            finally:
-                torch.set_num_threads(threads)
+            answers = []
+            with _one_torch_thread():
+                for client, trained in self._side.trained(
+                    dict(asked[start : start + self._side.chunk])
+                ):
+                    while waiting and waiting[0].done():
+                        answers.append(waiting.popleft().result())
+                    if not isinstance(trained, Trained) or not self._has_room(waiting):
+                        answers.append(finish(client, trained))
+                    else:
+                        waiting.append(self._handed_over(finish, trained))
             yield from answers
+        yield from (future.result() for future in waiting)
+
+    def _has_room(self, waiting: deque[Future[Answer]]) -> bool:
+        return self._pool is not None and len(waiting) < _WAITING
+
+    def _handed_over(
+        self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
+    ) -> Future[Answer]:
+        """Let the other thread make the report of a copy of the update."""
+        copy = self._spare.pop() if self._spare else trained.update.copy()
+        copy[:] = trained.update
+
+        def make() -> Answer:
+            try:
+                return finish(trained.client, replace(trained, update=copy))
+            finally:
+                self._spare.append(copy)
+
+        assert self._pool is not None
+        return self._pool.submit(make)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -8,13 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.base import own_code
-from fedveil.engine.assembly import ModelShape, make_client_side, make_client_sides, worker_count
+from fedveil.engine.assembly import (
+    ModelShape,
+    fork_count,
+    make_client_side,
+    make_client_sides,
+    worker_count,
+)
 from fedveil.engine.cluster.shards import Shards
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.executors.pool import WorkerPool
 from fedveil.engine.executors.threads import Threads
+from fedveil.engine.executors.worker import main as serve
+from fedveil.engine.precompile import make_one_report
 from fedveil.federated.job import Job
 
 
@@ -32,24 +40,28 @@ def start_locally(
 ) -> Executor:
     """Return threads if clients train in native code, otherwise worker processes.
 
-    Without workers, clients train in this process. `pack` returns the user's own functions and
-    classes that workers need (`own_code.packed`). `cores` is the number of cores to use (default:
-    all). `starting` is called with each step's name, and `event` logs a line.
+    Forks of this process train many clients of a small native model, because threads would mostly
+    wait for the GIL. Without workers, clients train in this process. `pack` returns the user's own
+    functions and classes that workers need (`own_code.packed`). `cores` is the number of cores to
+    use (default: all). `starting` is called with each step's name, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)
     sides = make_client_sides(job, shape, data, model, starting, cores)
-    if sides:
+    forks = fork_count(job) if len(sides) == 1 and cores is None else 0
+    if sides and forks < 2:
         return Threads(sides)
-    workers = worker_count(job, cores)
+    workers = forks or worker_count(job, cores)
+    if forks and job.protection.position.loop is not None and not job.simulation.masks:
+        make_one_report(sides[0].protection)  # forks share the code that is compiled before
     try:
-        own = pack() if workers else b""
+        own = pack() if workers and not forks else b""
     except Exception as error:  # pickling a script's objects may raise anything
         workers, why = 0, own_code.described(error)
         event(f"clients train in the calling process: workers cannot get its script: {why}")
     if workers == 0:
-        return InProcess(make_client_side(job, shape, data, model, folder))
+        return InProcess(make_client_side(job, shape, data, model, folder), cores)
     arrays = data.as_arrays(job.clients.number or 0) if isinstance(data, Shards) else data
-    pool = WorkerPool(workers, len(model), arrays)
+    pool = WorkerPool(workers, len(model), arrays, serve if forks else None)
     try:
         starting(f"starting {workers} worker processes")
         pool.start(

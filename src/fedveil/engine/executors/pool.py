@@ -1,7 +1,8 @@
 """A pool of worker processes that train a round's clients.
 
 A worker is a separate program (`python -m fedveil.engine.executors.worker`). It inherits no threads
-and does not import the caller's script. It has one torch thread and one model object. The data, the
+and does not import the caller's script. Or it is a fork of the calling process, which starts with
+all code imported and compiled. It has one torch thread and one model object. The data, the
 global weights and the worker's slots for reports are in shared memory. A pipe carries client
 numbers and small messages. A worker ends when its pipe closes. The operating system closes the pipe
 even if the calling process is killed.
@@ -16,7 +17,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Pipe, wait
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ from fedveil.federated.job import Job
 from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId, Report
+
+#: Serves as a worker, through the pipe with this descriptor.
+Serve = Callable[[int], None]
 
 #: Bytes for reports in one slot. A larger report is sent through the pipe.
 _SLOT_BYTES = 4 << 20
@@ -81,17 +86,55 @@ class WorkerSetup:
     number: int = 0
 
 
+class _Fork:
+    """A fork of this process that calls `serve`. It has the part of `Popen` that a worker needs.
+
+    The fork closes `others`, the ends of pipes that only this process may hold open.
+    """
+
+    def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
+        def run() -> None:
+            for connection in others:
+                connection.close()
+            serve(descriptor)
+
+        self._process = get_context("fork").Process(target=run, daemon=True)
+        self._process.start()
+        self.kill = self._process.kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("worker", timeout or 0)
+        return self._process.exitcode
+
+
+def _program(descriptor: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "fedveil.engine.executors.worker", str(descriptor)],
+        pass_fds=[descriptor, *descriptors],
+        env={**os.environ, **_WORKER_ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # the calling process handles Ctrl-C
+    )
+
+
 class _Worker:
-    def __init__(self, number: int, descriptors: Sequence[int]) -> None:
+    def __init__(
+        self,
+        number: int,
+        descriptors: Sequence[int],
+        serve: Serve | None,
+        earlier: Sequence[_Worker],
+    ) -> None:
         self.number = number
         self.connection, theirs = Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedveil.engine.executors.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), *descriptors],
-            env={**os.environ, **_WORKER_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # the calling process handles Ctrl-C
-        )
+        self._process: subprocess.Popen[bytes] | _Fork
+        if serve is None:
+            self._process = _program(theirs.fileno(), descriptors)
+        else:
+            ours = [self.connection, *(worker.connection for worker in earlier)]
+            self._process = _Fork(serve, theirs.fileno(), ours)
         theirs.close()
         self.free = list(range(_SLOTS))
         self.mine: deque[tuple[ClientId, bytes | None]] = deque()
@@ -134,9 +177,14 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """An executor that trains clients in worker processes."""
+    """An executor that trains clients in worker processes.
 
-    def __init__(self, workers: int, dimension: int, data: ClientsData) -> None:
+    With `serve` (a worker's `main`), the workers are forks of this process.
+    """
+
+    def __init__(
+        self, workers: int, dimension: int, data: ClientsData, serve: Serve | None = None
+    ) -> None:
         report = 4 * dimension + 256
         self._capacity = max(1, min(_MAX_CHUNK, _SLOT_BYTES // report))
         slots = (workers, _SLOTS, self._capacity * report)
@@ -152,7 +200,7 @@ class WorkerPool(Executor):
             )
             blocks = (self._data.descriptor, self._exchange.descriptor)
             for number in range(workers):
-                self._workers.append(_Worker(number, blocks))
+                self._workers.append(_Worker(number, blocks, serve, self._workers))
         except OSError as error:
             for worker in self._workers:
                 worker.close()

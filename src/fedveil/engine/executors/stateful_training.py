@@ -17,8 +17,9 @@ import torch
 
 from fedveil.base.array_types import Bools, Float32s
 from fedveil.engine.client_learning_rate import client_rate
-from fedveil.engine.executors.client_side import Examples, Trained, Training, WarningsNoted
+from fedveil.engine.executors.client_side import Examples, Trained, Training
 from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.client_warnings import WarningsNoted
 from fedveil.entropy import Entropy
 from fedveil.federated.job import Job
 from fedveil.learning.trainer import Trainer

@@ -18,7 +18,8 @@ from queue import SimpleQueue
 import torch
 
 from fedveil.base.message import Message
-from fedveil.engine.executors.client_side import ClientSide, WarningsApart
+from fedveil.engine.executors.client_side import ClientSide
+from fedveil.engine.executors.client_warnings import WarningsApart
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import Folding, encoded
 from fedveil.protections.base import RoundContext

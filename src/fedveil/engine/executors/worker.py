@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ def main(descriptor: int) -> None:
     exchange = SharedBlock(*setup.exchange)
     try:
         side = _client_side(setup, exchange)
+        gc.freeze()  # a garbage collection of permanent objects takes as long as a small round
         connection.send(("ready", side.least))
         slots, sums = (exchange.array(name)[setup.number] for name in ("slots", "sums"))
         with own_errors(side.protection):

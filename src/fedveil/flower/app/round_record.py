@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fedveil.base.quantity import quantity
 from fedveil.flower.app.clear_metrics import Metric
 
 
@@ -28,7 +29,10 @@ class RoundRecord:
     metrics: dict[str, Metric] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [f"round {self.round}: {self.reports} reports of {self.clients} clients"]
+        parts = [
+            f"round {self.round}: {quantity(self.reports, 'report')} of "
+            f"{quantity(self.clients, 'client')}"
+        ]
         for name in ("rejected", "withheld", "failed"):
             parts += [f"{n} {name} ({reason})" for reason, n in getattr(self, name).items()]
         if self.dropped:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.array_types import Int32s, Int64s, Signed, Uint8s, Uint16s, Uint32s, Uint64s
+from fedveil.base.array_types import Int32s, Int64s, Signed, Uint16s, Uint32s, Uint64s
 from fedveil.base.kernels import compiled
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
@@ -27,7 +27,6 @@ _END = (1 << 64) - 1  # above every prefix
 _UNDECIDED = -1
 
 _PLACE_WORD_BITS = 32
-_KEPT, _AGAIN, _UNSURE = 0, 1, 2
 _ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # cover a few rounding errors
 
 _GUARD_BITS = 96
@@ -111,30 +110,51 @@ class DiscreteGaussian:
         """Add draws to `values`, for `place_bits` > 0. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
+        places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
         again = [np.empty(0, np.int64)]
         for start in range(0, len(values), _CHUNK):
             part = values[start : start + _CHUNK]
-            out = drawn[: len(part)]
-            not_kept = self._draw_once(words[: len(part)], out, entropy)
-            out[not_kept] = 0
-            part += out
-            again.append(start + not_kept)
+            size = len(part)
+            self._draw_cells(words[:size], drawn[:size], entropy)
+            entropy.fill(places[:size])
+            law = self.cell_variance, self.place_bits
+            count = _add_placed(words, places, drawn, *law, part, listed)
+            rejected = [
+                i
+                for i in listed[:count].tolist()
+                if not self._keeps(
+                    int(words[i]) & 1, int(drawn[i]), int(places[i]), part, i, entropy
+                )
+            ]
+            again.append(start + np.array(rejected, np.int64))
         return np.concatenate(again)
 
-    def _draw_once(self, words: Uint64s, out: Int64s, entropy: Entropy) -> Int64s:
-        """Write draws to `out` and their random words to `words`. Returns the rejected indices."""
+    def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
+        """Overwrite `words` with random words, and `cells` with their cells."""
         entropy.fill(words)
-        if _cells(words, *_cell_table(self.cell_variance), out):
-            for i in np.flatnonzero(out == _UNDECIDED):
-                out[i] = self._decide_cell(int(words[i]) >> 1, entropy)
-        places = np.empty(len(out), np.uint32)
-        entropy.fill(places)
-        verdicts = np.empty(len(out), np.uint8)
-        _places(words, places, self.cell_variance, self.place_bits, out, verdicts)
-        for i in np.flatnonzero(verdicts == _UNSURE):
-            kept = self._decide_kept(abs(int(out[i])), int(places[i]), entropy)
-            verdicts[i] = _KEPT if kept else _AGAIN
-        return np.flatnonzero(verdicts == _AGAIN)
+        if _cells(words, *_cell_table(self.cell_variance), cells):
+            for i in np.flatnonzero(cells == _UNDECIDED):
+                cells[i] = self._decide_cell(int(words[i]) >> 1, entropy)
+
+    def _keeps(
+        self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
+    ) -> bool:
+        """Decide on a draw that is not surely kept. Returns True if it is added to `values[i]`.
+
+        Its uniform real is compared with 1 - e^-loss, which is at least loss - loss²/2.
+        """
+        bits = _PLACE_WORD_BITS - self.place_bits
+        place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
+        magnitude, fraction = cell << self.place_bits | place, place * 2.0**-self.place_bits
+        loss = fraction * (cell + 0.5 * fraction) / self.cell_variance
+        if negative and magnitude == 0:
+            return False
+        if loss <= 1 and start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW:
+            return False
+        if not self._decide_kept(magnitude, place_word, entropy):
+            return False
+        values[i] += -magnitude if negative else magnitude
+        return True
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
         """Return the cell of a draw whose first 63 random bits, `prefix`, leave it undecided."""
@@ -298,7 +318,8 @@ def _add_cells(
         while thresholds[cell] <= prefix:
             cell += 1
         negative = np.int64(word & np.uint64(1))
-        if (negative and prefix < first) or (cell > 0 and thresholds[cell - 1] == prefix):
+        before = thresholds[cell - np.int64(cell > 0)]
+        if (negative & np.int64(prefix < first)) | np.int64(before == prefix):  # no branch either
             listed[count] = i
             count += 1
         else:
@@ -306,60 +327,60 @@ def _add_cells(
     return count
 
 
-def _places_numpy(
+def _add_placed_numpy(
     words: Uint64s,
     places: Uint32s,
+    cells: Int64s,
     cell_variance: int,
     place_bits: int,
-    out: Int64s,
-    verdicts: Uint8s,
-) -> None:
+    values: Signed,
+    listed: Int32s,
+) -> int:
+    count = len(values)
+    words, places, cells = words[:count], places[:count], cells[:count]
     negative = (words & np.uint64(1)).astype(np.bool_)
-    verdicts[:] = _KEPT
     bits = _PLACE_WORD_BITS - place_bits
     place = (places >> np.uint32(bits)).astype(np.int64)
     fraction = place * 2.0**-place_bits
-    loss = fraction * (out + 0.5 * fraction) / cell_variance
+    loss = fraction * (cells + 0.5 * fraction) * (1.0 / cell_variance)
     start = (places & np.uint32((1 << bits) - 1)) * 2.0**-bits
-    verdicts[~(start >= loss * _ABOVE)] = _UNSURE
-    refused = start + 2.0**-bits <= (loss - 0.5 * loss * loss) * _BELOW
-    verdicts[refused & (loss <= 1.0)] = _AGAIN
-    out[:] = (out << place_bits) + place
-    verdicts[negative & (out == 0)] = _AGAIN
-    np.negative(out, out=out, where=negative)
+    drawn = (cells << place_bits) + place
+    open_ = ~(start >= loss * _ABOVE) | (negative & (drawn == 0))
+    values += np.where(open_, 0, np.where(negative, -drawn, drawn)).astype(values.dtype)
+    found = np.flatnonzero(open_)
+    listed[: len(found)] = found
+    return len(found)
 
 
-@compiled(_places_numpy)
-def _places(
+@compiled(_add_placed_numpy)
+def _add_placed(
     words: Uint64s,
     places: Uint32s,
+    cells: Int64s,
     cell_variance: int,
     place_bits: int,
-    out: Int64s,
-    verdicts: Uint8s,
-) -> None:
-    """Turn the cells in `out` into signed draws. Writes each one's verdict: keep, reject or unsure.
+    values: Signed,
+    listed: Int32s,
+) -> int:
+    """Add the signed draw of each word, cell and place to its value, if it is surely kept.
 
-    A draw is rejected if its uniform real is below 1 - e^-loss (see `_decide_kept`). That number
-    lies between loss - loss²/2 and loss. The few draws between these two are unsure.
+    Writes the indices of the others to `listed`, and returns their number. A draw is rejected if
+    its uniform real is below 1 - e^-loss (see `_decide_kept`), which is at most the loss.
     """
     bits = _PLACE_WORD_BITS - place_bits
-    unit, width = 2.0**-bits, 2.0**-place_bits
+    unit, width, slope = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
-    for i in range(len(words)):
-        magnitude = out[i]
-        verdict = _KEPT
-        place = int(places[i] >> np.uint32(bits))
+    count = 0
+    for i in range(len(values)):
+        place = np.int64(places[i] >> np.uint32(bits))
         fraction = place * width
-        loss = fraction * (magnitude + 0.5 * fraction) / cell_variance
+        loss = fraction * (cells[i] + 0.5 * fraction) * slope
         start = (places[i] & mask) * unit
-        if not start >= loss * _ABOVE:
-            verdict = _UNSURE
-            if start + unit <= (loss - 0.5 * loss * loss) * _BELOW and loss <= 1.0:
-                verdict = _AGAIN
-        magnitude = (magnitude << place_bits) + place
-        negative = (words[i] & np.uint64(1)) != np.uint64(0)
-        if negative and magnitude == 0:
-            verdict = _AGAIN
-        out[i] = -magnitude if negative else magnitude
-        verdicts[i] = verdict
+        magnitude = (cells[i] << place_bits) + place
+        negative = np.int64(words[i] & np.uint64(1))
+        if (negative & np.int64(magnitude == 0)) | np.int64(not start >= loss * _ABOVE):
+            listed[count] = i
+            count += 1
+        else:
+            values[i] += (magnitude ^ -negative) + negative
+    return count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
-from fedveil.base.packing import add, add_within, pack, packed_size, unpack
+from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, parts, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -354,6 +354,12 @@ class UnaryEncoding:
         if self.report == "bits":
             return report
         return pack(report, -self.largest_sum, self.sum_bits)
+
+    def pack_parts(self, count: int, report: Callable[[slice], Report]) -> Uint8s:
+        """Pack the reports that `report` returns for one slice after another."""
+        if self.report == "bits":
+            return np.concatenate([report(part) for part in parts(count)])
+        return pack_parts(count, -self.largest_sum, self.sum_bits, report)
 
     def add_packed(self, running: Running, packed: Uint8s) -> None:
         """Add an untrusted packed report to `running`, as `add` does.

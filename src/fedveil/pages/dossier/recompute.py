@@ -1,6 +1,6 @@
 """Recompute the epsilons of dossiers with dp-accounting, from their records alone.
 
-Usage: python recompute.py record.json...
+Usage: python recompute.py [record.json...], by default the record beside this script.
 
 This script needs dp-accounting and numpy, and does not use fedveil. It composes the releases that a
 record lists and compares the result with the epsilon that the record states. It exits with code 1
@@ -150,4 +150,4 @@ def main(files: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["record.json"]))
+    sys.exit(main(sys.argv[1:] or [str(Path(__file__).with_name("record.json"))]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Float64s, Int32s
+from fedveil.base.array_types import Array, Float64s, Int32s
+from fedveil.tasks.tables.cell_forms import FORMS
 from fedveil.tasks.tables.csv_format import CsvFormat
-from fedveil.tasks.tables.table_piece import Piece, Plan
+from fedveil.tasks.tables.table_piece import Piece, PlainNumbers, Plan
 
 _QUOTE, _END = 34, 10
+#: The bytes of ids that no rule of `id_rules` but letters' case and leading zeros can change.
+_PLAIN = np.array([33 <= code < 127 and chr(code) not in ".+" for code in range(256)])
 #: The markers of missing numbers (`cell_forms`) in their usual case. Others are read as texts.
 _NULLS = ["", "NA", "na", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None"]
-#: Python's reader refuses longer cells.
-_MOST_LINE = 1 << 17
+#: Python's reader refuses cells of more than two windows. No line may contain a whole window.
+_WINDOW = 1 << 16
+#: The cells that may show which of two decimal separators a column has.
+_SAMPLED = 100
+_MARKS = {"point": ".", "comma": ","}
+_BEFORE_YEAR_1 = -719163
 
 
 class ArrowBlock(Piece):
@@ -28,7 +35,6 @@ class ArrowBlock(Piece):
 
     def __init__(self, parse: _Parse, plan: Plan, line: int) -> None:
         self.path, self._parse, self._plan = parse.format.path, parse, plan
-        self._alone = parse.format.separator == ","
         self._table = parse.table(plan)
         self.places = range(line, line + self._table.num_rows)
 
@@ -53,36 +59,46 @@ class ArrowBlock(Piece):
         codes: Int32s = _values(found.indices, np.int32)
         return codes, pc.utf8_trim_whitespace(found.dictionary).to_pylist()
 
-    def numbers(self, column: str, decimal: str) -> Float64s | None:
+    def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found = _whole(self._table.column(column))
         if pa.types.is_dictionary(found.type):
-            words = found.dictionary
-            # If the separator is not a comma, 1.234 may also mean 1234.
-            unclear = decimal == "," or not self._alone
-            if unclear and pc.any(pc.match_substring(words, ".")).as_py():
-                return None
-            if decimal == ",":
-                words = pc.replace_substring(words, ",", ".")
-            words = pc.if_else(pc.is_in(words, value_set=_markers()), pa.NULL, words)
-            try:
-                found = pa.DictionaryArray.from_arrays(found.indices, words.cast("float64"))
-            except pa.ArrowInvalid:
-                return None
-            found = found.dictionary_decode()
-        missing, values = found.null_count, _values(found, np.float64)
-        if missing:
-            values = np.where(_values(found.is_null().cast("uint8"), np.bool_), np.nan, values)
-        # pyarrow reads a text such as nan(7) as a number that is not missing.
-        return values if np.isnan(values).sum() == missing else None
+            marks = {form: _MARKS[form] for form in forms if form in _MARKS}
+            for form, mark in marks.items():
+                words = found.dictionary
+                if mark == ",":  # a point may separate thousands
+                    if pc.any(pc.match_substring(words, ".")).as_py():
+                        continue
+                    words = pc.replace_substring(words, ",", ".")
+                if (values := _decoded(found.indices, words, "float64")) is not None:
+                    kept = _reading_alike(found.dictionary, form, mark, forms)
+                    return None if kept is None else PlainNumbers(values, kept)
+            return None
+        values = _floats(found.cast("float64"))
+        return None if values is None else PlainNumbers(values, [f for f in forms if f in _MARKS])
+
+    def dates(self, column: str) -> Float64s | None:
+        found = self._text(column)
+        days = _decoded(found.indices, found.dictionary, "date32")
+        return None if days is None or (days < _BEFORE_YEAR_1 + 1).any() else days
+
+    def plain_ids(self, column: str) -> tuple[Array, Array] | None:
+        found = self._text(column)
+        ends, codes = (np.frombuffer(part, kind) for part, kind in zip(
+            found.buffers()[1:], (np.int32, np.uint8), strict=True))  # fmt: skip
+        ends = ends[found.offset : found.offset + len(found) + 1]
+        codes = codes[ends[0] : ends[-1]]
+        lengths = np.diff(ends)
+        return (codes, lengths) if lengths.all() and _PLAIN[codes].all() else None
 
     def _text(self, column: str) -> Any:
         import pyarrow as pa
 
         found = _whole(self._table.column(column))
-        return _whole(self._texts.column(column)) if pa.types.is_floating(found.type) else found
+        is_number = pa.types.is_floating(found.type) or pa.types.is_integer(found.type)
+        return _whole(self._texts.column(column)) if is_number else found
 
 
 class _Parse:
@@ -93,21 +109,23 @@ class _Parse:
         from pyarrow import ArrowInvalid
 
         try:
-            return self._read(plan, plan.numbers)
+            return self._read(plan, plan.numbers, plan.wholes)
         except ArrowInvalid:  # some cell is not a plain number
-            return self.as_texts(plan) if plan.numbers else self._read(plan, ())
+            return self.as_texts(plan)
 
     def as_texts(self, plan: Plan) -> Any:
-        return self._read(plan, ())
+        return self._read(plan)
 
-    def _read(self, plan: Plan, numbers: set[str] | tuple[()]) -> Any:
+    def _read(self, plan: Plan, numbers: Collection[str] = (), wholes: Collection[str] = ()) -> Any:
         import pyarrow as pa
         from pyarrow import csv
 
-        text, types = pa.dictionary(pa.int32(), pa.string()), dict[str, Any]()
-        for name in plan.names:
-            kind = pa.string() if name == plan.id else text
-            types[name] = pa.float64() if name in numbers else kind
+        if any(x in self._block and b"0" + x in self._block for x in (b"x", b"X")):
+            wholes = ()  # pyarrow would read hexadecimal numbers
+        types = dict.fromkeys(plan.names, pa.dictionary(pa.int32(), pa.string()))
+        types |= dict.fromkeys(numbers, pa.float64()) | dict.fromkeys(wholes, pa.int64())
+        if plan.id is not None:
+            types[plan.id] = pa.string()
         return csv.read_csv(
             pa.BufferReader(self._block),
             csv.ReadOptions(column_names=self._columns, block_size=len(self._block) + 1),
@@ -143,16 +161,16 @@ def read(
 
 def _plain_lines(block: bytes, separator: bytes) -> int | None:
     """Return a block's number of lines, or None if CSV readers may disagree on its cells."""
-    buffer = np.frombuffer(block, np.uint8)
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None  # Python's reader would end a line there
-    ends = np.flatnonzero(buffer == _END)
-    if not len(ends) or ends[-1] != len(buffer) - 1:
-        ends = np.append(ends, len(buffer))
-    if np.diff(ends, prepend=-1).max() > _MOST_LINE:
+    windows = range(0, len(block) - _WINDOW, _WINDOW)
+    if any(block.find(b"\n", start, start + _WINDOW) < 0 for start in windows):
         return None
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
     if _QUOTE not in block:
-        return len(ends)
+        return lines
+    buffer = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(buffer == _END)
     quotes = np.flatnonzero(buffer == _QUOTE)
     if len(quotes) % 2:
         return None
@@ -163,17 +181,57 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
     edge[ord("\r")] = True
     closes = edge[buffer[np.minimum(closing + 1, len(buffer) - 1)]] | (closing == len(buffer) - 1)
     same_line = np.searchsorted(ends, opening) == np.searchsorted(ends, closing)
-    return len(ends) if (opens & closes & same_line).all() else None
+    return lines if (opens & closes & same_line).all() else None
 
 
 @cache
-def _markers() -> Any:
+def _markers(further: tuple[str, ...] = ()) -> Any:
     """Return the markers as an array of pyarrow, whose own conversion would import pandas."""
     import pyarrow as pa
 
-    ends = np.cumsum([0, *map(len, _NULLS)], dtype=np.int32)
-    texts = "".join(_NULLS).encode()
-    return pa.StringArray.from_buffers(len(_NULLS), pa.py_buffer(ends), pa.py_buffer(texts))
+    texts = (*_NULLS, *further)
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    joined = pa.py_buffer("".join(texts).encode())
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), joined)
+
+
+def _decoded(indices: Any, words: Any, kind: str) -> Float64s | None:
+    """Return `words[indices]` as numbers of pyarrow's type `kind`, or None if one has not it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = pc.if_else(pc.is_in(words, value_set=_markers()), pa.NULL, words)
+    try:
+        numbers = words.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+    numbers = numbers.cast("int32").cast("float64") if kind == "date32" else numbers
+    return _floats(pa.DictionaryArray.from_arrays(indices, numbers).dictionary_decode())
+
+
+def _floats(array: Any) -> Float64s | None:
+    missing, values = array.null_count, _values(array, np.float64)
+    if missing:
+        values = np.where(_values(array.is_null().cast("uint8"), np.bool_), np.nan, values)
+    # pyarrow reads a text such as nan(7) as a number that is not missing.
+    return values if np.isnan(values).sum() == missing else None
+
+
+def _reading_alike(words: Any, form: str, mark: str, forms: Sequence[str]) -> list[str] | None:
+    """Return the `forms` that read the words of numbers as `form` does. None if it is unclear."""
+    import pyarrow.compute as pc
+
+    kept = [other for other in forms if other in _MARKS]
+    if len(kept) > 1:
+        marked = words.filter(pc.match_substring(words, mark))[:_SAMPLED].to_pylist()
+        (other,) = (other for other in kept if other != form)
+        if marked:
+            kept = [form]
+            if all(FORMS[other](word) is not None for word in marked):
+                return None
+    if "boolean" in forms and pc.all(pc.is_in(words, value_set=_markers(("0", "1")))).as_py():
+        kept.append("boolean")
+    return kept
 
 
 def _values(array: Any, kind: npt.DTypeLike) -> Any:

@@ -8,9 +8,8 @@ same scales, intervals, places and classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +27,14 @@ from fedveil.tasks.tables.table_file import Table
 from fedveil.tasks.wide_and_deep import Features
 
 Codes: TypeAlias = npt.NDArray[np.int64]
-T = TypeVar("T")
 
 _SHOWN = 5
 #: Longer cells are not whole numbers. Python itself reads at most a few thousand digits.
 _DIGITS = 64
 #: Up to this many edges, comparing with each is faster than a search.
 _FEW_EDGES = 16
-#: The memory for the numbers of columns that are encoded together.
-_TOGETHER_BYTES = 1 << 26
+#: The rows that are encoded together, so that they stay in the processor's cache.
+_TOGETHER = 1 << 13
 
 
 class Scale(Settings):
@@ -65,22 +63,26 @@ class Scale(Settings):
 
     def applied(self, table: Table, column: str) -> Float32s:
         """Return the column scaled to mean 0 and deviation 1. A missing number becomes the mean."""
-        return self.scaled(table, column, self.filled(table, column))
-
-    def scaled(self, table: Table, column: str, values: Float64s) -> Float32s:
-        with np.errstate(over="ignore"):
-            scaled: Float32s = ((values - self.mean) / self.deviation).astype(np.float32)
-        if not np.isfinite(scaled).all():
-            row = int(np.isinf(scaled).argmax())
-            raise DataInvalid(
-                f"{table.place(row)}: {plain(column)} = {values[row]:g} is too far from the "
-                f"training rows' numbers, {self.mean:g} ± {self.deviation:g}"
-            )
+        scaled = self.scaled(self.filled(table.numbers(column)))
+        self.check(table, column, scaled)
         return scaled
 
-    def filled(self, table: Table, column: str) -> Float64s:
-        """Return the column's numbers. Missing ones are replaced by the mean."""
-        values = table.numbers(column)
+    def check(self, table: Table, column: str, scaled: Float32s, first: int = 0) -> None:
+        """Raise DataInvalid if one of `scaled`, rows of the table from `first`, is infinite."""
+        if not np.isfinite(scaled).all():
+            row = first + int((~np.isfinite(scaled)).argmax())
+            raise DataInvalid(
+                f"{table.place(row)}: {plain(column)} = {table.numbers(column)[row]:g} is too far "
+                f"from the training rows' numbers, {self.mean:g} ± {self.deviation:g}"
+            )
+
+    def scaled(self, values: Float64s) -> Float32s:
+        with np.errstate(over="ignore"):
+            scaled: Float32s = ((values - self.mean) / self.deviation).astype(np.float32)
+        return scaled
+
+    def filled(self, values: Float64s) -> Float64s:
+        """Replace missing numbers by the mean."""
         missing = np.isnan(values)
         return np.where(missing, self.mean, values) if missing.any() else values
 
@@ -138,9 +140,13 @@ class Words(Settings):
 
     def applied(self, table: Table, column: str) -> Codes:
         """Return the index of each row's word."""
+        return self.of_known(table, column)[table.codes(column)]
+
+    def of_known(self, table: Table, column: str) -> Codes:
+        """Return the index of each of the column's distinct words in the table."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
-        return np.array(known, np.int64)[table.codes(column)]
+        return np.array(known, np.int64)
 
 
 class Classes(Settings):
@@ -206,31 +212,44 @@ class Encoding(Stored):
             places=tuple(column.places for column in self._words.values()),
         )
 
-    def applied(self, table: Table) -> dict[str, torch.Tensor]:
-        """Encode a table's rows as `numbers`, `intervals` and `words`, with a column per feature.
+    def applied(self, *tables: Table) -> list[dict[str, torch.Tensor]]:
+        """Encode tables as `numbers`, `intervals` and `words`, with a column per feature.
 
-        The arrays are on disk, in the narrowest type. A party without features gets an empty dict.
+        The tables are rows of one file. The arrays are on disk, in the narrowest type. A party
+        without features gets empty dicts.
         """
         if not self.columns:
-            return {}
-        rows, made = len(table), self.features
-        numbers, numbers_tensor = mapped(rows, len(made.intervals), np.float32)
-        most = narrowest(max(made.intervals, default=1))
-        intervals, intervals_tensor = mapped(rows, len(made.intervals), most)
-        most = narrowest(max(made.places, default=1))
-        words, words_tensor = mapped(rows, len(made.places), most)
-        # Rows lie one after another, so that several columns are written at a time.
-        together = max(1, _TOGETHER_BYTES // (8 * rows + 1))
-        for group in _batched(enumerate(self._numbers.items()), together):
-            some = [(number, number.scale.filled(table, name), name) for _, (name, number) in group]
-            here = slice(group[0][0], group[-1][0] + 1)
-            scaled = [number.scale.scaled(table, name, values) for number, values, name in some]
-            numbers[:, here] = np.stack(scaled, axis=1)
-            places = [number.intervals(values) for number, values, _ in some]
-            intervals[:, here] = np.stack(places, axis=1)
-        for at, (name, word) in enumerate(self._words.items()):
-            words[:, at] = word.applied(table, name)
-        return {"numbers": numbers_tensor, "intervals": intervals_tensor, "words": words_tensor}
+            return [{} for _ in tables]
+        made, file = self.features, tables[0]
+        widths: dict[str, tuple[int, npt.DTypeLike]] = {
+            "numbers": (len(made.intervals), np.float32),
+            "intervals": (len(made.intervals), narrowest(max(made.intervals, default=1))),
+            "words": (len(made.places), narrowest(max(made.places, default=1))),
+        }
+        stored = [
+            {key: mapped(len(table), *each) for key, each in widths.items()} for table in tables
+        ]
+        places = {name: word.of_known(file, name) for name, word in self._words.items()}
+        for first, columns in file.spool.batches(self.columns, _TOGETHER):
+            count = len(next(iter(columns.values())))
+            encoded = {key: np.empty((count, *each[:1]), each[1]) for key, each in widths.items()}
+            for at, (name, number) in enumerate(self._numbers.items()):
+                values = number.scale.filled(columns[name])
+                encoded["numbers"][:, at] = number.scale.scaled(values)
+                encoded["intervals"][:, at] = number.intervals(values)
+            for at, (name, known) in enumerate(places.items()):
+                encoded["words"][:, at] = known[columns[name]]
+            for table, arrays in zip(tables, stored, strict=True):
+                rows, chosen = table.within(first, count)
+                for key, (array, _) in arrays.items():
+                    array[rows] = encoded[key][chosen]
+                self._check(table, arrays["numbers"][0], rows)
+        return [{key: tensor for key, (_, tensor) in arrays.items()} for arrays in stored]
+
+    def _check(self, table: Table, numbers: Array, rows: slice) -> None:
+        if not np.isfinite(numbers[rows]).all():
+            for at, (name, number) in enumerate(self._numbers.items()):
+                number.scale.check(table, name, numbers[rows, at], rows.start)
 
     @property
     def _numbers(self) -> dict[str, Numbers]:
@@ -239,12 +258,6 @@ class Encoding(Stored):
     @property
     def _words(self) -> dict[str, Words]:
         return {name: made for name, made in self.columns.items() if isinstance(made, Words)}
-
-
-def _batched(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
-    rest = iter(items)
-    while some := tuple(islice(rest, size)):
-        yield some
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
@@ -258,7 +271,8 @@ def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
 
 def _present(table: Table, column: str) -> Float64s:
     values = table.numbers(column)
-    present: Float64s = values[~np.isnan(values)]
+    missing = np.isnan(values)
+    present: Float64s = values[~missing] if missing.any() else values
     if not len(present):
         raise DataInvalid(f"{table.path}: {plain(column)} is empty in every training row")
     return present

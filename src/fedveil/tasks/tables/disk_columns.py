@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,17 @@ class Spool:
             self._last = (name, self._read(name))
         return self._last[1]
 
-    def _read(self, name: str) -> Array:
-        kind, pieces = self._types[name], self._pieces[name]
+    def batches(self, names: Collection[str], least: int) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Yield some rows of the columns `names`, `least` or more at a time, and the first row."""
+        ends = np.cumsum([length for _, length in self._pieces[next(iter(names))]])
+        first = done = 0
+        for piece, end in enumerate(ends.tolist(), 1):
+            if end - done >= least or piece == len(ends):
+                yield done, {name: self._read(name, slice(first, piece)) for name in names}
+                first, done = piece, end
+
+    def _read(self, name: str, chosen: slice = slice(None)) -> Array:
+        kind, pieces = self._types[name], self._pieces[name][chosen]
         whole = np.empty(sum(length for _, length in pieces), kind)
         filled = 0
         for start, length in pieces:

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Int64s
+from fedveil.base.array_types import Array, Int64s, are_distinct
 from fedveil.settings.allowed import plain, shown
-from fedveil.tasks.tables.id_rules import ROUNDED, normalised
+from fedveil.tasks.tables.id_rules import ROUNDED, keep_plain, normalised
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_piece import Piece
 from fedveil.vertical.task_settings import IdSettings
@@ -30,6 +30,12 @@ class IdColumn:
     def add(self, piece: Piece) -> None:
         if self._name is None:
             return
+        plain_ids = piece.plain_ids(self._name)
+        if plain_ids is not None and keep_plain(self._rules):
+            codes, lengths = plain_ids
+            if lengths.max() <= MOST_ID_LETTERS:
+                self._ids.append(_texts(codes, lengths))
+                return
         written = piece.cells(self._name)
         refused: set[int] = set()
         # too long ids could fill the memory
@@ -65,7 +71,7 @@ class IdColumn:
         if self._name is None or not self._ids:
             return
         ids = self.array()
-        if len(set(ids.tolist())) == len(ids):
+        if are_distinct(ids):
             return
         rows, order = np.concatenate(places), np.argsort(ids, kind="stable")
         again = np.sort(order[np.flatnonzero(ids[order][1:] == ids[order][:-1]) + 1])
@@ -87,6 +93,15 @@ _PROBLEMS: Final = {
     "NUL": "contains a NUL character, which an id must not",
     "rounded": "is a number that a spreadsheet has rounded; export it as text",
 }
+
+
+def _texts(codes: Array, lengths: Array) -> npt.NDArray[np.str_]:
+    """Return the texts with these letters, one text after another, and these lengths."""
+    longest = int(lengths.max())
+    letters = np.zeros((len(lengths), longest), np.uint32)
+    letters[np.arange(longest) < lengths[:, None]] = codes
+    texts: npt.NDArray[np.str_] = letters.view(f"U{longest}")[:, 0]
+    return texts
 
 
 def _kind(cell: str) -> str:

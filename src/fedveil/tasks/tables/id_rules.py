@@ -28,11 +28,16 @@ def normalised(ids: Sequence[str], rules: IdSettings) -> list[str]:
     return [alter(text) for text in ids]
 
 
+def keep_plain(rules: IdSettings) -> bool:
+    """Return True if no rule changes ids of ASCII characters without a point, as in most files."""
+    return rules.case != "fold" and rules.leading_zeros != "drop"
+
+
 def _are_plain(joined: str, rules: IdSettings) -> bool:
-    """Return True if no rule can change ids of the characters in `joined`, as in most files."""
-    if rules.case == "fold" or rules.leading_zeros == "drop":
+    """Return True if no rule can change ids of the characters in `joined`."""
+    if not keep_plain(rules) or not joined.isascii():
         return False
-    return joined.isascii() and not (rules.whole_numbers and "." in joined)
+    return not (rules.whole_numbers and "." in joined)
 
 
 def _alter(rules: IdSettings) -> Callable[[str], str]:

@@ -57,7 +57,7 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
     found = drift(summary, table)
     facts = [{**vars(column), "has_shifted": column.has_shifted} for column in found]
     return NewRows(
-        Columns(table.ids, encoding.applied(table)),
+        Columns(table.ids, encoding.applied(table)[0]),
         notes=(
             *table.said,
             *(str(one) for one in found if one.missing or one.unseen or one.has_shifted),

@@ -18,7 +18,7 @@ from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing, is_
 from fedveil.tasks.tables.csv_format import key
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_piece import Piece
+from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 from fedveil.vertical.task_settings import ReadingSettings
 
 _DECIMALS = ("point", "comma")
@@ -79,29 +79,22 @@ class NumberColumn:
         self._seen = False
 
     def add(self, piece: Piece) -> None:
-        mark = "." if "point" in self.forms else ","
-        values = piece.numbers(self.name, mark) if self._may_be_plain() else None
-        if values is None or np.isinf(values).any() or self._cells.empty:
+        found = None if self._cells.empty else self._plain_numbers(piece)
+        if found is None or np.isinf(found.values).any():
             self.plain = False
             self._add_texts(piece)
             return
-        present = values[~np.isnan(values)]
-        if len(present):
-            self._seen = True
-            whole = bool((present == np.floor(present)).all())
-            kept: Sequence[str] = self.forms
-            if whole:
-                kept = _DECIMALS
-            elif "point" in self.forms:
-                kept = ("point",)
-            if ((present == 0) | (present == 1)).all():
-                kept = (*_DECIMALS, "boolean")  # words such as yes may follow
-            self.forms = [form for form in self.forms if form in kept] or self.forms
-        self._check_missing(values, piece)
-        self._spool.append([self._key(form) for form in self.forms], values)
+        if not np.isnan(found.values).all():
+            self._seen, self.forms = True, list(found.forms)
+        self._check_missing(found.values, piece)
+        self._spool.append([self._key(form) for form in self.forms], found.values)
 
-    def _may_be_plain(self) -> bool:
-        return any(form in self.forms for form in _DECIMALS)
+    def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
+        """Return the column's numbers if the piece can read them without a text for each cell."""
+        if self.forms == ["iso"] and (days := piece.dates(self.name)) is not None:
+            return PlainNumbers(days, self.forms)
+        may_be = any(form in self.forms for form in _DECIMALS)
+        return piece.numbers(self.name, self.forms) if may_be else None
 
     def _add_texts(self, piece: Piece) -> None:
         codes, words = piece.coded(self.name)

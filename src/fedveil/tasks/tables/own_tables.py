@@ -241,7 +241,7 @@ class _Held:
             known = self._learnt(tables["train"], refusals)
         refusals.check()
         self.encoding = known
-        self.owned = {subset: self._columns(tables[subset]) for subset in SUBSETS}
+        self.owned = self._encoded(tables)
         self._train = tables["train"]
 
     @cached_property
@@ -260,11 +260,18 @@ class _Held:
             raise DataInvalid(f"{kept} is damaged: it is not an encoding of {self._path}")
         return encoding
 
-    def _columns(self, table: Table) -> Columns:
-        labels = None
+    def _encoded(self, tables: Mapping[Subset, Table]) -> dict[Subset, Columns]:
+        labels: dict[Subset, torch.Tensor | None] = dict.fromkeys(SUBSETS)
         if self.encoding.label is not None and self._label is not None:
-            labels = torch.from_numpy(self.encoding.label.applied(table, self._label))
-        return Columns(table.ids, self.encoding.applied(table), labels)
+            for subset, table in tables.items():
+                labels[subset] = torch.from_numpy(self.encoding.label.applied(table, self._label))
+        made, each = self.encoding, [tables[subset] for subset in SUBSETS]
+        of_one_file = self._table.test is None
+        columns = made.applied(*each) if of_one_file else [made.applied(one)[0] for one in each]
+        return {
+            subset: Columns(tables[subset].ids, encoded, labels[subset])
+            for subset, encoded in zip(SUBSETS, columns, strict=True)
+        }
 
     def _wanted(self, known: Mapping[str, Kind]) -> Wanted:
         """Return which columns to read. `known` has the kinds of content in a saved encoding."""

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s, Int32s
+from fedveil.base.array_types import Int32s
 from fedveil.base.untrusted import MOST_STREAMED_BYTES, opened
 from fedveil.data.data_folders import reading
 from fedveil.errors import DataInvalid, MissingExtra
 from fedveil.settings.allowed import plain, shown
+from fedveil.tasks.tables.cell_forms import KINDS
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_piece import Piece
+from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 
 SUFFIX = ".parquet"
 _AT_ONCE = 1 << 15
@@ -53,21 +54,23 @@ class _Batch(Piece):
                 words, codes = [*words, ""], codes.fill_null(len(words))
             return np.asarray(codes.to_numpy(zero_copy_only=False), np.int32), words
 
-    def numbers(self, column: str, decimal: str) -> Float64s | None:
+    def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
         import pyarrow as pa
         from pyarrow import types
 
         found, kind = self._batch.column(column), self._kind(column)
         if _is_text(kind):
             return None
+        kept = [form for form in forms if form in KINDS["number"]]
         found = found.dictionary_decode() if types.is_dictionary(found.type) else found
         if types.is_temporal(kind):
             days = found.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast("int64")
             found = days.cast("float64")
-            return np.asarray(found.to_numpy(zero_copy_only=False), np.float64) / _DAY_US
+            days = np.asarray(found.to_numpy(zero_copy_only=False), np.float64) / _DAY_US
+            return PlainNumbers(days, kept)
         found = found.cast("int8") if types.is_boolean(kind) else found
         numbers = found.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-        return np.asarray(numbers, np.float64)
+        return PlainNumbers(np.asarray(numbers, np.float64), kept)
 
     def _kind(self, column: str) -> Any:
         return _kind(self._batch.column(column).type)

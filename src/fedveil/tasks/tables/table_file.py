@@ -82,6 +82,16 @@ class Table:
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
+    def within(self, first: int, count: int) -> tuple[slice, Int64s | slice]:
+        """Return the table's rows among `count` rows of the file from `first`, and their indices.
+
+        The indices are relative to `first`.
+        """
+        if self.chosen is None:
+            return slice(first, first + count), slice(None)
+        start, stop = np.searchsorted(self.chosen, [first, first + count])
+        return slice(start, stop), self.chosen[start:stop] - first
+
     def place(self, row: int) -> str:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
@@ -140,14 +150,14 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
     columns: list[NumberColumn | _WordColumn] = [*numbers, *words]
     places = []
-    pieces, said, commas = _pieces(path, wanted, plan, found)
+    pieces, said = _pieces(path, wanted, plan, found)
     for piece in pieces:
         found.unit = piece.unit
-        places.append(np.array(piece.places, np.int64))
+        places.append(_row_numbers(piece.places))
         ids.add(piece)
         for column in columns:
             column.add(piece)
-        _expect(plan, numbers, commas)
+        _expect(plan, numbers)
     if not places and not len(found):
         raise DataInvalid(f"{path} has a header but no rows")
     forms = settle(numbers, wanted.place) if places else {}
@@ -161,17 +171,19 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     return Table(path, found.unit, ids.array(), rows, known, spool, said, kinds)
 
 
-def _expect(plan: Plan, columns: Sequence[NumberColumn], commas: bool) -> None:
-    """Choose which columns to read as plain numbers in the next piece.
+def _row_numbers(places: Sequence[int]) -> Int64s:
+    if isinstance(places, range):  # np.array would read it number by number
+        return np.arange(places.start, places.stop)
+    return np.array(places, np.int64)
 
-    If commas separate cells, a number without quotes has a decimal point. Otherwise only columns
-    are chosen that have a single possible form after the rows so far.
-    """
+
+def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
+    """Choose which columns to read as plain numbers in the next piece."""
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"
     plan.decimal = "," if form == "comma" else "."
-    known = {"point", "comma"} if commas else {form}
-    plan.numbers = {c.name for c in columns if c.plain and form in c.forms and known >= {*c.forms}}
+    plan.numbers = {c.name for c in columns if c.plain and c.forms == [form]}
+    plan.wholes = {c.name for c in columns if c.plain and c.forms == ["point", "comma"]}
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
@@ -196,7 +208,7 @@ class _WordColumn:
         self._empty = frozenset(wanted.reading.empty)
 
     def add(self, piece: Piece) -> None:
-        codes, words = piece.words(self.name)
+        codes, words = piece.coded(self.name)
         kept = ["" if word in self._empty else word for word in words]
         own = np.array([self.known.setdefault(word, len(self.known)) for word in kept], np.int32)
         if not self._lacks and "" in kept:
@@ -210,14 +222,14 @@ class _WordColumn:
 
 def _pieces(
     path: str, wanted: Wanted, plan: Plan, refusals: Refusals
-) -> tuple[Iterator[Piece], list[str], bool]:
-    """Open the file. Returns its pieces, sentences on its format, and True for comma separators."""
+) -> tuple[Iterator[Piece], list[str]]:
+    """Open the file. Returns its pieces, and sentences on its format."""
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)
-        return parquet_file.pieces(path, plan.names), ["Parquet"], False
+        return parquet_file.pieces(path, plan.names), ["Parquet"]
     found = find_format(path, wanted.reading, wanted.place)
-    return csv_file.pieces(found, plan, refusals), [found.said], found.separator == ","
+    return csv_file.pieces(found, plan, refusals), [found.said]
 
 
 def is_parquet(path: str) -> bool:

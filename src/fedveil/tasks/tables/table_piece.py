@@ -5,24 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s, Int32s
+from fedveil.base.array_types import Array, Float64s, Int32s
 
 
 @dataclass
 class Plan:
-    """Which columns of a file to read, and which of them as numbers. Updated during reading.
+    """The columns to read from a file, and their types. Updated during reading.
 
     `numbers` are the columns with only plain numbers so far, whose decimal separator is `decimal`.
-    All other columns are read as texts.
+    `wholes` have only digits and signs so far. All other columns are read as texts.
     """
 
     names: Sequence[str]
     id: str | None = None
     numbers: set[str] = field(default_factory=set)
+    wholes: set[str] = field(default_factory=set)
     decimal: str = "."
+
+
+class PlainNumbers(NamedTuple):
+    """Numbers, NaN if missing, and the forms that read all of their cells so."""
+
+    values: Float64s
+    forms: Sequence[str]
 
 
 class Piece(ABC):
@@ -42,16 +51,20 @@ class Piece(ABC):
         codes = [known.setdefault(cell, len(known)) for cell in self.cells(column)]
         return np.array(codes, np.int32), list(known)
 
-    def words(self, column: str) -> tuple[Int32s, list[str]]:
-        """Return each row's word as an index into the list of distinct words, and that list.
+    def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
+        """Return a column of plain numbers. None if it must be read as texts.
 
-        Raises DataInvalid if the column has other values than words.
+        `forms` are the possible forms of its cells (`cell_forms`).
         """
-        return self.coded(column)
+        return None
 
-    def numbers(self, column: str, decimal: str) -> Float64s | None:
-        """Return a column of plain numbers, NaN if missing. None if it must be read as texts.
+    def dates(self, column: str) -> Float64s | None:
+        """Return a column of ISO dates as days since 1970. None if it must be read as texts."""
+        return None
 
-        `decimal` is the decimal separator.
+    def plain_ids(self, column: str) -> tuple[Array, Array] | None:
+        """Return the ASCII codes of all ids, one id after another, and the length of each id.
+
+        None if an id is empty or has a space, a control character, a point or a plus sign.
         """
         return None

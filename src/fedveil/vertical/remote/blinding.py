@@ -18,6 +18,7 @@ from functools import cache
 
 import numpy as np
 
+from fedveil.base.array_types import utf8
 from fedveil.entropy import Entropy, Secure
 from fedveil.errors import MessageInvalid
 from fedveil.vertical.remote import exponent_proof
@@ -90,10 +91,7 @@ def _weighted(
 
 
 def _sum(weights: Points, points: Points) -> bytes:
-    """Return Σ d_i P_i for weights d_i and points P_i.
-
-    Several threads compute pieces of the sum.
-    """
+    """Return Σ d_i P_i for weights d_i and points P_i. Several threads compute pieces of it."""
     found = _in_pieces(lambda some: point_batches.summed(weights[some], points[some]), len(points))
     return point_batches.total(found)
 
@@ -110,7 +108,7 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 def texts(ids: Ids) -> Iterable[bytes]:
     """Return the ids as bytes. Whole numbers and texts never have equal bytes."""
     if ids.dtype.kind == "U":
-        return (b"text " + text.encode() for text in ids.tolist())
+        return map(b"text ".__add__, utf8(ids))
     return (b"number %d" % number for number in ids.tolist())
 
 

@@ -35,7 +35,7 @@ class FoundExamples:
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """Decode saved examples. Returns None if they were saved for other ids.
+        """Decode saved examples, or return None if they are for other ids.
 
         Raises `MessageInvalid`.
         """

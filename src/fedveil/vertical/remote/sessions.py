@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from fedveil.base.message import Message, Value
+from fedveil.base.quantity import quantity
 from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, Unfit
 from fedveil.link.channel import Exchange, drive
 from fedveil.link.dialer import Dialer
@@ -181,7 +182,7 @@ def _noting(links: Mapping[str, Link], session: Session) -> Session:
     for peer, link in links.items():
         if link.reconnections:
             session.run.log.event(
-                f"the link to {peer} was reopened {link.reconnections} times, after "
+                f"the link to {peer} was reopened {quantity(link.reconnections, 'time')}, after "
                 f"{link.away_s:.1f} s in all"
             )
     return session

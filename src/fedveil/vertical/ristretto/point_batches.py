@@ -69,7 +69,6 @@ def summed(weights: Points, points: Points) -> Points:
 
 
 def total(points: Points) -> bytes:
-    """Return the sum of the points."""
     added: bytes = reduce(
         group().crypto_core_ristretto255_add, (row.tobytes() for row in points), bytes(POINT_BYTES)
     )

@@ -107,10 +107,7 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate.
-
-        A weak or revoked certificate counts as none.
-        """
+        """Return the names in the client's certificate, or none if it is weak or revoked."""
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -144,7 +144,7 @@ def _applied(scorer: Scorer, message: Message) -> int:
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
     """Count the ids of `party` for the current file, on disk.
 
-    Raises MessageInvalid for too many.
+    Raises MessageInvalid above the limit.
     """
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES

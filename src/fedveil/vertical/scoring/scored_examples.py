@@ -58,6 +58,8 @@ class ScoredExamples:
 
     def load(self, ids: Ids) -> None:
         """Use positions in `ids` to identify examples from now on."""
+        if not self._sends:
+            return
         self._merge()
         self._own = row_values(id_digests(ids))
         self._scored = _looked_up(self._own, self._known, self._counts)

@@ -63,10 +63,7 @@ class Scores:
 
 
 class Scorer:
-    """A party with its bundle and the rows of a file.
-
-    Only one process at a time can hold a bundle.
-    """
+    """A party with its bundle and the rows of a file. One process at a time can hold a bundle."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class Scorer:
         self.bundle = Bundle.read(path)
         self.name, manifest = self.bundle.contents.party, self.bundle.manifest
         self.folder, self.state = folder, folder.within(STATE)
-        self.log = Recorder(self.state, durable=False)
+        self.log = Recorder(self.state)
         stack.callback(self.log.close)
         self._say = say
         unchecked = self.bundle.signatures.check(manifest.written(), list(manifest.contents), own)

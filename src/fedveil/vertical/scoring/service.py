@@ -181,7 +181,7 @@ class PredictionService:
     def _may(self, request: Request, right: str) -> bool:
         """Return True if the client has a right.
 
-        Without TLS, everyone on this machine has all rights.
+        Without TLS, all on this machine have all rights.
         """
         if request.client is None or self._own is None:
             return self._own is None
@@ -195,10 +195,7 @@ _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": (
 
 
 def _ids_in(body: bytes) -> tuple[list[str], bool]:
-    """Return the ids in a request's body, and True if it has the form for one id.
-
-    Raises InvalidValue.
-    """
+    """Return the ids in a body, and True if it is for one id. Raises InvalidValue."""
     try:
         asked = json.loads(body)
     except MALFORMED:

@@ -1,0 +1,71 @@
+"""Records the warnings of each client. Python itself has one warning filter per process."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from fedveil.rounds.outcomes import Effort
+
+
+class _Ears(threading.local):
+    """A thread's variable: the `Effort` that records the thread's warnings, or None."""
+
+    effort: Effort | None = None
+
+
+_ears = _Ears()
+_lock = threading.Lock()
+_listeners = 0
+_filters = ExitStack()
+
+
+class WarningsApart:
+    """A context that records warnings per thread. Python itself has one warning filter per process.
+
+    Entering is slow, so a thread that trains many clients stays inside.
+    """
+
+    def __enter__(self) -> None:
+        global _listeners
+        with _lock:
+            if not _listeners:
+                _filters.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("always")
+                warnings.showwarning = partial(_note, warnings.showwarning)
+            _listeners += 1
+
+    def __exit__(self, *raised: object) -> None:
+        global _listeners
+        with _lock:
+            _listeners -= 1
+            if not _listeners:
+                _filters.close()
+
+
+class WarningsNoted(WarningsApart):
+    """A context that records the warnings of its block in `effort`."""
+
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        _ears.effort = self._effort
+
+    def __exit__(self, *raised: object) -> None:
+        _ears.effort = None
+        super().__exit__(*raised)
+
+
+def _note(
+    elsewhere: Callable[..., None], what: Warning | str, kind: type[Warning], *where: Any
+) -> None:
+    if _ears.effort is None:
+        elsewhere(what, kind, *where)
+    else:
+        _ears.effort.warnings.append(f"{kind.__name__}: {what}")

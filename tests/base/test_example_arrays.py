@@ -1,0 +1,27 @@
+"""Examples of several lengths and types in one array."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedveil.base.example_arrays import alike, as_whole, items, ragged, shape_of, stacked
+
+
+def test_examples_of_different_lengths_keep_their_length_and_the_wider_type() -> None:
+    first = ragged([np.array([1, 2], np.uint8), np.array([300, 4, 5], np.int16)])
+    assert [item.tolist() for item in items(first)] == [[1, 2], [300, 4, 5]]
+    whole = stacked([first, np.array([[7, 8, 9, 6]], np.int32)])
+    assert [item.tolist() for item in items(whole)] == [[1, 2], [300, 4, 5], [7, 8, 9, 6]]
+    assert shape_of(whole) == (-1,)
+    assert [shape_of(part) for part in alike([np.zeros((2, 3)), first])] == [(-1,), (-1,)]
+    with pytest.raises(ValueError, match="single numbers"):
+        alike([first, np.array([3])])
+
+
+def test_whole_numbers_are_those_that_64_bits_hold() -> None:
+    rows = np.array([[2.0**63, 1.0], [-(2.0**63), 2.0], [0.5, 1.0], [np.nan, 1.0], [3.0, 4.0]])
+    found, usable = as_whole(rows)
+    assert usable.tolist() == [False, True, False, False, True]
+    assert found[[1, 4]].tolist() == [[-(2**63), 2], [3, 4]]
+    assert as_whole(np.array([[2**63], [2**63 - 1]], np.uint64))[1].tolist() == [False, True]

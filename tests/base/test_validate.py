@@ -1,0 +1,40 @@
+"""Checks of arguments: each end of a range, and what is no number."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from fedveil.base.validate import finite_vector, integer, number, positive, within
+from fedveil.errors import InvalidValue
+
+
+def test_each_end_of_a_range_is_in_it_or_not() -> None:
+    for low in (False, True):
+        for high in (False, True):
+            refused = [0.5] * low + [2.5] * high
+            shown = f"{'(' if low else '['}0.5, 2.5{')' if high else ']'}"
+            for value in {0.5, 1.5, 2.5}.difference(refused):
+                assert within("x", value, 0.5, 2.5, open_low=low, open_high=high) == value
+            for value in (0.25, *refused, 2.75):
+                with pytest.raises(
+                    InvalidValue, match=re.escape(f"x = {value} is outside {shown}")
+                ):
+                    within("x", value, 0.5, 2.5, open_low=low, open_high=high)
+    assert (integer("n", np.int8(3), 3, 3), integer("n", 1 << 70, 0)) == (3, 1 << 70)
+
+
+@pytest.mark.parametrize("wrong", [True, "1", None, math.nan, math.inf, 1j])
+def test_what_is_no_number_is_refused(wrong: object) -> None:
+    for check in (number, positive):
+        with pytest.raises(InvalidValue, match="x = "):
+            check("x", wrong)  # type: ignore[arg-type]
+    for whole in (True, np.True_, 2.0, "2"):
+        with pytest.raises(InvalidValue, match="is not a whole number"):
+            integer("x", whole, 0)  # type: ignore[arg-type]
+    for vector in ([[1.0]], [1.0, math.nan], ["a"], [True]):
+        with pytest.raises(InvalidValue, match="x "):
+            finite_vector("x", vector)

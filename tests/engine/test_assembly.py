@@ -1,0 +1,108 @@
+"""The parts that a job is assembled of, from jobs in which no two numbers are equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parts
+from fedveil.compiled.own_loss import OwnLossTrainer
+from fedveil.data.datasets import load
+from fedveil.engine.assembly import (
+    ModelShape,
+    make_model,
+    make_partition,
+    start_vector,
+    trainer_name,
+    training_plan,
+)
+from fedveil.engine.dry_run import batches_of, batches_of_the_test
+from fedveil.federated.job import Job
+from fedveil.learning.clipped_examples import ClippedExamplesTrainer
+from fedveil.learning.trainer import LoopTrainer
+from fedveil.learning.vmap_trainer import VmapTrainer
+from fedveil.learning.weight_layout import Layout
+
+UNEQUAL: dict[str, Any] = {
+    "epochs": 3, "batch_size": 7, "lr": 0.5, "momentum": 0.25, "nesterov": True,
+    "weight_decay": 0.125, "gradient_norm": 2.0, "proximal": 0.75, "precision": "bfloat16",
+    "class_weights": [1.0, 4.0, 8.0], "lr_schedule": "step", "lr_rounds": 2, "lr_factor": 0.1,
+}  # fmt: skip
+
+
+def test_a_plan_is_the_jobs() -> None:
+    plan = training_plan(Job(training=UNEQUAL), round=3)
+    for key in set(UNEQUAL) - {"lr", "lr_schedule", "lr_rounds", "lr_factor", "class_weights"}:
+        assert getattr(plan, key) == UNEQUAL[key], key
+    assert plan.lr == pytest.approx(0.05)
+    assert (plan.class_weights, plan.optimizer, plan.corrected) == ((1.0, 4.0, 8.0), "sgd", False)
+    plain = training_plan(Job())
+    assert (plain.class_weights, plain.proximal, plain.gradient_norm) == (None, 0, None)
+    assert plain.loss != plan.loss
+
+
+def test_an_algorithm_decides_what_corrects_a_step() -> None:
+    dynamic = training_plan(Job(training={"algorithm": "feddyn", "dynamic": 0.3}))
+    assert (dynamic.proximal, dynamic.corrected) == (0.3, True)
+    directed = Job(training={"algorithm": "fedcm", "own_direction": 0.25, "lr": 0.5})
+    assert (training_plan(directed).lr, training_plan(directed).corrected) == (0.125, True)
+
+
+def small(**blocks: Any) -> Job:
+    base = {"data": {"name": "parts:data"}, "model": "parts:linear", "clients": {"number": 20}}
+    return Job(**{**base, **blocks})
+
+
+@pytest.mark.parametrize(("algorithm", "vectors"), [("fedavg", 1), ("fedcm", 2), ("scaffold", 2)])
+def test_the_first_vector_is_the_models_weights_and_zeros(algorithm: str, vectors: int) -> None:
+    job = small(training={"algorithm": algorithm})
+    layout = Layout(make_model(job, ModelShape((6,), 3)))
+    sent = start_vector(job, layout)
+    weights = layout.vector()
+    assert np.abs(weights).min() > 0
+    np.testing.assert_array_equal(sent, np.append(weights, np.zeros((vectors - 1) * len(weights))))
+
+
+def test_batches_are_of_several_clients_and_each_of_one() -> None:
+    """Twenty clients of twelve examples each: every other one gives a batch of five."""
+    job = small(training={"batch_size": 5})
+    dataset = load("parts:data")
+    split = make_partition(job, dataset)
+    found = list(batches_of(job, dataset, split))
+    assert len(found) == 10
+    for client, (x, y) in zip(range(0, 20, 2), found, strict=True):
+        rows = split.of(client)[:5]
+        assert y.tolist() == dataset.train.y[rows].tolist()
+        assert x.tolist() == dataset.train.x[rows].tolist()
+
+
+def test_batches_of_the_test_cover_it_where_no_training_example_may_be_read() -> None:
+    job, dataset = small(training={"batch_size": 5}), load("parts:data")
+    x, y = dataset.test.x, dataset.test.y
+    found = list(batches_of_the_test(job, dataset))
+    stride = len(y) // 8
+    assert stride > 1
+    assert len(found) == -(-len(y) // stride)
+    for place, (rows, targets) in enumerate(found):
+        part = slice(place * stride, place * stride + 5)
+        assert targets.tolist() == y[part].tolist()
+        assert rows.tolist() == x[part].tolist()
+
+
+def test_the_shape_of_a_model_is_that_of_its_data() -> None:
+    shape = ModelShape.of(load("parts:data"))
+    assert (shape.example_shape, shape.classes, shape.fingerprint) == ((parts.FEATURES,), 3, "")
+    assert (shape.whole_targets, shape.whole_examples) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (LoopTrainer, "loop"), (VmapTrainer, "vmap"), (OwnLossTrainer, "own loss"),
+        (ClippedExamplesTrainer, "clipped examples"),
+    ],
+)  # fmt: skip
+def test_a_trainer_is_named_in_words(kind: Any, name: str) -> None:
+    assert trainer_name(object.__new__(kind)) == name

@@ -1,0 +1,86 @@
+"""What a job's keys mean together: lengths, states, weights and names of a user's own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedveil.federated.job import Job
+from fedveil.federated.training_blocks import TrainingSettings
+from fedveil.protections.advice import Cohort
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sent", "reported", "mean", "corrects"),
+    [
+        ("fedavg", 1, 1, False, False), ("fednova", 1, 1, False, False),
+        ("feddyn", 1, 1, True, True), ("fedcm", 2, 1, False, True),
+        ("scaffold", 2, 2, True, True),
+    ],
+)  # fmt: skip
+def test_an_algorithm_decides_what_is_sent_and_reported(
+    algorithm: Any, sent: int, reported: int, mean: bool, corrects: bool
+) -> None:
+    made = TrainingSettings(algorithm=algorithm)
+    assert (made.keeps_mean, made.corrects_steps) == (mean, corrects)
+    assert made.report_length(21 * sent) == 21 * reported
+    assert made.sent_length(21 * reported) == 21 * sent
+    assert Job(training={"algorithm": algorithm, "normal_steps": 3.0}).keeps_state == mean
+
+
+@pytest.mark.parametrize(
+    ("settings", "weighting"),
+    [
+        ({}, "by_size"), ({"training": {"algorithm": "fedcm"}}, "by_size"),
+        ({"training": {"algorithm": "scaffold"}}, "equal"),
+        ({"training": {"algorithm": "feddyn"}}, "equal"),
+        ({"server": {"aggregation": "trimmed_mean"}}, "equal"),
+        ({"server": {"aggregation": "norm_bound"}}, "by_size"),
+        ({"protection": {"name": "pw_encrypt", "pw_encrypt": {"central_eps": 2.0}}}, "equal"),
+        ({"training": {"algorithm": "scaffold"}, "server": {"weighting": "by_size"}}, "by_size"),
+    ],
+)  # fmt: skip
+def test_weights_follow_from_the_other_keys_unless_they_are_written(
+    settings: dict[str, Any], weighting: str
+) -> None:
+    assert Job(**settings).server.weighting == weighting
+
+
+def test_what_is_left_out_follows_from_the_other_keys() -> None:
+    example = {"privacy": {"unit": "example"}, "protection": "dp_encrypt"}
+    assert Job(**example, training={"sampling_rate": 0.5}).training.epochs == 1
+    assert Job(training={"lr": 0.5}).training.epochs == 10
+    owned = Job(data={"name": "mine:data", "split": "by_client"})
+    assert (owned.clients.number, owned.cohort) == (None, Cohort(None, None))
+    assert Job(data={"name": "mine:data"}).clients.number == 100
+
+
+def test_canaries_are_clients_too() -> None:
+    audited = Job(clients={"number": 40, "fraction": 0.25}, audit={"canaries": 3})
+    assert audited.cohort == Cohort(43, 13)
+
+
+@pytest.mark.parametrize(
+    ("number", "fraction", "sampling", "protection", "drawn"),
+    [
+        (40, 0.25, "fixed", "distributed_dp", 10), (40, 0.25, "poisson", "distributed_dp", 40),
+        (40, 0.25, "poisson", "dp_encrypt", 10), (7, 0.01, "fixed", "dp_encrypt", 1),
+    ],
+)  # fmt: skip
+def test_a_round_asks_everybody_where_turns_are_secret(
+    number: int, fraction: float, sampling: str, protection: str, drawn: int
+) -> None:
+    clients = {"number": number, "fraction": fraction, "sampling": sampling}
+    job = Job(clients=clients, protection=protection)
+    assert job.clients_per_round == drawn
+    assert job.secret_turns == (drawn == number)
+
+
+def test_every_key_that_names_code_is_among_a_jobs_own_names() -> None:
+    job = Job(
+        model="m:f", data={"name": "d:f"}, task="t:T", protection="parts:TwoPhases",
+        training={"lr_schedule": "s:f"},
+        record={"callbacks": ["c:C", "fedveil.engine.trackers:MLflow"]},
+    )  # fmt: skip
+    assert job.own_names == ["m:f", "d:f", "t:T", "parts:TwoPhases", "s:f", "c:C"]

@@ -1,0 +1,66 @@
+"""Each estimate by its formula, with several rows a client, and clients that were not asked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedveil.statistics.answering import answer_of, averaged
+from fedveil.statistics.encodings import Scaled
+from fedveil.statistics.estimates import Sums, count, mean, ratio
+from fedveil.statistics.prefixes import Found
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.schedule import Schedule
+
+#: 25 of 40 clients were asked, and each contributes up to three rows.
+ASKED, CLIENTS, ROWS, Z = 25, 40, 3, 1.7
+
+
+def sums(*values: float, noise: float = 4.0, asked: int = ASKED, rows: int | None = ROWS) -> Sums:
+    return Sums(np.array(values), np.full(len(values), noise), asked, CLIENTS, rows)
+
+
+def test_a_count_of_clients_with_several_rows() -> None:
+    found = count(70.0, 4.0, sums(70.0), {}, Z)
+    variance = (70 * (ROWS - 70 / CLIENTS) + (Z * ROWS) ** 2) * CLIENTS / ASKED
+    assert (found.noise, found.sampling) == pytest.approx((2.0, math.sqrt(variance)))
+    reach = Z * math.sqrt(4.0 + variance)
+    assert (found.low, found.high) == pytest.approx((70 - reach, 70 + reach))
+    assert count(110.0, 4.0, sums(110.0), {}, Z).high == CLIENTS * ROWS
+    alone = count(70.0, 4.0, sums(70.0, rows=None), {}, Z)  # rows, and not clients, are drawn
+    assert alone.sampling**2 == pytest.approx((70 + Z**2) * CLIENTS / ASKED)
+
+
+def test_a_mean_of_clients_with_several_rows() -> None:
+    column = Scaled("x", [-10.0, 30.0])
+    found = ratio(sums(12.0, 61.0, noise=0.25), *mean(column), {}, Z)
+    assert found.value == pytest.approx(10 + 20 * 12 / 61)
+    spread = 20**2 * (1 - (12 / 65) ** 2)
+    assert found.sampling**2 == pytest.approx(spread * ROWS * CLIENTS / ASKED / 61)
+
+
+def test_rounds_are_averaged_with_the_noise_of_their_mean() -> None:
+    (found,) = averaged([[sums(3.0, 8.0)], [sums(7.0, 9.0, noise=5.0, asked=19)]])
+    assert found.values.tolist() == [5.0, 8.5]
+    assert found.noise.tolist() == [2.25, 2.25]
+    assert (found.asked, found.clients, found.rows) == (19, CLIENTS, ROWS)
+
+
+def test_a_words_sampling_is_that_of_the_round_that_counted_it() -> None:
+    words = {"ask": "heavy_hitters", "column": "w", "alphabet": "ab", "length": 2, "most": 1,
+             "by": "g", "groups": ["u", "v"]}  # fmt: skip
+    file = QuestionFile.read({"protection": "oue", "epsilon": 2.0, "questions": {"w": words}}, [])
+    schedule = Schedule(file)
+    schedule.trees["w"].found = [
+        Found(1, "ab", 6.0, 2.0, 0), Found(0, "b", 9.0, 3.0, 1), Found(1, "a", 5.0, 1.0, 1),
+    ]  # fmt: skip
+    rounds = [[sums(0.0, asked=8, rows=1)], [sums(0.0, asked=30, rows=1)]]
+    first, second = answer_of(file, "w", rounds, schedule).estimates
+    assert [dict(e.label) for e in (first, second)] == [{"g": "u", "w": "b"}, {"g": "v", "w": "ab"}]
+    z = 1.959964
+    for estimate, value, noise, asked in ((first, 9, 3, 30), (second, 6, 2, 8)):
+        sampling = (value * (1 - value / CLIENTS) + z**2) * CLIENTS / asked
+        assert estimate.noise**2 == pytest.approx(noise)
+        assert estimate.sampling**2 == pytest.approx(sampling, rel=1e-6)
