@@ -2,7 +2,7 @@
 
     FEDVEIL_DATA=... python benchmarks/private_photos.py test [--folder DIR] [--only "epsilon 3"]
     FEDVEIL_DATA=... python benchmarks/private_photos.py choose [--folder DIR]
-    FEDVEIL_DATA=... python benchmarks/private_photos.py test --model pretrained_photos
+    FEDVEIL_DATA=... python benchmarks/private_photos.py MODE --model pretrained_photos
 
 Runs examples/private_cifar/examples-5.yaml with the real protocol and discrete noise: replace-one,
 whole run, delta 1e-5, against the server itself. `--folder` names a folder of images, as
@@ -67,7 +67,7 @@ ROWS = {
         noisy(8, 5.12),
         Row("no noise", ["protection=not_encrypt", "server.lr=1.28"]),
     ),
-    "pretrained_photos": (noisy(3, 0.64), noisy(8, 1.28)),
+    "pretrained_photos": (noisy(3, 2.56), noisy(8, 5.12)),
 }
 
 
@@ -129,12 +129,12 @@ def choose(epsilon: float, tried: Sequence[Tried], rounds: int) -> list[float]:
     return (100 * right.double().mean(0)).tolist()
 
 
-def print_choice(rounds: int, only: str) -> None:
+def print_choice(rounds: int, only: str, rates: Sequence[float]) -> None:
     """Print the accuracy of held-out training images, by epsilon, clip and rate."""
     print(f"{rounds} rounds")
     print("| epsilon | clip, rate: accuracy |")
     print("|---|---|", flush=True)
-    tried = [Tried(clip, rate) for clip in (1.5, 3.0, 6.0) for rate in (0.64, 1.28, 2.56)]
+    tried = [Tried(clip, rate) for clip in (1.5, 3.0, 6.0) for rate in rates]
     for epsilon in (3, 8):
         if only not in f"epsilon {epsilon}":
             continue
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("mode", choices=("test", "choose"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=40, help="of `choose`")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.64, 1.28, 2.56], help="same")
     parser.add_argument("--only", default="", help="only rows whose name contains this text")
     parser.add_argument("--folder", default="", help="images in place of CIFAR-10's own files")
     parser.add_argument("--features", type=Path, default=Path("photo_features.npz"))
@@ -165,7 +166,7 @@ def main() -> None:
     make_features(asked.model, asked.folder, asked.features)
     os.environ[FILE] = str(asked.features)
     if asked.mode == "choose":
-        print_choice(asked.rounds, asked.only)
+        print_choice(asked.rounds, asked.only, asked.rates)
         return
     print("| protection | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
     print("|---|---|---|---|---|---|", flush=True)

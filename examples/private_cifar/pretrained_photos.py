@@ -5,8 +5,9 @@
 
 The network is EfficientNet-Lite0, whose weights are in one of the packages. Its features lose their
 mean over pieces of public photographs (`public_patches.py`), are divided by their deviation there,
-and all have norm 10. ImageNet is public, and shows such things as CIFAR-10 shows. No epsilon covers
-it, nor the choice of the network. `head` is a model whose last linear layer alone is trained.
+and all have norm 10. ImageNet is public and labelled, and its classes include the kinds of objects
+that CIFAR-10 shows. No epsilon covers ImageNet's images or the choice of the network. `head` is a
+model whose last linear layer alone is trained.
 """
 
 from __future__ import annotations
