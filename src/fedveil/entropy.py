@@ -81,7 +81,10 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream to `target` without the buffer. Returns the number of bytes written."""
+        """Write the keystream to `target` without the buffer, except to a short rest at its end.
+
+        Returns the number of bytes written.
+        """
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
@@ -125,8 +128,9 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Words above the largest multiple of `high` are rejected. This is exact, and rejects less
-        than half of all words. (Lemire's multiplication would need 128-bit products.)
+        Each is a random 64-bit word modulo `high`. Words at or above the largest multiple of `high`
+        are rejected, so the distribution is exactly uniform. This rejects less than half of all
+        words. (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high
@@ -168,7 +172,10 @@ class Entropy(ABC):
         return out
 
     def _below(self, digits: Sequence[int]) -> bool:
-        """Return True if the next random words are below `digits`, the remaining words of p."""
+        """Return True if the next random 64-bit words are below `digits`, in lexicographic order.
+
+        `digits` are the words of p's binary expansion that are not compared yet.
+        """
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
             if word != digit:
@@ -254,7 +261,10 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return the 64-bit binary digits of p in [0, 1): those after the first, and the first."""
+    """Return the binary expansion of a probability p in [0, 1), as words of 64 bits.
+
+    Returns a list of all words after the first, and the first word.
+    """
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1
     count = max(1, -(-places // _WORD))

@@ -23,17 +23,23 @@ class FedveilWarning(UserWarning):
 
 
 def did_you_mean(candidates: Sequence[str]) -> str:
-    """Return a suggestion to append to a sentence, or "" without candidates."""
+    """Return a suggestion such as " (did you mean X?)", to append to a sentence.
+
+    Returns "" if there are no `candidates`.
+    """
     return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a "did you mean" suggestion of the most similar of `names`, or ""."""
+    """Return a "did you mean" suggestion of the one of `names` that is most similar to `name`.
+
+    Returns "" if none is similar.
+    """
     return did_you_mean(get_close_matches(name, list(names), 1))
 
 
 def with_notes(text: str, error: BaseException) -> str:
-    """Return a sentence, followed by an error's notes, such as how to resume."""
+    """Return `text`, followed by the notes of `error`, such as how to resume."""
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
@@ -132,7 +138,7 @@ class RunStopped(FedveilError):
 
 
 class LimitReached(RunStopped):
-    """A run ended normally because continuing would exceed one of its privacy limits."""
+    """A run ended normally because continuing it would exceed one of its privacy limits."""
 
 
 class RunFailed(FedveilError):

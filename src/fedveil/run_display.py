@@ -187,7 +187,7 @@ def describe(record: Record) -> str:
 
 
 def summary(console: Console, run: ReadRun) -> None:
-    """Print the last lines of a run, federated or vertical."""
+    """Print the summary at the end of a run, federated or vertical."""
     vertical = is_vertical(run)
     console.print(_table(_took_of_parties(run) if vertical else _took(run)))
     # no line breaks, so that users can copy the commands

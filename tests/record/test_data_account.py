@@ -59,8 +59,11 @@ def test_a_charge_beyond_the_limit_is_refused_and_leaves_the_account_unchanged(
         account.charge([(PrivacyLoss(0.6), 1)], 1.0, DELTA, "b")
     assert account.path.read_bytes() == before
     assert DataAccount(account.path, "client").figure(DELTA).epsilon == pytest.approx(0.5)
-    account.charge([(PrivacyLoss(0.5), 1)], 1.0, DELTA, "c")  # which reaches it
-    assert account.line(DELTA)[:2] == (1.0, 0.0)
+    other = DataAccount(tmp_path / "other", "client")
+    other.charge([(PrivacyLoss(0.5), 2)], None, DELTA, "a")
+    both = other.figure(DELTA).epsilon
+    account.charge([(PrivacyLoss(0.5), 1)], both, DELTA, "c")  # which reaches the limit exactly
+    assert account.line(DELTA)[0] == both
 
 
 def test_another_unit_or_an_edited_file_is_refused(tmp_path: Path) -> None:

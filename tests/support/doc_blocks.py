@@ -203,6 +203,10 @@ def _of_python(rest: list[str]) -> str | None:
     from importlib.util import find_spec
 
     if rest[:1] == ["-m"]:
+        package = rest[1].partition(".")[0]
+        extra = re.search(rf"^{package} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        if extra and find_spec(package) is None:
+            return None  # a package that an extra of the same name installs
         return None if find_spec(rest[1]) else f"there is no module {rest[1]}"
     if rest[0].endswith("/dossier/recompute.py"):  # `fedveil dossier` writes it
         return None

@@ -244,7 +244,11 @@ def _refuse_out(out: Path | None, run: Path) -> None:
 def _refuse_other(
     run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
 ) -> None:
-    """Raise JobError if the run's job is of the class `other`, and name the command for it."""
+    """Raise JobError if the run's job is of the class `other`, and name the command for it.
+
+    `mine` is the class of job that this attack takes. `kind` says what the run is, and `attack` is
+    the name of the attack for it.
+    """
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -254,7 +258,7 @@ def _refuse_other(
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """Open a run's folder, which `stack` closes. Returns a function that returns the folder."""
+    """Open the run folder `path`, which `stack` closes. Returns a function that returns it."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
@@ -320,7 +324,10 @@ def _mount(
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:
-    """Save a picture under an unused name, and return that name."""
+    """Save the picture `data` in `folder`, under `name` or a similar unused name.
+
+    Returns its path in the folder.
+    """
     path, number = Path("attacks", name), 1
     free = path
     while (folder.path / free).exists():

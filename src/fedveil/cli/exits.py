@@ -83,7 +83,10 @@ def ended(app: typer.Typer) -> int:
 
 
 def _show_warning(show: Any) -> Any:
-    """Return a `warnings.showwarning` that prints each warning of fedveil once, as a sentence."""
+    """Return a replacement for `warnings.showwarning`, which is `show`.
+
+    It prints each warning of fedveil once, as a sentence. All other warnings go to `show`.
+    """
     shown = set[str]()
 
     def showwarning(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -174,7 +177,10 @@ def _alike(option: str, near: Iterable[str]) -> list[str]:
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return a sentence that corrects the order if a command follows its argument, else ""."""
+    """Return a sentence about an argument `first` that stands before its command (`JOB run`).
+
+    The sentence says how to write it. Returns "" if no command follows.
+    """
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:

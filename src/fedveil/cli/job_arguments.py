@@ -103,7 +103,7 @@ def _unprotected(job: Job, path: Path | None) -> str:
 
 
 def _valid(job: Job, line: str) -> bool:
-    """Return True if the job is still valid with the setting in `line`, such as `rounds: 3`."""
+    """Return True if the job is still valid after the setting in `line`, such as `rounds: 3`."""
     key, _, value = line.partition(": ")
     try:
         type(job).read(job.model_dump(exclude_unset=True), [f"{key}={value}"])

@@ -158,7 +158,7 @@ def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) 
 
 
 def trainer_name(trainer: Trainer) -> str:
-    """Return the trainer's name for a record: its class name in words, such as "loop"."""
+    """Return the trainer's name for a run's record, such as "loop" for `LoopTrainer`."""
     words = re.findall("[A-Z][a-z]+", type(trainer).__name__.removesuffix("Trainer"))
     return " ".join(words).lower()
 
@@ -181,7 +181,11 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the partition of the training examples, and that of held-out examples or None."""
+    """Return the partition of the training examples among the clients, and that of held-out ones.
+
+    Clients hold out a part of their training examples for tests if `evaluation.clients` is above 0.
+    Otherwise the second partition is None.
+    """
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -206,16 +210,17 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 
 
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
-    """Return the first vector that the server sends: the model's initial weights.
+    """Return the vector that the server sends in the first round: the model's initial weights.
 
-    Under SCAFFOLD and FedCM, as many zeros are appended: the initial control variate or direction.
+    Under SCAFFOLD and FedCM, one zero per weight is appended. These zeros are the initial control
+    variate (SCAFFOLD) or direction (FedCM).
     """
     weights = layout.vector()
     return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's `Way`: how clients use and change the state that they keep."""
+    """Return the job's rule (`Way`) for the state that clients keep from round to round."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -229,7 +234,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the training of clients that keep no state, under FedAvg, FedNova or FedCM."""
+    """Return the object that trains clients without state, under FedAvg, FedNova or FedCM."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -248,7 +253,10 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the clients' training. `states` opens their saved states, if they keep any."""
+    """Return the object that trains the clients of each round.
+
+    `states` opens the clients' saved states. It is called only if clients keep a state.
+    """
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
@@ -263,7 +271,7 @@ def make_client_side(
     run: Path | None = None,
     trainer: Trainer | None = None,
 ) -> ClientSide:
-    """Return the object that trains the clients in `data` and answers for them.
+    """Return the object that trains the clients in `data` and makes their answers to the server.
 
     `model` is the array of each round's global weights. `run` is the run's folder, needed if
     clients keep state. `trainer` replaces the job's trainer.
@@ -293,10 +301,12 @@ def make_client_sides(
     starting: Callable[[str], None],
     cores: int | None = None,
 ) -> list[ClientSide]:
-    """Return one client side per thread if training runs in native code, otherwise an empty list.
+    """Return one client side for each thread, or an empty list if the job cannot use threads.
 
-    All client sides share `model`, the array of global weights. `starting` is called with each
-    step's name. `cores` is the number of cores to use (default: all).
+    Threads need training in native code, a constant learning rate, and clients that keep no state.
+    All client sides share `model`, the array of global weights. `starting` is called with the name
+    of each preparation step, such as compiling. `cores` is the number of cores to use (default:
+    all).
     """
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
@@ -313,10 +323,11 @@ def make_client_sides(
 
 
 def fork_count(job: Job) -> int:
-    """Return the number of forks of this process that train clients of a small native model.
+    """Return the number of worker processes to fork for the training of a small native model.
 
-    It is 0 if one thread is better. Only Linux forks safely beside threads of native libraries,
-    and a daemonic process, such as one of a user's pool, may have no children.
+    It is 0 if a round has too few clients or if the job sets `simulation.workers`. It is also 0
+    where forking is unsafe or forbidden. Only Linux forks safely beside threads of native
+    libraries, and a daemonic process, such as one of a user's pool, may have no children.
     """
     many = job.clients_per_round >= _LEAST_FOR_FORKS and job.simulation.workers == "auto"
     may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon
@@ -326,8 +337,8 @@ def fork_count(job: Job) -> int:
 def worker_count(job: Job, cores: int | None = None) -> int:
     """Return the number of workers that train clients. 0 means that this process trains them.
 
-    `auto` means one per core, and 0 if clients train on a GPU. `cores` is the number of cores to
-    use.
+    `simulation.workers: auto` means one worker per core, and 0 if clients train on a GPU. `cores`
+    is the number of cores to use (default: all).
     """
     wanted = job.simulation.workers
     if job.training.engine == "vmap":

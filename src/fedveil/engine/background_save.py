@@ -9,7 +9,7 @@ from fedveil.record.run_folder import uninterrupted
 
 
 class BackgroundSave:
-    """Runs one save at a time. As a context, it ends after the last save."""
+    """Runs one save at a time in a thread. The end of its `with` block waits for the last save."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "save")
@@ -25,7 +25,7 @@ class BackgroundSave:
         self._running = self._pool.submit(save)
 
     def wait(self) -> None:
-        """Wait until the last save has ended. Raises its error, once."""
+        """Wait until the running save has ended. If it failed, raises its error, but only once."""
         with uninterrupted():
             running, self._running = self._running, None
             if running is not None:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     """Yield the projected privacy cost of one bit, one parameter, one round and the whole run.
 
-    If the unit of privacy is an example, yields only the costs of a round and of the run: an
+    If the unit of privacy is an example, yields only the costs of a round and of the run. An
     example affects every part of a report, so a bit or a parameter costs as much as the round.
-    `parameters` is the model's number of parameters. None builds the model to count them, which
-    needs torch.
+    `parameters` is the model's number of parameters. If it is None, the model is built to count
+    them, which needs torch.
     """
     return _lines(job, _protection_of(job, parameters))
 
@@ -36,9 +36,10 @@ def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
 def solve_job(
     job: Job, target: float, parameters: int | None = None
 ) -> tuple[Solved, Iterator[Line]]:
-    """Find the protection's parameter with which a whole run costs at most epsilon `target`.
+    """Find the noise, or another parameter, with which a whole run costs at most epsilon `target`.
 
-    Returns the solution and the costs of a run with it. `parameters` is as in `project_job`.
+    Returns the parameter's value and the costs of a run with it. `parameters` is as in
+    `project_job`.
     """
     solved = solve(job, _protection_of(job, parameters), target)
     return solved, _lines(job, solved.protection)
@@ -86,11 +87,11 @@ def check_limit(
 def admit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Check the run's limit, and charge round `number` to the data set's account.
+    """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
-    Raises `LimitReached` if either limit would be exceeded. The account is the one that
-    `privacy.account` names, if any. A round that is repeated after an interruption is charged
-    again.
+    The account is the one that `privacy.account` names, if any. `spending` is what the round costs
+    each client in `cohort`. Raises `LimitReached` if the run or the account would exceed the limit.
+    A round that is repeated after an interruption is charged again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

@@ -70,9 +70,12 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the bound from guessing coins by the difference between two rounds' sums.
+        """Yield the lower bound on epsilon that follows from guessing the canaries' coins.
 
-        Yields nothing unless each round releases its sum in another vector space (`Domain.moves`).
+        Coins are guessed from the difference between two rounds' sums. Yields nothing unless each
+        round rotates its sum differently (`Domain.moves`) and the noise has the same size in every
+        round. Also yields nothing if single reports reveal something: the coins are then guessed
+        from these.
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
@@ -134,10 +137,10 @@ class Canvass:
     ) -> Measured:
         """Return the lower bound on epsilon that follows from a measured `distance`.
 
-        The distance is between the means of two releases that differ in one client's data. Its unit
-        is the noise's standard deviation. `uncertain` is the sampling error of `distance`, or 0 if
-        there is none. The result's field `unseen` is the largest true epsilon that this bound would
-        probably have missed.
+        It is the distance between the means of two releases that differ in one client's data,
+        divided by the noise's standard deviation. `uncertain` is the sampling error of `distance`,
+        or 0 if there is none. The result's field `unseen` is the largest true epsilon that this
+        bound would probably have missed.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -150,7 +153,11 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield a bound for each kind of random choice, from the number that report the truth."""
+        """Yield a lower bound on epsilon for each kind of random choice in the canaries' reports.
+
+        A bound follows from the number of choices that report the truth, in single reports or in
+        pairs.
+        """
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

@@ -39,7 +39,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago, for a comparison with this round's reports.
+    """The canaries' reports from `lag` rounds ago, to be compared with this round's reports.
 
     A round is compared only once, so that the pairs of rounds are disjoint.
     """
@@ -57,7 +57,9 @@ class _EarlierRounds:
 class ChoiceTally:
     """Counts the random choices that report the truth, in single reports and in pairs (`WAYS`).
 
-    Every choice is in at most one pair of each kind. So pairs are independent if choices are.
+    A pair is the same choice in two reports: of one canary in two rounds, or of two canaries in one
+    round. It counts if both choices report the truth. No choice is in two pairs of the same kind,
+    so pairs are independent if choices are.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -71,7 +73,8 @@ class ChoiceTally:
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
         """Count the choices in this round's report of canary `number`.
 
-        `truths` has one array for each choice, as `Reading.truths` returns them.
+        `truths` has one array for each kind of choice. An entry is 1 if the choice reports the
+        truth, 0 if it does not, and -1 if that is unknown.
         """
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):
@@ -83,7 +86,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Saves its reports if a later round's are compared with them."""
+        """End the round. Keeps its reports in memory if a later round's are compared with them."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -162,10 +165,10 @@ class ReportEvidence:
         self._first = np.zeros((0, len(self._places)))
 
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
-        """Record the report of canary `number`, as an attacker reads it.
+        """Record the evidence in this round's report of canary `number`.
 
-        The canary sent `update` if its coin shows 1, otherwise the negative. `unit` is the
-        direction of `update`.
+        `reading` is what an attacker concludes from the report. The canary sent `update` if its
+        coin shows 1, otherwise the negative. `unit` is the direction of `update`.
         """
         if reading.empty:
             return
@@ -259,7 +262,10 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of the array `name` of `state`. Raises `ValueError` for NaN or infinity."""
+    """Return a copy of the array `name` of `state`. Raises `ValueError` for NaN or infinity.
+
+    `shape` is the required shape, in which None permits any length.
+    """
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -52,7 +52,10 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record a round's aggregate. All updates were multiplied by `turn`, which is 1 or -1."""
+        """Record the aggregate of round `round`.
+
+        In this round, all canaries' updates were multiplied by `turn`, which is 1 or -1.
+        """
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -94,10 +97,10 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add a difference of two sums to `noise`, in units of the largest change by one client.
+        """Add a sample of noise to `noise`: `difference`, the difference between two rounds' sums.
 
-        One client changes a single sum by at most a fixed length, and `difference` by at most
-        `step` times that length.
+        Before, it is divided by the largest change of `difference` that one client can cause. That
+        is `step` times the largest change of a single sum. If `step` is almost 0, nothing is added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

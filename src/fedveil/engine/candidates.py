@@ -60,7 +60,7 @@ class Candidate:
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection. `start` is its first part."""
+        """Return the command that runs the job under this protection. `start` is how it begins."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
@@ -70,9 +70,9 @@ class Candidate:
         is the number of examples of all clients together. Real updates are shorter than the clip,
         so the true quotient is larger. Returns None if the noise is not Gaussian.
 
-        With d entries and the noise ratio r, the noise of a sum has length r * 2 * clip * sqrt(d),
-        times sqrt(n) if every report has its own noise. A sum of n updates is at most n * clip
-        long.
+        With d entries and noise ratio r (standard deviation over sensitivity 2 * clip), the noise
+        of a sum has length r * 2 * clip * sqrt(d). If every report has its own noise, this is
+        multiplied by sqrt(n). A sum of n updates is at most n * clip long.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release

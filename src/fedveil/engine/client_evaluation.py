@@ -27,7 +27,7 @@ CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Examples, and the indices of those that each client holds out from training."""
+    """The training examples, and the indices of those that each client keeps for tests."""
 
     examples: Examples
     shares: Partition
@@ -54,7 +54,10 @@ class ClientTest:
         return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
-        """Return the `summary` of the clients' figures, for the model's current weights."""
+        """Return the `summary` of the task's first metric on each client's held-out examples.
+
+        Tests the model with its current weights.
+        """
         scores = score(self._part.module, self._task, *self._rows)
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
@@ -62,7 +65,10 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first metric on a client's held-out examples. NaN if there are none."""
+        """Return the value of the task's first metric on the held-out examples of one client.
+
+        It is NaN if the client has none.
+        """
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan

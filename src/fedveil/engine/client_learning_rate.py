@@ -36,7 +36,8 @@ def client_rate(job: Job, round: int) -> float:
 def own_rate(job: Job, round: int) -> float:
     """Return the factor of a client's own gradients in its local steps in `round`.
 
-    It is the clients' learning rate. Under FedCM it is `training.own_direction` times that rate.
+    It is the clients' learning rate. Under FedCM it is `training.own_direction` times that rate,
+    because a part of each step follows the last aggregate instead.
     """
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)

@@ -33,7 +33,11 @@ class Cohorts:
         return sorted(map(int, drawn[: job.clients_per_round]))
 
     def begun(self, round: int) -> list[ClientId]:
-        """Return all clients that an interrupted round may have asked for a report."""
+        """Return all clients that an interrupted round may have asked for a report.
+
+        Under `clients.sampling: poisson` these are all clients, because that draw cannot be
+        repeated.
+        """
         if self._job.clients.sampling == "poisson":
             return list(range(self._number))
         return self.draw(round)

@@ -49,7 +49,10 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples. Used if no single training example may affect anything."""
+    """Yield batches of test examples.
+
+    Used if no single training example may decide whether the run starts.
+    """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
         rows = np.arange(start, min(start + job.training.batch_size, len(y)))
@@ -145,7 +148,10 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise an error unless the shape of `outputs` fits `targets` and the number of classes."""
+    """Raise an error unless the model's `outputs` have the right shape for the `targets`.
+
+    The right shape depends on the kind of the dataset's targets and on its number of classes.
+    """
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):

@@ -34,7 +34,7 @@ class Engine(ABC):
     def check(self, job: Job, shape: ModelShape) -> str | None:
         """Return the name of the clients' trainer, or None if only the clients know it.
 
-        Raises an error if no trainer can train the job's model.
+        Raises an error if no trainer can train the job's model. `shape` describes the examples.
         """
         return None  # other machines may train it
 
@@ -52,7 +52,7 @@ class Engine(ABC):
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return the engine's arrays, such as its partition, that a resumed run must have too."""
+        """Return arrays, such as the partition of the examples, which a resumption must repeat."""
         return ()
 
     @abstractmethod

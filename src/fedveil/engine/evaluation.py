@@ -59,7 +59,7 @@ class ModelTest:
 
 
 def told(scores: Scores) -> dict[str, Any]:
-    """Return the entries of a round's record for these `scores`.
+    """Return the metrics in `scores` as entries of a round's record.
 
     If the task has its own metrics, the entries include their names in order. The first metric
     decides which model is best.

@@ -198,7 +198,11 @@ class Federation:
     def _begun(
         self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
     ) -> None:
-        """Record on disk the cost of the reports that `asked` clients are about to be asked for."""
+        """Record on disk that round `number` starts to ask for reports, and what a report costs.
+
+        `spending` is that cost. The clients in `asked` are asked next. Does nothing if no report
+        leaves this machine.
+        """
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
 
@@ -237,10 +241,10 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, then a checkpoint that covers all rounds with records.
+        """Save the round's record, and a checkpoint if one is due after this round.
 
-        If no report leaves this machine, a repeated round costs nothing, so the next round may
-        start before this one is on disk.
+        A checkpoint covers all rounds that have records. If no report leaves this machine, a
+        repeated round costs nothing, so the next round may start before this one is on disk.
         """
         number = record["round"]
         with uninterrupted():

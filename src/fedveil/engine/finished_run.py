@@ -72,7 +72,10 @@ class Run:
         return DataFrame(self.metrics)
 
     def plot(self, name: str | None = None) -> Any:
-        """Return a plotly figure of one metric by round. The default is the deciding metric."""
+        """Return a plotly figure of the metric `name` by round.
+
+        The default is the metric that decides which model is best.
+        """
         if self.presentation is None:
             raise InvalidValue("this run has no plots: start it with fedveil.simulate")
         return self.presentation.plot(self.folder, name)

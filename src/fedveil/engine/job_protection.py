@@ -70,7 +70,11 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whom an epsilon covers: `client`, or "one example of `client`" under unit example."""
+    """Return whose data an epsilon covers, in words.
+
+    `client` describes a client. Under `privacy.unit: example`, the result is "one example of" this
+    client. Otherwise it is `client` itself.
+    """
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 

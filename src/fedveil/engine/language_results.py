@@ -17,9 +17,11 @@ from fedveil.record.metric_names import deciding
 
 
 def before_after(parts: Parts, first: Float32s | None, weights: Float32s) -> Iterator[BeforeAfter]:
-    """Yield comparisons of a language model before and after training: `first` and `weights`.
+    """Yield comparisons of a language model before and after training.
 
-    The comparisons are the deciding metric, and the continuations of the job's prompts.
+    `first` are its weights before training, and `weights` those after. The comparisons are the
+    deciding metric, and the continuations of the job's prompts. Yields nothing if `first` is None
+    or if the job's model is no language model.
     """
     form, job = text_form(parts.job), parts.job
     if form is None or first is None:

@@ -111,7 +111,7 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return how many clients per round would make the noise short enough (`MOST_NOISE`).
+    """Return the number of clients per round that makes the noise short enough (`MOST_NOISE`).
 
     `examples` is the number of all clients' examples.
     """

@@ -29,7 +29,7 @@ from fedveil.protections.base import Protection
 
 
 def other_accounts(job: Job, protection: Protection, rounds: int) -> Iterator[Line]:
-    """Yield lines on the cost of `rounds` rounds under other assumptions than the ledger's."""
+    """Yield the costs of a run of `rounds` rounds under other assumptions than the ledger's."""
     if job.stopping.may_end and rounds < job.rounds and not protection.adaptive:
         whole = whole_run(protection, job.rounds, job.privacy.delta)
         if math.isfinite(whole.epsilon):

@@ -95,7 +95,8 @@ def run_fingerprint(
     """Return a digest of job, model and data, which a resumed run must match.
 
     Two settings are left out: the number of rounds, which may grow, and the place where clients are
-    trained. `more` are the engine's own arrays. `model` is the model's fingerprint.
+    trained. The data are the test examples and `more`, the engine's own arrays. `model` is the
+    model's fingerprint.
     """
     settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

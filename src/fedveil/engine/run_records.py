@@ -28,7 +28,7 @@ _NOT_FINITE = "not finite"
 
 
 def counted(outcome: Outcome) -> dict[str, Any]:
-    """Return the numbers of a round's messages by outcome, for the round's record."""
+    """Return a round's counts for its record: clients by outcome and reason, and bytes sent."""
     arrived = len(outcome.arrived)
     return {
         "rejected": dict(outcome.rejected),
@@ -44,7 +44,7 @@ def counted(outcome: Outcome) -> dict[str, Any]:
 
 
 def several_inputs(shape: Shape) -> Iterator[str]:
-    """Yield one line for the event log if each example consists of several arrays."""
+    """Yield one line for the event log if `shape` shows that an example has several arrays."""
     if isinstance(shape, dict):
         yield f"{SEVERAL}{', '.join(shape)}"
 

@@ -32,7 +32,7 @@ class RunState:
         self.summed = SummedReports(parts.job)
 
     def apply(self, aggregate: Aggregate) -> int:
-        """Update the weights with a round's aggregate. Returns the number of its reports."""
+        """Update the weights with a round's aggregate. Returns the number of reports in it."""
         if self._parts.canaries.clients:
             self._parts.canaries.saw(aggregate)
         summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
@@ -72,7 +72,10 @@ class RunState:
         return metrics
 
     def checkpoint(self, recorder: Recorder) -> Checkpoint:
-        """Return the state, and how much `recorder` has written. Write it before `apply`."""
+        """Return the state, and how much `recorder` has written.
+
+        Save it on disk before the next `apply`, which changes the state.
+        """
         return Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,

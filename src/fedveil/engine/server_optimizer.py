@@ -73,7 +73,11 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return the step and the new moments, for a part of the weights."""
+        """Return the step to add to the weights, and the new moments.
+
+        `d` is the aggregate and `share` the share of all clients whose reports are in it. All
+        arrays contain the same part of the vector's entries.
+        """
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -135,7 +139,10 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the model. Appends the aggregate, because clients' next steps follow it."""
+    """FedCM: updates the model, and appends the aggregate to the weights.
+
+    Clients get both. Their next local steps also follow the aggregate.
+    """
 
     def step(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0

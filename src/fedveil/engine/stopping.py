@@ -64,7 +64,7 @@ class Stopping:
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
         """Return the run's final weights, and a sentence if these are not those of the last round.
 
-        `weights` are those of the last round.
+        `weights` are those of the last round. The sentence is None if they are the final ones.
         """
         if self._best is None:
             return weights, None

@@ -122,7 +122,10 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with parameter `key` set to `value`. Raises if it is not allowed."""
+    """Return the protection with the parameter `key` set to `value`.
+
+    Raises an error if the parameter does not allow this value.
+    """
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 

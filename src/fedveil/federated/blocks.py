@@ -130,12 +130,15 @@ class DataSettings(Block):
 
     @property
     def by_owner(self) -> bool:
-        """True if every owner of examples is one client, with exactly the owner's examples."""
+        """True if each client has exactly the examples of one owner."""
         return self.split in ("by_client", "writers")
 
     @property
     def may_have_owners(self) -> bool:
-        """True if the data set may name the owner of each example, as a user's function may do."""
+        """True if the data set may say which person owns each example.
+
+        Some bundled data sets do. A user's own data function may do so, too.
+        """
         return self.name in (*self.OWNED, TEXT_FOLDER) or is_function(self.name)
 
 

@@ -27,7 +27,10 @@ class Translation:
     """A translation of MindSpore Federated settings: fedveil's keys (`native`) and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, a MindSpore Federated file. `ours` are a job's top-level keys."""
+        """Translate `data`, the content of a MindSpore Federated file.
+
+        `ours` are the top-level keys of a job of fedveil.
+        """
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []

@@ -138,7 +138,7 @@ class TrainingSettings(Block):
         return 2 if self.algorithm == "scaffold" else 1
 
     def report_length(self, sent: int) -> int:
-        """Return the length of what a client sends back, if the server sends a vector of `sent`."""
+        """Return the length of a client's update if the server sends a vector of length `sent`."""
         return sent // self.sent_vectors * self.reported_vectors
 
     def sent_length(self, reported: int) -> int:

@@ -22,11 +22,11 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 1.0
 def exchange(
     grid: Grid, messages: Sequence[Message], timeout_s: float
 ) -> Iterator[tuple[int, Message | None]]:
-    """Send the messages. Yields each one's position and reply until all came or the time is up.
+    """Send the messages. Yields the index in `messages` and the reply, for each reply that arrives.
 
-    A message that Flower could not accept is yielded first, with None instead of a reply. One
-    without a reply in time is not yielded. At most `BATCH` replies are in memory at once. Flower's
-    own `send_and_receive` would hold all of them.
+    Ends when all replies have arrived or after `timeout_s` seconds. If Flower does not accept a
+    message, its index is yielded first, with None instead of a reply. At most `BATCH` replies are
+    in memory at once. Flower's own `send_and_receive` would hold all of them.
     """
     pushed = set(grid.push_messages(messages))
     names = [message.metadata.message_id for message in messages]
@@ -58,7 +58,10 @@ def reply_was_lost(reply: Message) -> bool:
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:
-    """Return the report in a successful reply, or `Refused` if it is not exactly one message."""
+    """Return the report in a reply, or `Refused` if the reply is not exactly one encoded message.
+
+    Call it only for a reply without an error.
+    """
     try:
         return Report(client, encoded_message(reply.content))
     except MessageInvalid as error:

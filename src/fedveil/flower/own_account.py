@@ -33,10 +33,10 @@ _ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """Count one more requested report of a job.
+    """Count one more requested report of a job, in the file `path`.
 
-    Raises `ClientWithheld` if there are more than `limit`. Reports with an infinite loss are not
-    counted.
+    Raises `ClientWithheld` if there are more than `limit`. `spending` is the report's cost. Reports
+    with an infinite loss are not counted.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -51,7 +51,10 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
 
 
 def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
-    """Return pairs of epsilon and delta: the limits that the settings put on a whole run."""
+    """Return the limits that a protection's settings put on the cost of a whole run.
+
+    Each is a pair of epsilon and delta. The result is empty if the settings have no limit.
+    """
     key = kind.cost_key(settings)
     total = getattr(settings, key.total) if key is not None and key.total else None
     return [] if total is None else [(total * _ROUNDING, 0.0)]

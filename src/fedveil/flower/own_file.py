@@ -31,8 +31,8 @@ class OwnFile:
     """A sealed file in a client's state folder. Only one process at a time may write it.
 
     `folder` is the folder with the seal, by default the file's own folder. During a write, the seal
-    accepts both the old and the new content. So the file is still accepted if the process is
-    killed.
+    accepts the content before the write and after it. So the file is still accepted if the process
+    is killed.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -67,7 +67,10 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of `folder`'s sealed files, also deleted ones. The seal is in `seals`."""
+    """Return the names of the sealed files in `folder`, including deleted ones.
+
+    `seals` is the folder that has the seal, which is `folder` or a folder above it.
+    """
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
@@ -76,9 +79,9 @@ def sealed_names(folder: Path, seals: Path) -> list[str]:
 class _Seals:
     """The seal of a folder: for each file, the digests that its content may have.
 
-    There are two, before and after the last write. The first use writes an empty list and then the
-    key that authenticates it. An interruption between the two does no harm, because an empty list
-    needs no key.
+    Each file has two accepted digests, of its content before and after the last write. The first
+    use writes an empty list of files, and then the key that authenticates the list. An interruption
+    between these writes does no harm, because an empty list needs no key.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -64,7 +64,11 @@ def addressed_records(
 def bundled_records(
     messages: Mapping[int, bytes], common: ConfigRecord, own: Mapping[int, Message]
 ) -> RecordDict:
-    """Return one message to several clients of a node, with the fields of each in `own`."""
+    """Return one message to several clients of a node.
+
+    `messages` has each client's encoded message, `own` the fields for that client alone, and
+    `common` the fields for all clients.
+    """
     places = {message: at for at, message in enumerate(dict.fromkeys(messages.values()))}
     address = {str(c): encode({**own[c], _PLACE: places[m]}) for c, m in messages.items()}
     records = to_records({str(at): message for message, at in places.items()})
@@ -97,7 +101,7 @@ def from_bundled_records(records: RecordDict) -> Iterator[Addressed]:
 
 
 def naming(clients: Sequence[int]) -> RecordDict:
-    """Return the records of a message that only names clients."""
+    """Return the records of a message that contains only the numbers of `clients`."""
     return to_records({_CLIENTS: np.array(clients, np.int64)})
 
 

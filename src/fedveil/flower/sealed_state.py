@@ -78,7 +78,7 @@ class StateFolder:
 
 
 class SealedState:
-    """A client's state in one job. `records` are those of the client's context."""
+    """A client's state in one job. `records` are the records in the state of its Flower context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")

@@ -116,7 +116,7 @@ class ReadRun:
 def read_run(folder: str | Path) -> ReadRun:
     """Read a run's folder. Raises `RunFolderError` if it is not one."""
     path = Path(folder)
-    records = (METRICS, EVENTS, f"*/{EVENTS}", FINDINGS)
+    records = (METRICS, EVENTS, f"*/{EVENTS}", FINDINGS, ACCOUNTS, BEFORE_AFTER)
     if (path / JOB).exists() and not any(any(path.glob(name)) for name in records):
         raise RunFolderError(f"{path} is not a run's folder: it has a job, and no run's records")
     return _read(path, read(job_of(path)), path)

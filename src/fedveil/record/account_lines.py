@@ -27,7 +27,10 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return a run folder's accounts. Call it within `intact`, which explains errors."""
+    """Return the privacy accounts that are saved in the run folder `path`.
+
+    Call it within `intact`, which explains errors.
+    """
     file = path / ACCOUNTS
     if not file.exists():
         return []

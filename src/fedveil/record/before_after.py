@@ -15,7 +15,11 @@ BEFORE_AFTER = "before-after.jsonl"
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """A result before and after training: of the metric `what`, or of the prompt `what`."""
+    """A result before and after training.
+
+    It is the value of a metric or the continuation of a prompt, as `kind` says. `what` is the
+    metric's name or the prompt.
+    """
 
     kind: str
     what: str

@@ -34,9 +34,10 @@ class DataAccount:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge a round's losses, and save the account. `what` is the round's name in errors.
+        """Charge the losses of one round, `spendings`, and save the account.
 
-        Raises `LimitReached`, and charges nothing, if the account would exceed `limit` at `delta`.
+        `what` is the round's name in errors. Raises `LimitReached`, and charges nothing, if the
+        account would exceed `limit` at `delta`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):
@@ -57,7 +58,7 @@ class DataAccount:
         return AdaptiveSum.of(self._read()[1]).figure(delta)
 
     def line(self, delta: float) -> Line:
-        """Return the `figure` with a description."""
+        """Return the account's epsilon at `delta` as a line for people, with a description."""
         whose = "a client" if self._unit == "client" else "a row"
         said = f"{whose} in all trainings and questions of the account {self.path}"
         return Line(*self.figure(delta), said)

@@ -61,12 +61,18 @@ class EventLog:
 
 
 def anchor(party: str, head: tuple[int, str]) -> str:
-    """Return the sentence that records another party's chain: number of lines and last digest."""
+    """Return the log line that records the state of another party's chain.
+
+    `head` is the number of lines in that party's log, and the chain's last digest.
+    """
     return f"the log of {party} has {quantity(head[0], 'line')} and ends in {head[1]}"
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the records of other parties' chains in a log: party, number of lines, last digest."""
+    """Yield the records of other parties' chains in the log `path`.
+
+    Each has the party's name, the number of lines of its log, and the chain's last digest.
+    """
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
@@ -75,7 +81,8 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
     """Return sentences about lines of a log that were changed, removed or added.
 
-    `said` are the records that other parties have of this log's chain: line numbers and digests.
+    `said` are the states of this log's chain that other parties have recorded (`anchor`): the
+    number of lines at that time, and the chain's last digest.
     """
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]

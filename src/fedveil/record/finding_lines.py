@@ -29,7 +29,11 @@ def add_finding(folder: RunFolder, finding: Finding) -> None:
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data: its fields, and `refutes`, `excesses` and `unseen`."""
+    """Return a finding as plain data: its fields, and three results that are computed from them.
+
+    `refutes` is True if a lower bound is above its claim. `excesses` names these bounds, and
+    `not_seen` lists what the audit would probably have missed.
+    """
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}
     return {**dataclasses.asdict(finding), **own}

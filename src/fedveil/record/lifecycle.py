@@ -25,7 +25,8 @@ def beginning(unit: str, done: int) -> str:
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
     """Log the versions of libraries, the seconds since `began`, and `lines`.
 
-    `event` logs a line. `what` says what this process runs.
+    `began` is the value of `time.perf_counter` at the start. `event` logs a line. `what` says what
+    this process runs.
     """
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "

@@ -33,7 +33,7 @@ def figures(record: Mapping[str, Any]) -> list[str]:
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the best figure. It is NaN only if all figures are."""
+    """Return the best of a metric's `figures`. It is NaN only if all of them are."""
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 
@@ -47,7 +47,10 @@ def title(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return True if the metric is a share of the examples. It is shown as a percentage."""
+    """Return True if the metric `name` is a fraction of the examples, such as an accuracy.
+
+    It is shown as a percentage.
+    """
     return name.replace("_", " ").split(" ")[-1] == "accuracy"
 
 
@@ -73,5 +76,5 @@ def in_words(quality: Mapping[str, Any]) -> str:
 
 
 def as_asked(name: str, value: float) -> str:
-    """Format a value, without rounding it, of the metric `name` that a user chose."""
+    """Format a value of the metric `name` that a user gave, such as a goal. It is not rounded."""
     return f"{100 * value:.12g}%" if is_share(name) else f"{value:.12g}"

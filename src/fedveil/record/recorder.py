@@ -76,7 +76,10 @@ class Recorder:
         return self._digest.hexdigest()
 
     def record(self, record: Record) -> None:
-        """Append a round's record to the metrics, as a line of strict JSON. `sync` confirms it."""
+        """Append a round's record to the metrics, as a line of strict JSON.
+
+        Call `sync` to wait until it is on disk.
+        """
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)
@@ -119,7 +122,10 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics. Raises unless they have this digest."""
+        """Read the first `size` bytes of the metrics file, which a checkpoint has vouched for.
+
+        Raises an error unless these bytes have the SHA-256 digest `digest`.
+        """
         path = folder.path / METRICS
         if size == 0:
             return cls()

@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def of_many(cls, path: Path) -> RunFolder:
-        """Open a folder of several runs' folders. It is created if it is missing."""
+        """Open the folder that holds the folders of several runs. Creates it if it is missing."""
         make_folder(path)
         with explained(path):
             return cls(path, _take_lock(path))
@@ -74,7 +74,10 @@ class RunFolder:
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return a subfolder, which this folder's lock protects too. Close only this folder."""
+        """Return a subfolder, which this folder's lock protects too.
+
+        Do not close the subfolder. Closing this folder is enough.
+        """
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
@@ -148,9 +151,9 @@ def job_of(path: Path) -> Path:
 
 
 def held_in(path: Path, name: str, what: str) -> Path:
-    """Return the path of file `name` in folder `path`. Raises if it is missing.
+    """Return the path of file `name` in folder `path`. Raises `RunFolderError` if it is missing.
 
-    The `RunFolderError` says that `path` is not `what`.
+    `what` completes the error's sentence "`path` is not ...", such as "a run folder".
     """
     if (path / name).is_file():
         return path / name

@@ -29,7 +29,10 @@ J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Save a job, and the import paths of the user's own modules among `names`."""
+    """Save a job in `folder`, and the paths from which the user's own modules were imported.
+
+    `names` are the job's names of the form `module:function`. Other names are ignored.
+    """
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
@@ -37,7 +40,10 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Save the import paths of the user's own modules among `names` in the run folder."""
+    """Save in `folder` the paths from which the user's own modules were imported.
+
+    `names` are names of the form `module:function`. Other names are ignored.
+    """
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
@@ -88,7 +94,10 @@ def look_beside(job: Path) -> None:
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Append a run's saved import paths to the module search path. False if there are none."""
+    """Append the import paths saved in folder `path` to the module search path.
+
+    Returns False if there are none.
+    """
     imports = path / IMPORTS
     if not imports.exists():
         return False

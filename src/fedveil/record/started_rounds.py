@@ -20,9 +20,9 @@ _MOST = 1 << 20
 class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
-    A round may be started several times, with different costs. Each start is recorded before a
-    report is requested. Rounds up to the checkpoint are in its ledger. The file must exist if
-    `has_begun` is True.
+    A round may be started several times, with different costs. Each start is recorded in a file
+    before a report is requested. `done` is the last round in the checkpoint, whose ledger has the
+    costs of all rounds up to it. If `has_begun` is True, a missing file is an error.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:
@@ -48,7 +48,7 @@ class Attempts:
         self._folder.write_atomically(_FILE, sealed({**fields, **kinds_to_state(kinds)}))
 
     def checkpointed(self, round: int) -> None:
-        """Clear the record, because the checkpoint after `round` has all costs."""
+        """Forget all started rounds, because the checkpoint after `round` contains their costs."""
         self._done, self.begun = round, []
 
 

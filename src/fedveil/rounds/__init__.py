@@ -1,1 +1,1 @@
-"""One round of training: its loop, and the interface of the server half that it drives."""
+"""One round of training: its loop, and the interface of the server's side that it drives."""

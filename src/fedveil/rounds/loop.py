@@ -1,4 +1,4 @@
-"""The loop that drives a round. It carries messages between both halves and counts them."""
+"""The loop that drives a round: it carries messages between server and clients, and counts them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ServerHalf(Protocol):
-    """The server's half of a round: makes messages for clients and processes their answers."""
+    """The server's side of a round: makes messages for clients and processes their answers."""
 
     #: The current phase, or None if the half accepts no more answers.
     @property
@@ -42,7 +42,7 @@ class ServerHalf(Protocol):
     def longest(self) -> int: ...
 
     def receive(self, client: ClientId, message: Message) -> None:
-        """Check a client's answer, and add it.
+        """Check a client's answer, and add it to the results of the round.
 
         Raises `ReportRejected`, and changes nothing, if the answer is invalid.
         """
@@ -52,10 +52,10 @@ class ServerHalf(Protocol):
 
 
 class MergeableHalf(ServerHalf, Protocol):
-    """A server half to which the sums of another server half can be added."""
+    """A server's side of a round to which the sums of another such object can be added."""
 
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`: another server half of this round, for other clients."""
+        """Add the sums of `other`: an object of the same kind, for other clients of this round."""
 
 
 class Carrier(ABC):
@@ -129,16 +129,16 @@ def drive(
     trains: str,
     charge: Callable[[Collection[ClientId]], None] = lambda asked: None,
 ) -> Outcome:
-    """Run one round to its end, and return its outcome. `opening` are the first messages.
+    """Run one round to its end, and return its outcome.
 
-    Clients that fail, refuse or do not answer are counted and left out. In the phase `trains`,
-    clients are asked for their reports. Each of these clients is charged, unless it has certainly
-    sent no report: because it says so, or because the request did not reach it. Messages of other
-    phases reveal nothing about an update.
+    `opening` are the first messages to the clients. Clients that fail, refuse or do not answer are
+    counted and left out. In the phase `trains`, clients are asked for their reports. Messages of
+    other phases reveal nothing about an update.
 
-    `charge` is called with all of these clients before the first is asked. If the process is killed
-    during the round, that charge stays. If the round ends, `Outcome.charged` has the clients to
-    charge.
+    Before the first client is asked for a report, `charge` is called with all clients that will be
+    asked. These provisional charges stay if the process is killed during the round. If the round
+    ends, `Outcome.charged` replaces them. It has the same clients except those that certainly sent
+    no report, because they said so or because the request did not reach them.
     """
     outcome = Outcome()
     messages: Mapping[ClientId, Message] | None = opening
@@ -231,7 +231,7 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Give a client's message to the server half. Returns why it is refused, or None."""
+        """Let the server process a client's encoded message. Returns why it refuses it, or None."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
@@ -253,7 +253,7 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
     """Yield each message with the clients that receive it, so that it is encoded only once.
 
-    Neighbours in `messages` share a message if they have the same object.
+    Consecutive clients in `messages` are grouped if their message is the same object.
     """
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():

@@ -1,4 +1,4 @@
-"""The possible answers when a client is asked, or why there is none."""
+"""The answers that a client may give to a message, and the reasons for a missing answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _LONGEST_REASON = 200
 class Effort:
     """The cost of an answer, as far as it can be measured.
 
-    If clients train together, the first client's answer has the time and the warnings of all.
+    If several clients train together, the answer of the first of them has the time and the warnings
+    of all of them.
     """
 
     training_s: float = 0.0

@@ -62,7 +62,7 @@ class TextRule:
     pattern: str
 
     def __call__(self, value: str) -> str:
-        """Return the value. Raises ValueError if it is no word and does not match the pattern."""
+        """Return `value`. Raises ValueError if it is none of `words` and no match of `pattern`."""
         if value not in self.words and re.fullmatch(self.pattern, value) is None:
             raise ValueError(f"is not {self.form}")
         return value
@@ -152,7 +152,7 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
 
 @cache
 def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
-    """Return the path of every value in `model`, in order.
+    """Return the path of every value in `model`, in order. Each path begins with `prefix`.
 
     NAME stands for a name that the user gives.
     """
@@ -267,7 +267,8 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    `rest` is what pydantic adds to the path for a key or value inside a mapping.
+    If the error is inside a mapping, `rest` is the path that pydantic reports below `path`: the key
+    in the mapping, and a mark if the key itself is wrong.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

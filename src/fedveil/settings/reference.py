@@ -64,7 +64,8 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
     """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
 
-    Keys that an earlier table already described are only referenced. `told` collects them.
+    `told` maps the rows of earlier tables to the path of their block. If several keys have the same
+    rows there, the table only refers to them.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

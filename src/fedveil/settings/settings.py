@@ -13,12 +13,18 @@ from fedveil.settings.allowed import TextRule
 
 
 def text(form: str, pattern: str, *words: str) -> AfterValidator:
-    """Return a validator of texts: one of `words`, or a match of `pattern`, called `form`."""
+    """Return a validator that accepts one of `words`, or a text that matches `pattern`.
+
+    Error messages describe the pattern as `form`.
+    """
     return AfterValidator(TextRule(words, form, pattern))
 
 
 def function_text(form: str, *words: str) -> AfterValidator:
-    """Return a validator that accepts one of `words`, or a function's name such as `file:name`."""
+    """Return a validator that accepts one of `words`, or a function's name such as `file:name`.
+
+    Error messages describe the name as `form`.
+    """
     return text(form, FUNCTION, *words)
 
 
@@ -100,7 +106,10 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Expand `word` to a whole block. Settings of other choices in `held` are kept."""
+        """Return the block's content after the choice of `word`, in place of the content `held`.
+
+        Settings of other choices in `held` are kept.
+        """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay
         kept = {key: value for key, value in held.items() if key != cls.block_of(word)}

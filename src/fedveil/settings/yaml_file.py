@@ -284,7 +284,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply parsed settings to `data`. Returns the result, and a sentence for each unknown key."""
+    """Set values in `data` by their paths. Also returns a sentence for each unknown key."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -294,7 +294,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`, or without a parent that is not a block of keys."""
+    """Copy `data` without the value at `path`. A parent that is no mapping is removed instead."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}
@@ -393,5 +393,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Expand `word` to a block if `block` is a choice. Otherwise returns `word` unchanged."""
+    """Return `held` after the choice of `word` in it. If `block` is no `Choice`, returns `word`."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -175,7 +175,7 @@ class Comparison:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """Sentences about unavoidable differences between the runs, besides the protection."""
+        """Sentences about unavoidable differences between the runs besides their protections."""
         secret = self.job.clients.sampling == "poisson" and self.job.privacy.randomness == "secure"
         if not secret:
             return []
@@ -234,7 +234,10 @@ class Comparison:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return a sentence about `problem`. Names the protections that have it, unless all do."""
+        """Return a sentence about `problem`, which the protections `positions` have.
+
+        It names them, unless these are all protections of the comparison.
+        """
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

@@ -117,7 +117,10 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the model is better at the end than at its first test, over all seeds."""
+    """Return True if the model is better after the last round than at its first test.
+
+    The metric is averaged over all seeds. Also returns True if no run was tested twice.
+    """
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

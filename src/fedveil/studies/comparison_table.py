@@ -59,7 +59,7 @@ class Line:
 
     @cached_property
     def share(self) -> float:
-        """The protection's share of the time for training, protection and aggregation."""
+        """The time for protection, divided by the time for training, protection and aggregation."""
         sums = {
             part: sum(sum(run.figures(f"seconds_{part}")[1]) for run in self.runs)
             for part in _PARTS
@@ -72,19 +72,25 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the ledger's epsilon with the key `what`, the largest over the seeds, or None."""
+        """Return the epsilon that the ledger has under the key `what`, such as "run" (a whole run).
+
+        It is the largest over the seeds. Returns None if the ledger has no such key.
+        """
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
     @cached_property
     def finding(self) -> Finding | None:
-        """The most recent finding of a membership attack, or None."""
+        """The finding of the most recent membership attack on these runs, or None."""
         found = [f for run in self.runs for f in run.findings if f.attack == "membership"]
         return found[-1] if found else None
 
     @cached_property
     def success(self) -> Measured | None:
-        """The largest AUC of any attack on the model. Guessing has 0.5."""
+        """The largest AUC of a membership attack on the model. Blind guessing has an AUC of 0.5.
+
+        None if no run was attacked.
+        """
         if self.finding is None:
             return None
         others = ("report's", "sum's", "client")  # attacks on messages, not on the model
@@ -250,7 +256,10 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Format the mean of all figures and, with `bounds`, the smallest and largest."""
+    """Format the mean of `figures` and, with `bounds`, the smallest and largest.
+
+    `shown` formats one figure. If some are NaN, the result says how many.
+    """
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

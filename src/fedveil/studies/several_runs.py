@@ -42,7 +42,7 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Return a context in which an early end names the `command` to resume the study."""
+    """Return a context that adds the `command` to resume the study to an error that ends it."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:

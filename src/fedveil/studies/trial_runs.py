@@ -54,7 +54,11 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A sort key. Trials that trust no server come first, then those with the better metric."""
+        """A key that sorts trials, best first.
+
+        Trials that need no trusted server come first. Among these and among the others, the better
+        metric comes first.
+        """
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, math.inf if math.isnan(self.value) else sign * self.value

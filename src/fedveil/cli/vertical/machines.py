@@ -146,9 +146,10 @@ def look(
     patience: float,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a command, such as evaluation, on a trained model.
+    """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    `purpose` tells the followers what the command is. `own` replaces its usual steps.
+    `purpose` tells the followers which command it is. `own` replaces the leader's usual exchange of
+    messages for this command.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
@@ -213,7 +214,10 @@ def meeting(
     insecure: bool,
     patience: float,
 ) -> Meeting:
-    """Return how `party` connects to the others. Error sentences name `option`."""
+    """Return the settings with which `party` connects to the other parties of `split`.
+
+    `option` is the option that gave the `address`, for error messages.
+    """
     from fedveil.link.streams import Address
     from fedveil.link.tls import Credentials
     from fedveil.vertical.log_lines import line

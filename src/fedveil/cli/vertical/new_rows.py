@@ -24,7 +24,12 @@ def opened(
     tls: Path | None = None,
     most_ids: int | None = None,
 ) -> dict[str, Scorer]:
-    """Return a `Scorer` for each party that has a bundle in `path`, with its file of new rows."""
+    """Return a `Scorer` for each party that has a model bundle in `path`.
+
+    `data` names the parties' files of new rows, as FILE or PARTY=FILE. `tls` is the folder of the
+    certificates, or None. `most_ids` is the number of ids that another party may compare with a
+    file (default: the job's).
+    """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle
     from fedveil.vertical.scoring.scorer import Scorer
@@ -42,9 +47,11 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the only party of this process, or raise `InvalidValue`.
+    """Return the only party of this process.
 
-    `leads` is True for the option `--listen`, which is for the leader. Followers need `--connect`.
+    Raises `InvalidValue` if there are several parties, or if the option does not fit the party's
+    role. `leads` is True for the option `--listen`, which is for the leader. Followers need
+    `--connect`.
     """
     if len(scorers) > 1:
         raise InvalidValue(
@@ -73,7 +80,11 @@ def source_of(
     patience: float,
     stack: ExitStack,
 ) -> Source:
-    """Return the source of the leader's scores: parties in this process, or remote followers."""
+    """Return the source of the leader's scores.
+
+    Without `listen`, all parties are in this process. Otherwise the followers connect to that
+    address.
+    """
     from fedveil.vertical.scoring.sources import Apart, Together
 
     if listen is None:
@@ -93,7 +104,11 @@ def predict_new(
     patience: float,
     most_ids: int | None,
 ) -> object:
-    """Score new rows as the leader, as a follower, or as all parties in this process."""
+    """Score new rows as the leader, as a follower, or as all parties in this process.
+
+    `listen` is the address if this process is the leader, `connect` if it is a follower. The model
+    bundles are in `path`, and `data` names the files of new rows.
+    """
     from fedveil.vertical.scoring.predicted import ScoreFile
     from fedveil.vertical.scoring.sources import follow
 

@@ -53,7 +53,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def places(self) -> Sequence[Place]:
-        """Return the places that can hold a machine now, started or not."""
+        """Return the places that can hold a machine now, including those that already have one."""
 
     @abstractmethod
     def start(self, place: Place, setup: Any, name: str) -> Remote:
@@ -64,7 +64,10 @@ class Cluster(ABC):
 
     @abstractmethod
     def share(self, value: Any) -> Any:
-        """Return a handle of `value`. A value with a handle is sent to each machine only once."""
+        """Return a handle of `value`, to be passed to calls in its place.
+
+        A value with a handle is sent to each machine only once.
+        """
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:

@@ -37,9 +37,10 @@ PROOF = "clients/machines"
 class MachineSetup:
     """Everything that a machine needs at its start.
 
-    `own` are the objects of the calling script (`own_code.packed`). `batch` is for `machine_check`.
-    If clients keep state, the machine must share the run's folder `run`. `proof` is the content of
-    the file PROOF in it, which shows that it does.
+    `dimension` is the number of entries of an update. `own` are the objects of the calling script
+    (`own_code.packed`). `batch` holds the examples on which `machine_check` trains. If clients keep
+    state, the machine must share the run's folder `run`. To check this, the machine compares
+    `proof` with the content of the file PROOF in that folder.
     """
 
     job: Job
@@ -73,7 +74,7 @@ class PackedSetup:
 
 @dataclass(frozen=True)
 class Request:
-    """The messages of one phase to some clients: each encoded message with its clients."""
+    """The messages of one phase: pairs of an encoded message and the clients that receive it."""
 
     phase: str
     messages: Sequence[tuple[bytes, Sequence[ClientId]]]
@@ -83,10 +84,10 @@ class Request:
 class Work:
     """One phase of a round for some of a machine's clients.
 
-    `model` and `context` are those of the round. With `fold` the machine adds up the reports.
-    `before` are earlier phases of this round that the machine repeats first, because a lost machine
-    had played them for these clients. Examples in `coming` are new to the machine. The clients
-    `leaving` train elsewhere from now on.
+    `model` and `context` are those of the round. With `fold` the machine returns the sum of the
+    reports instead of each report. `before` are earlier phases of this round, which a lost machine
+    had already run for these clients. This machine repeats them first. `coming` are examples that
+    the machine does not have yet. The clients `leaving` train on another machine from now on.
     """
 
     context: RoundContext
@@ -101,10 +102,11 @@ class Work:
 class Played:
     """The answers to `Work`.
 
-    The columns have an entry for each client whose report was summed: the number of bytes, and the
-    seconds of training, protection and aggregation. `others` are all other answers. `half` is the
-    sum of the reports. `took_s` is the machine's time. `fixed` is True if the machine must restart
-    its worker processes before it can take other clients.
+    `clients` are the clients whose reports were summed, and `half` holds the sum. `columns` has a
+    row for each of these clients: the report's size in bytes, and the seconds of training,
+    protection and aggregation. `others` are the answers of all other clients. `took_s` is the
+    seconds that the machine needed. `fixed` is True if the machine must restart its worker
+    processes before it can take other clients.
     """
 
     clients: Sequence[ClientId] = ()
@@ -150,13 +152,17 @@ class Machine:
             return error
 
     def give(self, piece: Piece) -> None:
-        """Take over the clients of `piece`."""
+        """Store the examples in `piece`. This machine trains their clients from now on."""
         copied = {name: np.array(value) for name, value in vars(piece).items() if value is not None}
         self._shards.add(Piece(**copied))
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Return the clients' answers. `model` is the vector that the server sends in a round."""
+        """Run one phase of a round for this machine's clients, and return their answers.
+
+        Returns an error of fedveil instead of raising it. `model` is the vector that the server
+        sends in this round.
+        """
         began = time.perf_counter()
         if work.leaving:
             self._shards.drop(work.leaving)
@@ -173,7 +179,7 @@ class Machine:
         return played
 
     def pulse(self) -> None:
-        """Return at once: a sign that the process runs."""
+        """Return at once. A call that returns shows that the process still runs."""
 
     def close(self) -> None:
         if self._executor is not None:
@@ -222,7 +228,10 @@ class Machine:
         return self._executor
 
     def _renew(self) -> None:
-        """Close worker processes, whose examples are outdated. The next phase restarts them."""
+        """Close the worker processes, whose copies of the examples are outdated.
+
+        The next phase starts new ones.
+        """
         if isinstance(self._executor, WorkerPool):
             self._executor.close()
             self._executor = None

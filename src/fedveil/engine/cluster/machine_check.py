@@ -65,7 +65,11 @@ class Facts:
 
 
 def facts(job: Job, shape: ModelShape, batch: ClientsData, dimension: int) -> Facts:
-    """Return what must be equal on all machines, such as the result of training on `batch`."""
+    """Return this machine's `Facts`, which must be equal on all machines of a cluster.
+
+    They include the result of training on `batch`. `dimension` is the number of entries of an
+    update.
+    """
     return Facts(_versions(), _sources(), _trained(job, shape, batch, dimension))
 
 

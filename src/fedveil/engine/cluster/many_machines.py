@@ -97,7 +97,10 @@ class ManyMachines(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield each client's answer without its report. Machines sum the reports for `server`."""
+        """Yield each client's answer without its report.
+
+        Each machine sums its clients' reports, and the sums are added to `server`.
+        """
         return self._answers(phase, messages, server)
 
     def shown(self) -> dict[str, Any]:
@@ -155,7 +158,12 @@ class ManyMachines(Executor):
     def _lost(
         self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
     ) -> Sequence[ClientId]:
-        """Remove a lost machine. Returns the clients that can be asked again on another machine."""
+        """Remove a lost machine. Returns those of its `clients` that can train on another machine.
+
+        These are all, or none if the lost machine returned single reports (`fold` is False) that
+        cannot be repeated, because they use the operating system's randomness. `lost` is the reason
+        of the loss, for the log.
+        """
         self._members.lose(machine)
         self._homeless = True
         number = self._context.round
@@ -225,7 +233,10 @@ class ManyMachines(Executor):
         return {m: [c for group in work for c in group] for m, work in shares.items() if work}
 
     def _deal(self) -> None:
-        """Assign every client to a machine, if possible to the one that has its examples."""
+        """Assign every client to a machine, if possible to the one that already has its examples.
+
+        Sends the examples that a machine does not have.
+        """
         while True:
             if not self._members.ready:
                 self._members.gather()
@@ -250,9 +261,10 @@ class ManyMachines(Executor):
     def _move(
         self, shares: Mapping[Member, Sequence[ClientId]]
     ) -> Iterator[tuple[Member, list[ClientId]]]:
-        """Yield each machine with the clients whose examples it lacks, then note that it has them.
+        """Assign clients to machines as in `shares`. Yields each machine with its new clients.
 
-        The caller sends the examples.
+        New clients are those whose examples the machine does not have. The caller sends the
+        examples.
         """
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]
@@ -283,7 +295,11 @@ def _request(
     clients: Sequence[ClientId],
     encoded: dict[int, bytes],
 ) -> Request:
-    """Return the messages to `clients`. `encoded` caches encoded messages."""
+    """Return the messages of `phase` to `clients`.
+
+    `messages` has the message to each client. `encoded` caches encoded messages by the id of the
+    message object.
+    """
     theirs = {client: messages[client] for client in clients if client in messages}
     parts = []
     for message, receivers in shared(theirs):

@@ -27,7 +27,8 @@ _MOST_LOST = 3
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is the open question for a sign of life, asked at `asked_at`.
+    `pulse` is the call, started at `asked_at`, that shows whether the machine still runs. It is
+    None if no such call is open.
     """
 
     place: Place
@@ -49,9 +50,9 @@ class Member:
 class Membership:
     """Starts a machine at each place of the cluster, and checks it.
 
-    `facts` are those of this machine. Every other machine must have equal ones. `starting` is
-    called with each step, and `event` logs a line. Gives up if there is no machine for WAIT_S
-    seconds.
+    `facts` are those of this machine, and every other machine must have equal ones. `starting` is
+    called with the name of each step before the first round, and `event` logs a line. Raises
+    `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Membership:
         self._started = False
 
     def gather(self) -> None:
-        """Wait until at least one machine is ready, and others that are about to start are too.
+        """Wait until at least one machine is ready, and also for others that are about to start.
 
         Raises `MachineDiffers` if a machine would compute other updates than this one.
         """
@@ -126,7 +127,7 @@ class Membership:
             member.remote.end()
 
     def lose(self, member: Member) -> None:
-        """Remove a lost machine. A new one may be started at the same place later."""
+        """Remove a lost machine from the run. A new machine may be started at its place later."""
         if member.alive:
             member.alive = False
             member.remote.end()
@@ -135,7 +136,11 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Note a result of the machine: its place is of use, however many were lost there."""
+        """Record that a machine has returned a result, so its place in the cluster stays in use.
+
+        A place at which several machines were lost in a row is no longer used. This call sets the
+        number of machines lost there to 0.
+        """
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ _PULSE = "pulse"
 
 
 class RayCluster(Cluster):
-    """The Ray cluster at `address`. If `address` is in `FOUND`, Ray looks for the cluster itself.
+    """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
     `workers` is the number of cores of a machine, or None for all cores of its node. With `gpus`,
     each machine has one GPU.
@@ -126,9 +126,10 @@ class _PiecewiseMachine(Machine):
     def piecewise(
         self, method: str, returns: int, dtype: str, packed: int, *pieces: bytes
     ) -> list[bytes]:
-        """Call a method whose last argument is an array of `dtype`. Returns its result in pieces.
+        """Call `method` with an array of `dtype` as its last argument, and return its result.
 
-        The first `packed` pieces are the other arguments.
+        The first `packed` of the `pieces` are a pickle of the other arguments. The rest are the
+        bytes of the array. The result is pickled and cut into `returns` pieces.
         """
         from ray import cloudpickle
 
@@ -146,7 +147,7 @@ def _cut(data: bytes) -> Sequence[bytes]:
 
 
 class _RayCall(Call):
-    """A call whose result is one object, or pickled in several pieces."""
+    """A call of a machine's method by Ray. Its result is one object, or a pickle in pieces."""
 
     def __init__(self, ray: Any, *references: Any) -> None:
         self._ray, self.references = ray, references

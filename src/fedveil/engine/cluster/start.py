@@ -36,8 +36,9 @@ def start_on_a_cluster(
 ) -> Executor:
     """Return an executor on the cluster `simulation.on`. Each machine has its clients' examples.
 
-    `batch` holds a few examples. Before the first round, every machine trains on them and must
-    return the same bytes. `folder` is the run's.
+    `batch` holds a few examples. Before the first round, every machine trains on them and must get
+    the same bytes as this machine. `dimension` is the number of entries of an update. `folder` is
+    the run's folder.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least
     if least > 1 and len(make_protection(job, dimension).flow) > 1:

@@ -217,7 +217,10 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """The number of clients that are trained at once. Pass as many to `answers` if possible."""
+        """The number of clients that are trained together.
+
+        A caller should pass this number of clients to one call of `answers` if it can.
+        """
         return self._training.chunk
 
     @property
@@ -229,16 +232,22 @@ class ClientSide:
 
     @property
     def least(self) -> int:
-        """The smallest number of clients to pass to one call of `answers`, except the last call."""
+        """The smallest number of clients in one call of `answers`. The last call may have fewer."""
         return self._training.least
 
     @property
     def weights(self) -> Update:
-        """The part of `model` that updates change."""
+        """The entries of `model` that an update changes.
+
+        These are all entries, or under FedCM all but the direction.
+        """
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `self.model`. Discards the previous client halves."""
+        """Start a round with the weights in `self.model`.
+
+        Discards the state that the clients' `ClientRound` objects had in the previous round.
+        """
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
@@ -262,7 +271,10 @@ class ClientSide:
         yield from ((client, None) for client in asked if client not in learning)
 
     def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
-        """Return a client's answer, for the result of its training."""
+        """Return a client's answer to `message`.
+
+        `trained` is the result of the client's training, or None if the message asks for none.
+        """
         if trained is None:
             return self._reply(message, client)
         if isinstance(trained, Trained) or self.protection.always_reports:
@@ -272,8 +284,8 @@ class ClientSide:
     def _report(self, message: Message, trained: Answer) -> Answer:
         """Return the answer of a client whose training had the result `trained`.
 
-        The protection's client half turns the update into the report. If the update is unusable,
-        the report is that of an update of zero (`answer_trained`).
+        The client's `ClientRound`, its side of the protection, turns the update into the report. If
+        the update is unusable, the report is that of an update of zero (`answer_trained`).
         """
         client, effort = trained.client, trained.effort
         half = self._half(client)
@@ -325,7 +337,10 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return a client half that continues from `state`, or a new one if `state` is empty."""
+        """Return the client's `ClientRound`, its side of the protection in this round.
+
+        It continues from `state`, the state after an earlier phase. If `state` is empty, it is new.
+        """
         half = self._new_half(client)
         if state:
             half.take_up(state)

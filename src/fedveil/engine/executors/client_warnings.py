@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """A thread's variable: the `Effort` that records the thread's warnings, or None."""
+    """A variable of each thread: the `Effort` that records the thread's warnings, or None."""
 
     effort: Effort | None = None
 

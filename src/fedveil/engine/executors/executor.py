@@ -14,10 +14,10 @@ class Executor(Carrier):
 
     @abstractmethod
     def open(self, context: RoundContext) -> None:
-        """Start a round, whose global weights are in `context`."""
+        """Start a round. `context` contains its global weights."""
 
     def shown(self) -> dict[str, Any]:
-        """Return entries for the round's record, such as where clients were trained."""
+        """Return entries for the round's record, such as the places where clients were trained."""
         return {}
 
     def close(self) -> None: ...

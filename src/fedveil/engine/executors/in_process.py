@@ -54,7 +54,7 @@ class InProcess(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield the answers without their reports, which are added to `server` directly."""
+        """Yield the answers without their reports. Each report is added to `server` directly."""
         return self._answers(messages, lambda answer: folded(answer, server))
 
     def close(self) -> None:
@@ -91,7 +91,10 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> Future[Answer]:
-        """Let the other thread make the report of a copy of the update."""
+        """Let the other thread make the report of `trained`, from a copy of the update.
+
+        `finish` makes the report. The returned future has the answer.
+        """
         copy = self._spare.pop() if self._spare else trained.update.copy()
         copy[:] = trained.update
 

@@ -71,9 +71,10 @@ class InSlot(Answer):
 class WorkerSetup:
     """The first message to a worker.
 
-    `data` and `exchange` are blocks of shared memory: a descriptor, and the positions of the
-    arrays. `own` holds the user's own functions and classes, pickled. `run` is the run's folder,
-    `number` the worker's number.
+    `data` and `exchange` are two blocks of shared memory, each given as its descriptor and the
+    positions of its arrays. `data` holds the clients' examples. `exchange` holds the global weights
+    and the space for reports. `own` holds the user's own functions and classes, pickled. `run` is
+    the run's folder, `number` the worker's number.
     """
 
     job: Job
@@ -87,9 +88,10 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process that calls `serve`. It has the part of `Popen` that a worker needs.
+    """A fork of this process that calls `serve(descriptor)`.
 
-    The fork closes `others`, the ends of pipes that only this process may hold open.
+    It has those methods of `Popen` that the pool calls on a worker. The fork closes `others`, the
+    ends of pipes that only this process may hold open.
     """
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
@@ -248,7 +250,7 @@ class WorkerPool(Executor):
         """Yield the clients' answers as they arrive.
 
         A client that has already answered in this round stays with its worker, which has the
-        client's half of the round. All other clients go to free workers, in groups that shrink
+        client's state of the round. All other clients go to free workers, in groups that shrink
         towards the end.
         """
         return self._answers("ask", messages)
@@ -290,9 +292,9 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send one message to every worker, if all clients get the same message object.
+        """Send the message to every worker, if all clients get the same message object.
 
-        Returns True if it did, False if messages differ.
+        Returns True if it was sent, False if messages differ.
         """
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):

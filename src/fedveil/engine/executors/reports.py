@@ -1,4 +1,4 @@
-"""Encodes a report in the process that made it, or adds it to a server half in that process."""
+"""Encodes a report in the process that made it, or adds it to a sum of reports in that process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add the answer's report to `server`. Returns the answer without the report."""
+    """Add the report in `answer` to `server`. Returns the answer without the report."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -42,7 +42,10 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """Adds up the reports of one worker's clients, in a server half that is new in each round."""
+    """Adds up the reports of one worker's clients.
+
+    The sum is in a `ServerRound`, the server's side of the protection, which is new in each round.
+    """
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection
@@ -55,11 +58,11 @@ class Folding:
         self._context, self._server = replace(context, model=self._model), None
 
     def fold(self, answer: Answer) -> Answer:
-        """Add the answer's report to the worker's server half. Returns the answer without it."""
+        """Add the answer's report to the worker's sum. Returns the answer without the report."""
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove the worker's server half, and return its pickle without arrays, and its arrays.
+        """Remove the worker's sum, and return its pickle without arrays, and its arrays.
 
         An array that fits into the shared memory `room` is copied there and returned as (begin,
         end). Any other array is returned as bytes.
@@ -80,7 +83,7 @@ class Folding:
         return pickled, places
 
     def take(self) -> ServerRound:
-        """Remove and return the worker's server half."""
+        """Remove and return the worker's sum of reports."""
         half, self._server = self._half(), None
         return half
 
@@ -96,6 +99,10 @@ def merge_sums(
     places: list[bytes | tuple[int, int]],
     room: npt.NDArray[np.uint8],
 ) -> None:
-    """Merge a worker's server half into `server`. The other arguments come from `Folding.sums`."""
+    """Add a worker's sum of reports to `server`.
+
+    `pickled` and `places` are the results of the worker's `Folding.sums`: the pickle without
+    arrays, and the position of each array in the shared memory `room`, or its bytes.
+    """
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

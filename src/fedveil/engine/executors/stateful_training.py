@@ -58,7 +58,10 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """Keeps the layers in the mask `own` at the client. Their first values are in `initial`."""
+    """Keeps some layers at the client. `own` is the mask of their entries in the weights.
+
+    `initial` are all weights before the first round, from which these layers start.
+    """
 
     own: Bools
     initial: Float32s

@@ -2,7 +2,7 @@
 
 Meant for trainers that run without the GIL. All threads share the data and the round's weights.
 Clients with the most examples are trained first. A thread makes a client's report right after
-training. If server halves can be merged, the thread adds the report to a half of its own.
+training. If the protection can merge sums of reports, each thread sums its own clients' reports.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ STATISTICS = ("*running_mean", "*running_var")
 
 @dataclass(frozen=True)
 class Place:
-    """One array's position in the vector."""
+    """The position of one array in the vector."""
 
     name: str
     dtype: np.dtype[Any]

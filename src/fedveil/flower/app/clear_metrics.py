@@ -21,7 +21,10 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the reply's metrics that are in `names`, and the names of everything else in it."""
+    """Return the metrics in the reply `content` that are in `names`.
+
+    Also returns the names of everything else in the reply, which is not sent.
+    """
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):

@@ -57,12 +57,12 @@ class ProtectMod:
 
     The messages must come from a `ProtectedStrategy`. The app trains as it would without this mod.
     The update is the reply's arrays minus the received ones. The mod turns it into a report with
-    the protection's client half and the operating system's randomness. Before the app trains, the
-    mod charges the report to this client's own account. Under a protection with a guarantee, a
-    report is always sent. If training fails or its update is not finite, the report is that of an
-    update of zero, and only this client's log says so. A metric is sent only if both the server and
-    this client name it in `reveal`. Replies to evaluation messages and queries contain only such
-    metrics. An error is sent as its kind and never as its text, which might contain data.
+    the client's side of the protection and the operating system's randomness. Before the app
+    trains, the mod charges the report to this client's own account. Under a protection with a
+    guarantee, a report is always sent. If training fails or its update is not finite, the report is
+    that of an update of zero, and only this client's log says so. A metric is sent only if both the
+    server and this client name it in `reveal`. Replies to evaluation messages and queries contain
+    only such metrics. An error is sent as its kind and never as its text, which might contain data.
 
     This client's demands are called pins. They come from the keyword arguments (`Options`, and a
     protection's own parameters), and from the run and node configurations. An offer of the server
@@ -192,10 +192,11 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and return what the reply is made of.
+        """Charge the report, let the app train, and return the parts of the reply.
 
-        `kept` is the state of the protection's client half after an earlier phase, or None. Returns
-        the half, the report and the revealed metrics. `time` fixes when the reply leaves.
+        These are the client's side of the protection (`ClientRound`), the report and the revealed
+        metrics. `kept` is the state of that side after an earlier phase, or None. `time` fixes when
+        the reply leaves.
         """
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
@@ -276,9 +277,9 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the client half's state after an earlier phase, or None if there is none.
+        """Return the protection's state after an earlier phase of this round, or None without one.
 
-        Raises an error if the offer has changed since that phase.
+        Raises an error if the server's offer has changed since that phase.
         """
         kept = state.take(self._round)
         if kept is None:
@@ -303,7 +304,10 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove the protection's message and the offer from the app's message, and return both."""
+    """Remove fedveil's parts from a Flower message: the protection's message and the offer.
+
+    Returns both. `known` are the user's own protections that the offer may name.
+    """
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -331,7 +335,7 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a value for each of `names`: NaN if it is missing.
+    """Return a metric for each name in `names`: that in `metrics`, or NaN if it is missing there.
 
     A missing metric would reveal something by its absence.
     """

@@ -49,7 +49,7 @@ class Offer:
 
     @classmethod
     def read(cls, words: Message, known: Collection[str]) -> Offer:
-        """Read the offer from an untrusted message. Raises `MessageInvalid`.
+        """Read the offer from the untrusted message `words`. Raises `MessageInvalid`.
 
         `known` are the user's own protections that this client's settings name. A server cannot
         make the client import any other code.

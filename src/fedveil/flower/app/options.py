@@ -112,7 +112,10 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the settings in `config` with those in `keywords`. Raises `JobError` if they differ."""
+    """Merge the settings in `config` with those in `keywords`.
+
+    Raises `JobError` if a key has different values in the two mappings.
+    """
     ours = of_config(config)
     problems = [
         f"{key} = {shown(keywords[key])} is written in the code and {PREFIX}{key} = "

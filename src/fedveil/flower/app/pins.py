@@ -87,9 +87,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client's pins say that it trusts the server.
 
-    A pin says so if the guarantee that it demands relies on the server. Then the epsilon limits of
-    the pins in `limited` do not apply against the server. But if one of these limits is the
-    client's own, only the client's own pins count.
+    A pin says so if it demands a guarantee that relies on the server. `limited` are the pins with
+    an epsilon limit. If the client trusts the server, these limits do not apply against the server.
+    But if one of these limits is the client's own, only the client's own pins can say that it
+    trusts the server.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -111,13 +112,17 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that all sources with the setting `reveal` allow, if there are any."""
+    """Return the metrics that the client's pins allow to be sent in clear.
+
+    These are the metrics that every pin with a `reveal` setting names. If no pin has that setting,
+    the result is empty.
+    """
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
 
 
 def kept(pins: Sequence[Pin]) -> tuple[str, ...]:
-    """Return the name patterns of all arrays that stay with the client, from all sources."""
+    """Return the name patterns of all arrays that any of the pins keeps at the client."""
     return tuple(name for pin in pins for name in pin.options.kept)
 
 
@@ -127,7 +132,10 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest delay in seconds that the server or a pin demands, or None."""
+    """Return the longest of the delays in seconds that the server and the pins demand.
+
+    Returns None if nobody demands a delay.
+    """
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -11,10 +11,11 @@ from fedveil.flower.app.clear_metrics import Metric
 
 @dataclass
 class RoundRecord:
-    """The outcome of a round. Rejected, withheld and failed replies are counted by reason.
+    """The outcome of a round.
 
-    `dropped`: the number of clients that were asked and did not reply in time. `void`: why there is
-    no aggregate, or None if there is one.
+    `rejected`, `withheld` and `failed` count replies without a usable report, by reason. `dropped`
+    is the number of clients that were asked and did not reply in time. `void` says why there is no
+    aggregate. It is None if there is one.
     """
 
     round: int

@@ -145,9 +145,9 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run the whole training exchange. Returns no messages, because all are sent already.
 
-        The exchange runs here because every caller gives this method Flower's grid. A strategy that
-        wraps this one also calls this method, and then receives no replies. That is refused unless
-        `wrapped` is True.
+        The exchange runs here because Flower passes its grid to this method. Another strategy that
+        wraps this one may also call this method, and then receives no replies. That is refused
+        unless `wrapped` is True.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)
@@ -304,7 +304,8 @@ class ProtectedStrategy(Strategy):
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
         """Return True if the round has enough clients for the protection.
 
-        Raises an error if it has too few and no earlier round had a report.
+        Otherwise the round is void, and `record` says why. Raises an error instead if no earlier
+        round had a report.
         """
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]

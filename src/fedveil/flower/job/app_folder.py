@@ -88,9 +88,10 @@ def own_roster(
     """Return the public keys of all clients, from the file `roster` of this client's operator.
 
     The keys in the app's folder are not used: they come from the server, which could replace them
-    by its own keys and then read every update. Nor is the app's `protection` trusted, from which
-    the server could remove active security. So this raises `DeploymentError` if the protection
-    needs keys and the operator gave none, and also if it needs none and the operator gave some.
+    by its own keys and then read every update. For the same reason this raises `DeploymentError` if
+    `protection` needs no keys although the operator gave `roster` or `identity`: the server may
+    have removed active security. It also raises it if the protection needs keys and there is no
+    `roster`.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

@@ -62,8 +62,9 @@ def own_data(
 ) -> ClientsData:
     """Return the client's examples, from its own `function` or from the job's data set.
 
-    Without `function`, it gets its part of the `shared` data set. With `form`, each training record
-    is read separately, and the function's other data is ignored.
+    If `function` is None, returns the data that `shared` loads, which contains the client's part.
+    If `form` is given, each training record is read separately, and the function's other data is
+    ignored.
     """
     if function is None:
         return shared()
@@ -156,7 +157,10 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples after the fixed layers, as the trained part reads them."""
+        """Return the client's examples as the trained part of the model reads them.
+
+        Frozen layers before that part are applied once, and their outputs are cached.
+        """
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -194,7 +198,11 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the client's examples, stored with their lengths if lengths differ in the job."""
+    """Return the inputs of the client's examples.
+
+    If the job's examples differ in length, they are stored with their lengths. Raises an error if
+    their shape is not that in `shape`.
+    """
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

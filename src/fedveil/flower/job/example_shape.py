@@ -20,7 +20,7 @@ FORM_FIELDS = _TARGETS, _WHOLE_TARGETS, _WHOLE = "target_shape", "whole_targets"
 
 
 def telling(shape: Shape) -> Value:
-    """Encode the shape as a message field: an array, or a text if examples have several inputs."""
+    """Encode a shape as a message field: an array, or text if examples have several inputs."""
     return json.dumps(shape) if isinstance(shape, dict) else np.array(shape, np.int64)
 
 
@@ -30,7 +30,10 @@ def telling_form(shape: ModelShape) -> Message:
 
 
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
-    """Decode a target's shape, whether targets are integers, and whether examples are integers."""
+    """Return the form of examples that the server's message `common` states.
+
+    The result is a target's shape, whether targets are integers, and whether examples are integers.
+    """
     if _TARGETS not in common:
         return (), False, False
     shape = tuple(take_array(common, _TARGETS, np.int64, (None,)).tolist())

@@ -101,7 +101,7 @@ class GridExecutor(Executor):
                 yield answer
 
     def close(self) -> None:
-        """Tell the clients that have not finished their last round to forget it."""
+        """Tell the clients that did not finish their last round to erase its state."""
         if self._unfinished:
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 
@@ -125,7 +125,11 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield each message's node, and the clients whose messages it carries."""
+        """Yield the node and the clients of each message to be sent.
+
+        A message is for several clients of its node, as long as one reply can carry all their
+        reports.
+        """
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:
@@ -164,7 +168,11 @@ class GridExecutor(Executor):
             )
 
     def _own(self, client: ClientId) -> Message:
-        """Return the fields for this client alone: the last round whose sum contains its report."""
+        """Return the fields of the server's message that are only for `client`.
+
+        If clients keep state, this is the last round whose sum contains its report. Otherwise there
+        is none.
+        """
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
     def _common(self, trains: bool) -> Message:
@@ -184,7 +192,11 @@ class GridExecutor(Executor):
     def _answers(
         self, node: int, clients: Sequence[ClientId], reply: FlowerMessage | None
     ) -> Iterator[Answer]:
-        """Yield the answers in a node's reply. The client of a missing one has dropped out."""
+        """Yield the answers of `clients` in the reply of their node.
+
+        `reply` is None if Flower did not accept the message to the node. A client without an answer
+        has dropped out.
+        """
         if reply is None:
             yield from map(outcomes.Unreached, clients)
         elif reply.has_error():
@@ -197,7 +209,10 @@ class GridExecutor(Executor):
             yield from (reported(client, reply) for client in clients)
 
     def _shared(self, clients: Sequence[ClientId], reply: FlowerMessage) -> Iterator[Answer]:
-        """Yield the answers of a node's clients. A reply that names another is refused as one."""
+        """Yield the answers of `clients`, all on one node, from the node's one reply.
+
+        If the reply contains an answer of any other client, the answers of all clients are refused.
+        """
         try:
             answers = from_records(reply.content)
             if not answers.keys() <= set(map(str, clients)):
@@ -215,7 +230,11 @@ class GridExecutor(Executor):
                 yield outcomes.Refused(client, 0, "an answer that is neither report nor word")
 
     def _without(self, client: ClientId, word: str | None) -> Answer:
-        """Return the answer of a client without a report, for its app's `word` or Flower's own."""
+        """Return the answer for a client that sent no report.
+
+        `word` is the fixed word that its app sent instead, such as `job_client.FAILED`. It is None
+        if the error came from Flower itself.
+        """
         if word == job_client.STRANGER:
             self._members.doubt(client)
         if word == job_client.ANSWERED:
@@ -227,7 +246,10 @@ class GridExecutor(Executor):
         return outcomes.Unreached(client)
 
     def _farewells(self) -> list[FlowerMessage]:
-        """Return a message to each node with unfinished clients, which names them."""
+        """Return a message to each node that has clients with an unfinished round.
+
+        The message names these clients, so that the node erases their state.
+        """
         node_of, question = self._members.node_of, f"query.{job_client.FORGET}"
         parts: dict[int, list[ClientId]] = {}
         for client in sorted(self._unfinished & node_of.keys()):

@@ -1,10 +1,10 @@
 """The ClientApp of a deployed job. It answers one message of a round at a time.
 
-Flower starts a process for each message. A reply contains only the answer of the protection's
-client half, or a fixed word in place of an answer. A node with several clients answers for each of
-them separately, from the client's own data, account, keys and state. Reasons, warnings, metrics and
-tracebacks depend on the client's data, so they stay in this machine's log. Other data is sent only
-if the job says that clients reveal it.
+Flower starts a process for each message. A reply contains only the answer of the client's side of
+the protection, or a fixed word in place of an answer. A node with several clients answers for each
+of them separately, from the client's own data, account, keys and state. Reasons, warnings, metrics
+and tracebacks depend on the client's data, so they stay in this machine's log. Other data is sent
+only if the job says that clients reveal it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def answer(job: Job, member: Member, message: Message, context: Context) -> bytes:
-    """Return the member's encoded answer to a message of the job.
+    """Return the encoded answer of the client `member` to a message of the job.
 
     Raises an error if there is no answer. The caller must not send the error's text.
     """
@@ -106,7 +106,11 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
 
 
 def _node_answer(job: Job, message: Message, context: Context) -> bytes:
-    """Return the answer of the node's one client, or one message with those of several."""
+    """Return the encoded answer of a node to a message of the job.
+
+    If the node has one client, it is that client's answer. Otherwise it is one message that
+    contains the answer of each client.
+    """
     members, files = members_of(context.node_config, job), OwnFiles(job)
     if len(members) == 1:
         (member,) = members.values()
@@ -129,7 +133,7 @@ def _part(files: OwnFiles, member: Member | None, part: Addressed, context: Cont
 
 
 class OwnFiles:
-    """Files of a node that several of its clients read, each read once for a message."""
+    """Loads the files that several clients of a node need. Each is read once per message."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -148,7 +152,10 @@ class _Misaddressed(Exception):
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return the answer, or a fixed word for an error. Flower would send the error's text."""
+    """Return the answer, or a fixed word such as `FAILED` if there is an error.
+
+    If the error were raised, Flower would send its text, which may contain data.
+    """
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -170,7 +177,10 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
 
 
 def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
-    """Return the number of the node's client, or those of several, and what the job reveals."""
+    """Return the encoded numbers of the node's clients.
+
+    If the job reveals the clients' numbers of examples, the message contains these too.
+    """
     clients, counts = [member.client for member in members], list[int]()
     for member in members:
         _check_own_job(files, member)
@@ -262,8 +272,8 @@ def _trained(
     """Return the answer in the phase in which clients train.
 
     The report is charged before any example is read. `asked` is the message to this client,
-    `common` the message to all. `half` makes the protection's client half. `time` fixes when the
-    answer leaves.
+    `common` the message to all. `half` makes the client's side of the protection from its number of
+    examples and the global weights. `time` fixes when the answer leaves.
     """
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:
@@ -320,8 +330,8 @@ def _told(error: BaseException) -> str:
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
     """Charge a report to this client's account. Raises an error if that would exceed a limit.
 
-    The client enforces the job's limits itself, because a lying server would not end its run at
-    them.
+    The client enforces the job's limits itself, because a lying server would continue after they
+    are reached.
     """
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return

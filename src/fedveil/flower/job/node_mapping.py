@@ -51,7 +51,7 @@ class Members:
         return self._node_of
 
     def doubt(self, client: ClientId) -> None:
-        """Forget which clients the client's node holds, so that the next poll asks it again."""
+        """Forget which clients the node of `client` holds. The next poll asks this node again."""
         node = self._node_of.get(client)
         if node is not None:
             self._forget(node)
@@ -85,7 +85,7 @@ class Members:
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
 
-        Returns the number of those that are connected.
+        Returns how many of the clients `wanted` are connected.
         """
         end = time.monotonic() + limit_s
         self.look()
@@ -117,7 +117,11 @@ class Members:
         self._node_of.update(dict.fromkeys(clients, node))
 
     def _read(self, reply: Message) -> tuple[set[ClientId], str]:
-        """Return the clients of a node's introduction, and the words on what else it says."""
+        """Return the clients that a node's `reply` names, and a text for the log.
+
+        If the job reveals numbers of examples, the text states their sum. Otherwise it is empty.
+        Raises `MessageInvalid` if the node may not have these clients.
+        """
         if reply.has_error():
             raise MessageInvalid("its own log says why")
         longest = _INTRODUCTION_BYTES + 16 * (self._most - 1)

@@ -62,9 +62,10 @@ class _OwnStates(ClientStates):
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield client and round of each file, including files that something else has deleted.
+        """Yield the client and the round of each state file.
 
-        The folder's seal still lists such files.
+        This includes files that another program has deleted, because the folder's seal still lists
+        them.
         """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
@@ -85,7 +86,12 @@ class _OwnStates(ClientStates):
 
 
 def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId) -> ClientStates:
-    """Return the client's saved states in this run. Deletes those that no later round reads."""
+    """Return the client's saved states in this run.
+
+    `common` is the server's message to all clients. It names the run and the last round whose sum
+    contains the client's report. States of later rounds, and states that no later round reads, are
+    deleted.
+    """
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):
         raise MessageInvalid("field run is no run's name")
