@@ -2,11 +2,14 @@
 
     FEDVEIL_DATA=... python benchmarks/private_photos.py test [--folder DIR] [--only "epsilon 3"]
     FEDVEIL_DATA=... python benchmarks/private_photos.py choose [--folder DIR]
+    FEDVEIL_DATA=... python benchmarks/private_photos.py MODE --model pretrained_photos
 
 Runs examples/private_cifar/examples-5.yaml with the real protocol and discrete noise: replace-one,
 whole run, delta 1e-5, against the server itself. `--folder` names a folder of images, as
 `data.name: image_folder` takes it, in place of CIFAR-10's own files. The features of the images are
-computed once, into `--features`, and all runs train on them. The model is the same to the byte.
+computed once, into `--features`, and all runs train on them. The model is the same to the byte for
+`public_patches`. `pretrained_photos` computes features of several images together here, which
+changes their last bits.
 
 `choose` simulates settings: heads trained on 40,000 of the training images and scored on the other
 10,000, with floating-point noise as large as that of 50,000. It uses no test image.
@@ -15,6 +18,7 @@ computed once, into `--features`, and all runs train on them. The model is the s
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import os
 import statistics
@@ -37,8 +41,7 @@ from fedveil.privacy.gaussian_curve import analytic_sigma
 from fedveil.privacy.loss import format_epsilon
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "private_cifar"
-sys.path.insert(0, str(EXAMPLE))  # the model's module
-import public_patches  # noqa: E402
+sys.path.insert(0, str(EXAMPLE))  # the models' modules
 
 BLOCK = "protection.distributed_dp"
 HELD_OUT, SPLIT_SEED = 10_000, 2026
@@ -58,11 +61,14 @@ def noisy(epsilon: float, rate: float) -> Row:
     return Row(f"epsilon {epsilon:g}", changes)
 
 
-ROWS = (
-    noisy(3, 1.28),
-    noisy(8, 5.12),
-    Row("no noise", ["protection=not_encrypt", "server.lr=1.28"]),
-)
+ROWS = {
+    "public_patches": (
+        noisy(3, 1.28),
+        noisy(8, 5.12),
+        Row("no noise", ["protection=not_encrypt", "server.lr=1.28"]),
+    ),
+    "pretrained_photos": (noisy(3, 2.56), noisy(8, 5.12)),
+}
 
 
 class Tried(NamedTuple):
@@ -72,16 +78,19 @@ class Tried(NamedTuple):
     rate: float
 
 
-def make_features(folder: str, file: Path) -> None:
+def make_features(model: str, folder: str, file: Path) -> None:
     """Save the features of all training and test images, once."""
     if file.exists():
         return
     data = image_folder.read(folder) if folder else datasets.load("cifar10")
-    part = TrainedPart.of(public_patches.head(data.train.x.shape[1:], data.classes))
+    module = importlib.import_module(model)
+    seen = getattr(module, "in_batches", None)
+    if seen is None:
+        seen = TrainedPart.of(module.head(data.train.x.shape[1:], data.classes)).seen
     rows = {
         f"{kind}_{name}": values
         for name, examples in (("train", data.train), ("test", data.test))
-        for kind, values in (("x", part.seen(examples.x)), ("y", examples.y))
+        for kind, values in (("x", seen(examples.x)), ("y", examples.y))
     }
     np.savez(file, **rows)
 
@@ -120,12 +129,12 @@ def choose(epsilon: float, tried: Sequence[Tried], rounds: int) -> list[float]:
     return (100 * right.double().mean(0)).tolist()
 
 
-def print_choice(rounds: int, only: str) -> None:
+def print_choice(rounds: int, only: str, rates: Sequence[float]) -> None:
     """Print the accuracy of held-out training images, by epsilon, clip and rate."""
     print(f"{rounds} rounds")
     print("| epsilon | clip, rate: accuracy |")
     print("|---|---|", flush=True)
-    tried = [Tried(clip, rate) for clip in (1.5, 3.0, 6.0) for rate in (0.64, 1.28, 2.56)]
+    tried = [Tried(clip, rate) for clip in (1.5, 3.0, 6.0) for rate in rates]
     for epsilon in (3, 8):
         if only not in f"epsilon {epsilon}":
             continue
@@ -148,18 +157,20 @@ def main() -> None:
     parser.add_argument("mode", choices=("test", "choose"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=40, help="of `choose`")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.64, 1.28, 2.56], help="same")
     parser.add_argument("--only", default="", help="only rows whose name contains this text")
     parser.add_argument("--folder", default="", help="images in place of CIFAR-10's own files")
     parser.add_argument("--features", type=Path, default=Path("photo_features.npz"))
+    parser.add_argument("--model", choices=ROWS, default="public_patches")
     asked = parser.parse_args()
-    make_features(asked.folder, asked.features)
+    make_features(asked.model, asked.folder, asked.features)
     os.environ[FILE] = str(asked.features)
     if asked.mode == "choose":
-        print_choice(asked.rounds, asked.only)
+        print_choice(asked.rounds, asked.only, asked.rates)
         return
     print("| protection | accuracy, mean | each seed | epsilon | bytes a report | seconds a run |")
     print("|---|---|---|---|---|---|", flush=True)
-    for row in ROWS:
+    for row in ROWS[asked.model]:
         if asked.only not in row.name:
             continue
         began = time.perf_counter()

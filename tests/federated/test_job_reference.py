@@ -29,7 +29,7 @@ def test_a_terminal_is_told_the_keys_of_a_block() -> None:
     assert keys(page, shared) == f"{shared}: as in protection.pw_encrypt\n"
     assert keys(page, None).startswith(keys(page, "name"))
     assert set(rows()) <= {line.split(":")[0] for line in keys(page, None).split("\n")}
-    with pytest.raises(InvalidValue, match=r"is traning \(did you mean training\.lr\?\)$"):
+    with pytest.raises(InvalidValue, match=r"is traning \(did you mean training\?\)$"):
         keys(page, "traning")
 
 
