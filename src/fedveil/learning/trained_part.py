@@ -74,7 +74,7 @@ class TrainedPart:
         if self.features is None:
             return x
         fixed = self._fixed(x, device)
-        with _one_thread():
+        with one_torch_thread():
             out = np.empty((len(x), fixed.width), np.float32)
             for start in range(0, len(x), fixed.at_once):
                 out[start : start + fixed.at_once] = fixed.of(x[start : start + fixed.at_once])
@@ -98,7 +98,7 @@ class TrainedPart:
             return blank(x, usable), usable
         fixed = self._fixed(x, device)
         out = np.zeros((len(x), fixed.width), np.float32)
-        with _one_thread():
+        with one_torch_thread():
             for start in range(0, len(x), fixed.at_once):
                 block = slice(start, start + fixed.at_once)
                 try:
@@ -140,7 +140,7 @@ class TrainedPart:
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
         features, head = _split(whole)
-        with _one_thread():
+        with one_torch_thread():
             example = _nobodys(x.shape[1:], x.dtype).to(device)
             _check_scores(head, features(example), whole(example))
         size = min((getattr(m, "examples_at_once", 1) for m in features.children()), default=1)
@@ -244,7 +244,8 @@ def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
+    """A context in which torch uses one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

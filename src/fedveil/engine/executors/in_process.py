@@ -7,15 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-
-import torch
 
 from fedveil.base.message import Message
 from fedveil.engine.executors.client_side import ClientSide, Trained
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import encoded, folded
+from fedveil.learning.trained_part import one_torch_thread
 from fedveil.protections.base import RoundContext, Update
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
@@ -72,7 +70,7 @@ class InProcess(Executor):
         asked, waiting = list(messages.items()), deque[Future[Answer]]()
         for start in range(0, len(asked), self._side.chunk):
             answers = []
-            with _one_torch_thread():
+            with one_torch_thread():
                 for client, trained in self._side.trained(
                     dict(asked[start : start + self._side.chunk])
                 ):
@@ -106,13 +104,3 @@ class InProcess(Executor):
 
         assert self._pool is not None
         return self._pool.submit(make)
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
