@@ -33,10 +33,7 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path,
-        typer.Argument(
-            help="A YAML file with questions. Not needed with --keys, which explains the file."
-        ),
+        Path, typer.Argument(help="A YAML file with questions. Not needed with --keys.")
     ],
     overrides: Overrides = None,
     out: Annotated[
@@ -46,9 +43,9 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask clients on other machines: the folder for a Flower app, which "
-            "fedveil writes and starts with `flwr run`. Default: ask simulated "
-            "clients."
+            help="To ask clients on other machines: write a Flower app to this folder and "
+            "start it with `flwr run`, on the federation in Flower's configuration. "
+            "Default: ask simulated clients."
         ),
     ] = None,
     json: AsJson = False,
@@ -59,7 +56,7 @@ def ask(
         ),
     ] = False,
 ) -> None:
-    """Ask clients for statistics of their rows: counts, means, quantiles, frequent words."""
+    """Ask clients for statistics about their rows: counts, means, quantiles, frequent words."""
     from fedveil.record.run_folder import refuse_taken
     from fedveil.statistics.question import QuestionFile
 

@@ -48,7 +48,7 @@ Protections = Annotated[
     typer.Option(
         "--protection",
         help="Attack this protection instead of the job's; may be repeated. `fedveil "
-        "compare --help` explains the names. Not allowed for a finished run's model.",
+        "compare --help` explains the names. For `membership`, only with a job file.",
     ),
 ]
 Try = Annotated[
@@ -109,7 +109,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part, from their messages or from sums of the messages.",
+        "Find out which clients took part in a round, from their messages or from sums of them.",
     ),
     Attack(
         "classes",

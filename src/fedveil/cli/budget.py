@@ -31,8 +31,8 @@ def budget(
         int | None,
         typer.Option(
             min=1,
-            help="Number of parameters of the model. Default: fedveil builds the model and "
-            "counts them, which needs torch.",
+            help="The model's number of parameters, which some protections need to compute "
+            "epsilon. Default: build the model and count, which needs torch.",
         ),
     ] = None,
     trial: Annotated[
@@ -48,7 +48,7 @@ def budget(
 ) -> None:
     """Compute the privacy cost (epsilon) of a run before it starts.
 
-    A smaller epsilon protects better. Delta is a small probability of revealing more.
+    A smaller epsilon protects better. Delta is a small probability that epsilon does not hold.
     """
     from rich.table import Table
 

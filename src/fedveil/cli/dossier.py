@@ -17,7 +17,7 @@ def dossier(
         typer.Option(help="The folder to write. Default: dossier, in the run's folder."),
     ] = None,
 ) -> object:
-    """Write files with which a reviewer can check a run's privacy claim.
+    """Write files that let a reviewer check a run's privacy claim.
 
     The files are a page, a JSON record, and a script that recomputes epsilon, the privacy cost.
     """

@@ -26,9 +26,7 @@ JobPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set",
-        help="KEY=VALUE: use this value for one key, such as seed=5, in place of the "
-        "file's; may be repeated.",
+        "--set", help="KEY=VALUE, such as seed=5: override one key of the job; may be repeated."
     ),
 ]
 

@@ -167,8 +167,8 @@ def audit(
         Path | None,
         typer.Argument(
             metavar="RUN",
-            help="The folder of a run that was audited (`audit.canaries` in its job) or attacked. "
-            "Default: test all protections now.",
+            help="The folder of a run that was audited (its job sets `audit.canaries`) or "
+            "attacked. Default: test all protections now.",
         ),
     ] = None,
     trials: Annotated[
@@ -181,10 +181,11 @@ def audit(
     ] = 20_000,
     json: AsJson = False,
 ) -> None:
-    """Test the claimed privacy of all protections, or show a RUN's results of audit and attacks.
+    """Test the claimed privacy of all protections, or show the audit and attack results of a RUN.
 
-    An audit adds artificial clients (canaries) to a run and tries to detect them. Exits with code 1
-    if a claim is refuted.
+    Without RUN: run each protection many times on two inputs. Its outputs must be no easier to tell
+    apart than its epsilon allows. With RUN: show its results. An audited run had artificial clients
+    (canaries), which fedveil tried to detect. Exits with code 1 if a claim is refuted.
     """
     if folder is not None:
         with alone(json):
@@ -313,7 +314,7 @@ def identity(
 
 @job_app.command()
 def show(job: JobPath = None, overrides: Overrides = None, json: AsJson = False) -> None:
-    """Check a job file and print it with all keys, also those at their default."""
+    """Check a job file and print it with all keys, including those left at their defaults."""
     settings = load(job, overrides, default=DEFAULT_JOB)
     _print_job(settings, json=json)
     if ":" in settings.model:  # only a user's own model may need the slower loop of torch
@@ -352,7 +353,7 @@ def convert(
     ],
     json: AsJson = False,
 ) -> None:
-    """Print a job file of MindSpore Federated as a job file of fedveil."""
+    """Convert a MindSpore Federated configuration file to a fedveil job file and print it."""
     from fedveil.federated.job import Job
 
     settings, notes = Job.convert(theirs)

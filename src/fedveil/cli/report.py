@@ -23,7 +23,7 @@ def report(
         ),
     ] = None,
 ) -> object:
-    """Write a report of one or several runs: an HTML page, and each plot as an SVG file."""
+    """Write a report of one or more runs: an HTML page, and each plot as an SVG file."""
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE, page_of, page_of_several
 

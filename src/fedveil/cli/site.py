@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedveil.site.site_folder import Site
 
 app = typer.Typer(
-    help="Decide and enforce what may leave a site: an organisation whose data others train on.",
+    help="Decide and enforce what may leave a site (an organisation on whose data others train).",
     no_args_is_help=True,
     cls=Commands,
 )
@@ -118,7 +118,7 @@ def sign(
     ],
     key: Annotated[Path, typer.Option(help="Your private key, from `fedveil identity`.")],
 ) -> object:
-    """Sign a job's Flower app, so that a site can check who approved or started the job."""
+    """Sign a job's Flower app, so that a site can check who signed it."""
     from fedveil.site.order import sign as sign_app
 
     path = sign_app(directory, key)
@@ -135,7 +135,9 @@ def serve(
     site: SiteFolder,
     server: Annotated[
         str | None,
-        typer.Argument(help="A name under `servers` in the policy. Default: the only one."),
+        typer.Argument(
+            help="A name under `servers` in the policy. May be omitted if there is only one."
+        ),
     ] = None,
 ) -> object:
     """Connect the site to a Flower server, and take part in the jobs that its policy permits."""

@@ -15,7 +15,8 @@ from fedveil.errors import SiteError, nearest
 def account(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
     data: Annotated[
-        str | None, typer.Argument(help="A data set of the policy. Default: all.")
+        str | None,
+        typer.Argument(help="The name of a data set in the policy. Default: all data sets."),
     ] = None,
     out: Annotated[
         Path | None,

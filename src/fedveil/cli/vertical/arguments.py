@@ -38,8 +38,8 @@ RunPath = Annotated[
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. With parties on several machines: this party's model bundle,"
-        " the folder PARTY/bundle in its run folder."
+        help="The run folder. With parties on several machines: RUN/PARTY/bundle, the model "
+        "bundle in this party's own run folder."
     ),
 ]
 Listen = Annotated[
@@ -54,8 +54,8 @@ Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[PARTY=]FILE",
-        help="A table with an id column and this party's columns of new rows, without "
-        "labels. If all parties are in this process, repeat the option as PARTY=FILE "
+        help="A CSV or Parquet file with an id column and this party's columns of new rows, "
+        "without labels. If all parties are in this process, repeat the option as PARTY=FILE "
         "for each party.",
     ),
 ]
@@ -63,8 +63,8 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="How many ids another party may compare with this file, over all connections,"
-        " when the parties privately look for their common rows. Default: "
+        help="The most ids that another party may test against the --data file while the "
+        "parties privately find their common rows, summed over all connections. Default: "
         "alignment.most_ids of the job.",
     ),
 ]

@@ -121,7 +121,7 @@ def keys(part: arguments.KeyPart = None) -> object:
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """List the parts of the model: their party, parameters, and memory needed for training."""
+    """List the model's parts, each with its party, parameters and the memory to train it."""
     settings = load(job, overrides)
     from fedveil.vertical.batch_memory import batch_bytes
     from fedveil.vertical.job_split import make_task
@@ -148,7 +148,7 @@ def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) 
 
 
 def show(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """Check a job for split learning and print it with all keys, also those at their default."""
+    """Check a job for split learning and print it with all keys, including defaults."""
     settings = load(job, overrides)
     document(settings.to_yaml())
     return settings.model_dump(mode="json")

@@ -21,8 +21,8 @@ def serve_predictions(
         list[str],
         typer.Option(
             metavar="[PARTY=]FILE",
-            help="A table with an id column and this party's columns of the rows that may "
-            "be asked about. If all parties are in this process, repeat the option as"
+            help="A CSV or Parquet file with an id column and this party's columns of the "
+            "rows that may be asked about. If all parties are in this process, repeat the option as"
             " PARTY=FILE for each party.",
         ),
     ],
