@@ -62,25 +62,27 @@ class Compared(str):
         return Compared(super().strip(chars))
 
 
+@pytest.mark.parametrize("cell", ["3", '"3\n"'], ids=["by pyarrow", "by Python"])
 @pytest.mark.parametrize("missing", ["refuse", "mean"])
 def test_a_columns_name_is_not_compared_with_all_others(
-    missing: str, monkeypatch: pytest.MonkeyPatch
+    missing: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 20,000 columns that would be 200 million comparisons, many times over."""
     names = [f"c{number}" for number in range(1_000)]
     rows = [[str((row * 7 + at) % 5) for at in range(len(names))] for row in range(10)]
+    rows[4][7] = cell
     lines = [",".join(["id", "label", *names])]
     lines += [",".join([f"p{at}", str(at % 2), *row]) for at, row in enumerate(rows)]
     Path("t.csv").write_text("\n".join(lines))
     table = {"path": "t.csv", "id": "id", "label": "label", "missing": missing}
     settings = {"files": {"leader": table}, "test_fraction": 0.4}
-    found = csv_file._header
+    found, before = csv_file._header, Compared.times
     monkeypatch.setattr(csv_file, "_header", lambda *a: [Compared(name) for name in found(*a)])
     task = Tables(TablesSettings.model_validate(settings))
     columns = [task.owned("leader", subset) for subset in ("train", "test")]
     assert sum(len(column) for column in columns) == 10
     assert columns[0].columns["numbers"].shape[1] == 1_000
-    assert Compared.times < 100_000
+    assert Compared.times - before < 100_000
 
 
 def test_the_names_in_a_header_are_not_compared_with_each_other() -> None:
