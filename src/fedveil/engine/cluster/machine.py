@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 
@@ -129,8 +131,10 @@ class Machine:
     """
 
     def __init__(self, packed: PackedSetup, name: str, cores: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fedveil-") if packed.sources else None
-        self._setup = packed.unpacked(Path(self._folder.name if self._folder else "."))
+        folder = Path(tempfile.mkdtemp(prefix="fedveil-") if packed.sources else ".")
+        #: A machine that was given up is not closed: its folder goes with it.
+        self._delete = weakref.finalize(self, rmtree, folder) if packed.sources else None
+        self._setup = packed.unpacked(folder)
         self._name, self._cores = name, cores
         self._shards = Shards()
         self._executor: Executor | None = None
@@ -184,8 +188,8 @@ class Machine:
     def close(self) -> None:
         if self._executor is not None:
             self._executor.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._delete is not None:
+            self._delete()
 
     def _play(self, work: Work, context: RoundContext) -> Played:
         setup = self._setup
