@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.message import Message, take_array
+from fedveil.base.packing import parts
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.job import Job
 from fedveil.federated.training_blocks import ServerSettings
 
 Vector = npt.NDArray[np.float64]
-
-#: Weights of a part, whose values stay in the cache.
-_PART = 1 << 16
 
 
 class ServerOptimizer:
@@ -55,8 +53,7 @@ class ServerOptimizer:
         new = np.empty(len(aggregate), np.float32)
         moments = {name: np.empty_like(moment) for name, moment in self._moments.items()}
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, len(new), _PART):
-                part = slice(start, start + _PART)
+            for part in parts(len(new)):
                 before = {name: moment[part] for name, moment in self._moments.items()}
                 moved, after = self._direction(aggregate[part], share, before)
                 if not self._only_parameters:
