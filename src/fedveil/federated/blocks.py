@@ -224,8 +224,9 @@ class SimulationSettings(Block):
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto",
-        description="worker processes or threads; auto: one per core, but one for a small native "
-        "model; 0: train in the calling process",
+        description="number of workers (threads or processes) that train clients. auto: one per "
+        "core; a native model with fewer than 20,000 weights and fewer than 100 clients a round "
+        "has one. 0: train in the calling process",
     )
     dropouts: dict[str, Share] = Field(
         default_factory=dict,
