@@ -1,4 +1,4 @@
-"""What a protection is told of its job, and what leaves a client beside its report."""
+"""The job's facts that reach a protection, and the messages of a client besides its report."""
 
 from __future__ import annotations
 

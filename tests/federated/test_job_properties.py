@@ -1,4 +1,4 @@
-"""What a job's keys mean together: lengths, states, weights and names of a user's own code."""
+"""Properties of a job that follow from several keys: lengths, states, weights, and own names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal of a deployed job's server is told, without a run."""
+"""The terminal output of a deployed job's server, without a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Display:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the display is told by a server whose runs are the one of `start` below."""
+    """Return the list of what a server passes to its display. Its engine is the `start` below."""
     told: list[Any] = []
     monkeypatch.setattr(server_app, "read_job", lambda folder: job(rounds=7))
     monkeypatch.setattr(server_app, "run_path", lambda job, named: Path("runs", named))

@@ -1,4 +1,4 @@
-"""What each protection says of itself: against whom it holds, what it needs, and at which cost."""
+"""Each protection's description: whom it protects against, what it needs, and what it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a vertical run in one process is asked, and what reaches its parties."""
+"""The arguments of a vertical run in one process, and what reaches its parties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reached(Exception):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What parties are made of, with the number of threads that they have."""
+    """Return the list of arguments with which parties are made, each with its number of threads."""
     seen: list[Any] = []
 
     class Parties:

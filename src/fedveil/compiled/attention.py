@@ -28,9 +28,9 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the number of tokens and of heads, the entries of a head, and of a row of weights.
+    """Return four numbers: tokens, heads, entries of a head, and entries of a row of weights.
 
-    A row of attention weights is padded to this number of entries.
+    The last one is the length to which a row of attention weights is padded.
     """
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 

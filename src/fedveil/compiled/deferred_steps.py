@@ -141,9 +141,10 @@ def _add(
 
 @native("FILF")
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
-    """Write the sum of the deferred steps, D' X, to its position in the update `out`.
+    """Write the sum of the deferred steps to its position in the update `out`.
 
-    If it is not finite, sets the field HELD to -1.
+    It is the product D' X of the stored gradients D of the layer's outputs and its stored inputs X.
+    If the product is not finite, sets the field HELD to -1.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

@@ -163,7 +163,9 @@ def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
 def _numbers(
     name: str, part: str, value: Any, shapes: list[tuple[int, ...]], any_shape: bool = False
 ) -> tuple[Array, Bools]:
-    """Return records as one array of the first of `shapes`, and a mask of the valid ones.
+    """Return records as one array, and a mask of the valid ones.
+
+    A record may have any of `shapes`, and is stored in the first of them.
 
     An array of numbers keeps its type and, with `any_shape`, its shape. Otherwise each record is
     converted separately and without rounding, so that a record of another type does not change how

@@ -1,8 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. If a client reuses noise, it cancels only in differences of
-rotated sums, so the evidence is computed from these.
+after the rotation. Noise that a client reuses therefore cancels only between sums in their rotated
+form, so the evidence is computed from differences of these.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SumEvidence:
     sums, if every round has its own rotation. The measured noise is that of
 
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
-    - `spare`: the entries of a sum that no update reaches,
+    - `spare`: the entries that pad a sum to its length, which are 0 in every update,
     - `lag`: the difference between the sums of two successive rounds, in their released form,
-    - `calm`: the same difference after decoding, in which slow learning cancels as well,
+    - `calm`: the same difference after the rotation is undone, in which slow learning cancels too,
     - `echo`: the difference between a round's sum and the first round's, in their released form.
     """
 

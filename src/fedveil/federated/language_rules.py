@@ -1,4 +1,4 @@
-"""The rules between the keys of a language model."""
+"""Rules that relate the settings of a job with a language model to each other."""
 
 from __future__ import annotations
 

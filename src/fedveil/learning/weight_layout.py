@@ -84,9 +84,9 @@ class Layout:
         self._arrays = [tensor.numpy() for tensor in self._tensors] if on_cpu else None
 
     def move_into(self, vector: torch.Tensor) -> None:
-        """Make the tensors views of `vector`, which saves a copy of the model.
+        """Make the tensors views of `vector`, so that the model is in memory only once.
 
-        Does nothing unless all of them keep torch's alignment, so that results do not change.
+        Does nothing if a tensor would lose torch's alignment, because that could change results.
         """
         pairs = list(zip(self.entries, self.views(vector), strict=True))
         same = all(entry.tensor.stride() == view.stride() for entry, view in pairs)

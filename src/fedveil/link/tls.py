@@ -165,7 +165,9 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Write an authority and a folder for each party, and return the paths of the folders.
+    """Write one certificate authority, and for each party a folder with its certificate and key.
+
+    Returns the paths of the parties' folders.
 
     The certificates are valid for `days` days. An existing folder is never overwritten.
     """

@@ -206,9 +206,9 @@ def _again(run: ReadRun, job: str) -> str:
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return the step after the command of `_again`: start the new Flower app.
+    """Return the lines that follow the command of `_again`: how to start the new Flower app.
 
-    The list is empty for a simulated job, because the command itself runs it.
+    There are none for a simulated job, because the command itself runs it.
     """
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 

@@ -91,7 +91,10 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return a function from eps to the probability that two independent choices tell the truth."""
+    """Return a function from eps to the probability that two independent choices are both true.
+
+    `chance` returns the probability that one choice is true. Each of the two choices has this eps.
+    """
     return lambda eps: chance(eps) ** 2
 
 

@@ -22,7 +22,10 @@ Direction: TypeAlias = Literal["loss", "larger", "smaller", "own", "none"]
 
 
 def directions(settings: type[BaseModel]) -> dict[str, Direction]:
-    """Return the entry of `WEAKENS` for each field, including the fields of base classes."""
+    """Return for each field which change of its value weakens the protection.
+
+    A class of settings declares this in `WEAKENS`, and inherits the entries of its base classes.
+    """
     found: dict[str, Direction] = {}
     for kind in reversed(settings.__mro__):
         declared: Mapping[str, Direction] = vars(kind).get("WEAKENS", {})

@@ -199,8 +199,8 @@ class Unary(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise.
-        Sums with more than 127 cells have no likelihood.
+        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise. If
+        the report holds sums (not bits) and there are more than 127 cells, the likelihood is None.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)

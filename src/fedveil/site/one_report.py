@@ -174,7 +174,7 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at)
 
     def log(self, text: str) -> None:
-        """Write a line to the site's log of this framework."""
+        """Write a line to the site's log for Flower or NVFlare, which carries this report."""
         with self._site.log(self._through.lower()) as log:
             log.line(text)
 

@@ -211,7 +211,10 @@ class Carriage:
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of `total`, including that of rounding."""
+        """Return the variance of the noise in each entry of the sum that `total` returns.
+
+        It includes the rounding. `mean` is the aggregate of `reports` reports.
+        """
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
             return self.protection.law.variance(mean, codes) * codes**2

@@ -46,8 +46,8 @@ class Rows:
     """Encoded rows: each row's cell in `cells` (-1: excluded), or each row's vector in `values`.
 
     `moved` marks rows whose value was outside the question's range and was moved into it. `lost`
-    marks rows that are excluded because a value is missing or has no cell. If `spare` is given, it
-    has for each row the cell (-1: none) that the row reports if it is excluded.
+    marks rows that are excluded because a value is missing or has no cell. An excluded row may
+    report a cell in place of none: `spare`, if given, has this cell for each row (-1: none).
     """
 
     width: int
@@ -224,9 +224,10 @@ class Moments(Encoding):
 class Ends(Cells):
     """Scaled numbers, rounded at random to -1 or 1. Each number is rounded `draws` times.
 
-    A row's cell is given by the sum of the draws for each column, so moments can be computed from
-    one-hot codes. If u and u' are drawn for x, and v for y, then E[u] = x, E[u u'] = x² and E[u v]
-    = x y. The privacy is that of the code, because the draws depend only on the row.
+    The sums of a row's draws, one for each column, select the row's cell. The client reports the
+    cell as a one-hot code, from which the server estimates moments: if u and u' are drawn for x,
+    and v for y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no privacy, because it
+    depends only on the row itself.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:

@@ -171,9 +171,9 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
         share(c) · e^eps   if c is the randomised label,   share(c)   for any other c.
 
     The success rate is the sum of this largest value over all k randomised labels, divided by e^eps
-    + k - 1. An attacker who can infer the label from the features is right more often. But so is
-    anyone with a model of the features, so that is not a leak of the label. `eps` is None without
-    LabelDP.
+    + k - 1. An attacker who also infers the label from the features may exceed this rate. That is
+    no leak, because anyone with a model of the features can do the same. Without LabelDP, `eps` is
+    None and the rate is 1.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())

@@ -78,11 +78,11 @@ class Optimizer:
 class EmbeddingPrivacy:
     """The settings of EmbeddingDP for a part's output, applied before it is sent.
 
-    `eps` is the epsilon of a one-hot row, as in the source. A single bit has epsilon eps/2. None
-    means quantisation without noise, which guarantees nothing. With `gradient = "none"` no gradient
-    is returned. With `reuse`, an example's report is saved and sent again in every epoch. The part
-    then learns only in the first epoch. From the second epoch on it does not change, and no
-    gradient is returned.
+    `eps` is the epsilon of a one-hot row, as in the paper on EmbeddingDP. A single bit has epsilon
+    eps/2. If `eps` is None, the output is quantised without noise, which guarantees nothing. With
+    `gradient = "none"` no gradient is returned. With `reuse`, an example's report is saved and sent
+    again in every epoch. The part then learns only in the first epoch. From the second epoch on it
+    does not change, and no gradient is returned.
     """
 
     eps: float | None = None

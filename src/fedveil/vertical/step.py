@@ -100,9 +100,9 @@ class Context:
 class Step:
     """One party's side of a step: executes the program's instructions for one batch, in order.
 
-    `number` is the number of the step, or of the evaluation. `tells` has the indices in the program
-    of the messages that carry the loss (`last_words`). `occasion` distinguishes reports with equal
-    `number` that are drawn at different times. The batch's positions refer to the examples of
+    `number` is the number of the step, or of the evaluation. `tells` has the indices of the
+    program's instructions that send the loss (`last_words`). `occasion` distinguishes reports with
+    equal `number` that are drawn at different times. The batch's positions refer to the examples of
     `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure` is True,
     bytes are counted.
     """

@@ -45,7 +45,7 @@ class ProtectedStrategy(Strategy):
     clients' `ProtectMod` as they arrive. Then it hands `strategy` one reply: the global arrays plus
     the protection's aggregate update. So `strategy` can be any strategy that averages the clients'
     arrays and continues from the average (FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi).
-    Any other reply of a client is refused and counted, and never averaged.
+    A client's reply that is not such a report is refused and counted, and never averaged.
 
     `takes_averages`: set it to True if `strategy` overrides the aggregation and still works when it
     receives that one averaged reply. The default is False.

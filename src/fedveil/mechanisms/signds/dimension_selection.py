@@ -138,7 +138,7 @@ class SignDS:
         return Selection(indices, sign, top.mean_magnitude)
 
     def log_probability(self, indices: Int64s, sign: int, update: npt.ArrayLike) -> Told:
-        """Return ln Pr[indices, sign | update], and the update's magnitude as in `Told`."""
+        """Return ln Pr[indices, sign | update], and the update's magnitude (see `Told`)."""
         vector = flat_vector(update)
         plan = self.plan(len(vector))
         top = TopSet(vector, plan.topk, sign)

@@ -131,7 +131,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return how many of the smallest and of the largest 16-bit digits mean NaN or infinity.
+    """Return n such that the n smallest and the n largest digits are those of NaN or infinity.
 
     A digit is the top 16 bits of a float's key (see `_key`).
     """
@@ -149,10 +149,10 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return the key of a float: an integer. Keys are ordered as the floats are.
+    """Return the key of a float: an integer. Keys are ordered as the floats are, if `flip` is 0.
 
-    `bits` are the float's bits as an integer, and `magnitude` masks all of them but the sign.
-    `flip` reverses the order.
+    They have the reverse order if `flip` is -1 (all bits inverted). `bits` are the float's bits as
+    an integer, and `magnitude` masks all of them but the sign.
     """
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.

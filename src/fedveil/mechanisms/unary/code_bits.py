@@ -1,9 +1,9 @@
 """Perturbed one-hot codes, packed as bits.
 
-Bit `i * states + k` of the packed codes is bit k of parameter i's code, which stands for the state
-k - cells. The lowest bit of a byte comes first. A single 1 follows the last bit, and zeros fill the
-last byte. So the number of bits can be read from the bytes, and codes can be packed in only one
-way.
+Bit `i * states + k` of the packed codes is bit k of parameter i's code. This bit stands for the
+state `k - cells`: the states are the whole numbers from -cells to cells. The lowest bit of a byte
+comes first. A single 1 follows the last bit, and zeros fill the last byte. So the number of bits
+can be read from the bytes, and codes can be packed in only one way.
 """
 
 from __future__ import annotations
