@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def job(*settings: str) -> fedveil.Job:
-    small = ["rounds=2", "clients.number=101", "clients.fraction=1.0", "data.split=iid"]
+    small = ["rounds=2", "clients.number=130", "clients.fraction=0.78", "data.split=iid"]
     fixed = ["model=logistic", "simulation.masks=false", "record.page=false"]
     return fedveil.Job.load(None, [*small, *fixed, "protection=distributed_dp", *settings])
 
@@ -56,7 +56,7 @@ def test_they_give_the_bytes_of_one_thread(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "setting", ["clients.number=99", "simulation.workers=2", "training.engine=vmap"]
+    "setting", ["clients.number=127", "simulation.workers=2", "training.engine=vmap"]
 )
 def test_few_clients_and_named_workers_have_none(setting: str) -> None:
     assert fork_count(job()) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import re
@@ -21,7 +22,7 @@ from fedveil.base import plain_text
 from fedveil.base.message import encode
 from fedveil.base.quantity import quantity
 from fedveil.engine.cluster import membership, start
-from fedveil.engine.cluster.machine import Played
+from fedveil.engine.cluster.machine import Machine, Played
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import groups, placed
 from fedveil.engine.cluster.shards import Shards, pieces
@@ -416,3 +417,25 @@ def test_modules_travel_as_files_without_their_data(
     assert not list(away.rglob("*.csv"))
     for name in ("carried", "package", "package.helper"):
         del sys.modules[name]
+
+
+def test_a_machine_that_is_given_up_takes_its_folder_along() -> None:
+    @dataclass
+    class Packed:
+        sources: bytes
+        folders: list[Path]
+
+        def unpacked(self, folder: Path) -> None:
+            self.folders.append(folder)
+            (folder / "own.py").write_text("made = 7")
+
+    folders: list[Path] = []
+    for _ in ("is closed", "is given up"):
+        machine = Machine(Packed(b"an archive", folders), "one", 2)  # type: ignore[arg-type]
+        assert (folders[-1] / "own.py").exists()
+        if len(folders) == 1:
+            machine.close()
+            assert not folders[0].exists()
+    del machine
+    gc.collect()
+    assert [folder for folder in folders if folder.exists()] == []

@@ -20,10 +20,10 @@ def job(protection: str) -> Job:
     return Job(
         name="beside",
         rounds=2,
-        clients={"number": 5, "fraction": 1.0},
+        clients={"number": 7, "fraction": 0.72},
         data={"name": "parts:data"},
         model="parts:plain",
-        training={"epochs": 1, "batch_size": 5, "lr": 0.2},
+        training={"epochs": 1, "batch_size": 4, "lr": 0.2},
         simulation={"workers": 0},
         protection={"name": protection, "pw_encrypt": secure, "distributed_dp": secure},
     )
