@@ -81,7 +81,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write the keystream to `target` without the buffer, except to a short rest at its end.
+        """Write keystream into `target` without the buffer, except into a short rest at its end.
 
         Returns the number of bytes written.
         """

@@ -53,7 +53,11 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return every lower bound on epsilon, and the share of coins that were guessed right."""
+        """Return the results of the audit, to be compared with the epsilon of `claim`.
+
+        They are lower bounds on epsilon, the largest bound that this number of canaries can show,
+        and the fraction of coins that were guessed right.
+        """
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
@@ -139,8 +143,9 @@ class Canvass:
 
         It is the distance between the means of two releases that differ in one client's data,
         divided by the noise's standard deviation. `uncertain` is the sampling error of `distance`,
-        or 0 if there is none. The result's field `unseen` is the largest true epsilon that this
-        bound would probably have missed.
+        or 0 if there is none. `name` names the bound, and `cases` is the number of measurements.
+        The result's field `unseen` is the largest true epsilon that this bound would probably have
+        missed.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -153,10 +158,10 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield a lower bound on epsilon for each kind of random choice in the canaries' reports.
+        """Yield lower bounds on epsilon from the random choices in the canaries' reports.
 
-        A bound follows from the number of choices that report the truth, in single reports or in
-        pairs.
+        A mechanism may state the truth or a random value at each choice. A bound follows from the
+        number of choices that state the truth: in single reports, or in both reports of a pair.
         """
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):

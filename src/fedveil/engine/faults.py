@@ -104,9 +104,10 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the fault plan. It maps points of a round to the share of the cohort that drops out
-    there. `phases` maps all points, in order, to the phases of this protection. A point is mapped
-    to None if clients have nothing left to answer then.
+    `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
+    fraction of the cohort that drops out there. `phases` maps the phase names of all protections,
+    in order, to the phases of this protection. A name is mapped to None if clients of this
+    protection have nothing left to answer at that point.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

@@ -27,7 +27,8 @@ class ModelShape:
 
     `classes` is the number of the model's outputs. `target_shape` is the shape of one target, for a
     user's own task (`data.lone_records`). `whole_targets` is True if such targets are integers.
-    `whole_examples` is True if each example is one array of integers.
+    `whole_examples` is True if each example is one array of integers. `fingerprint` is a digest of
+    the model's tensors, or "" if it is not yet known.
     """
 
     example_shape: Shape

@@ -62,7 +62,7 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return `problems`, in which the file's names replace fedveil's keys at the beginning.
+        """Return `problems` with the key that starts each sentence named as in the file.
 
         Keys in `overridden` were not set by the file, so they keep fedveil's names. Problems that
         the translation has already reported are omitted.

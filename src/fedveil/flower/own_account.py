@@ -35,8 +35,8 @@ _ROUNDING = 1 + 1e-9
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     """Count one more requested report of a job, in the file `path`.
 
-    Raises `ClientWithheld` if there are more than `limit`. `spending` is the report's cost. Reports
-    with an infinite loss are not counted.
+    Raises `ClientWithheld` if `limit` reports have been counted already. `spending` is the report's
+    cost. Reports with an infinite loss have no guarantee and are not counted.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return

@@ -231,7 +231,10 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Let the server process a client's encoded message. Returns why it refuses it, or None."""
+        """Pass a client's encoded message to the server. Returns the server's reason to refuse it.
+
+        Returns None if the server accepts the message.
+        """
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:

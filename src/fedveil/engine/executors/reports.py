@@ -27,7 +27,10 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add the report in `answer` to `server`. Returns the answer without the report."""
+    """Add the report in `answer` to the sum in `server`. Returns the answer without the report.
+
+    An answer that has no report is returned unchanged.
+    """
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort

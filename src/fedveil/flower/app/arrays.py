@@ -32,7 +32,7 @@ STATISTICS = ("*running_mean", "*running_var")
 
 @dataclass(frozen=True)
 class Place:
-    """The position of one array in the vector."""
+    """The name, type and shape of one array, and its slice of the vector."""
 
     name: str
     dtype: np.dtype[Any]
@@ -43,8 +43,9 @@ class Place:
 class ArrayLayout:
     """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
 
-    `perturbed` is True if noise will be added to the vector. Then BatchNorm's statistics are
-    unsupported too, because a noisy variance may be negative.
+    Arrays whose names match a pattern in `keep` are left out. `perturbed` is True if noise will be
+    added to the vector. Then BatchNorm's statistics are unsupported too, because a noisy variance
+    may be negative.
     """
 
     def __init__(

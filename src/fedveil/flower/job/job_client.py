@@ -272,8 +272,8 @@ def _trained(
     """Return the answer in the phase in which clients train.
 
     The report is charged before any example is read. `asked` is the message to this client,
-    `common` the message to all. `half` makes the client's side of the protection from its number of
-    examples and the global weights. `time` fixes when the answer leaves.
+    `common` the message to all. `half` makes the client's side of the protection from the client's
+    number of examples and the global weights. `time` fixes when the answer leaves.
     """
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:

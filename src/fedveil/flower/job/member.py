@@ -41,7 +41,10 @@ class RoundTraining(Protocol):
     model: Update
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. Raises any error of training."""
+        """Return the client's update and number of examples. Raises any error of training.
+
+        `function` names the user's function that returns the client's examples, or is None.
+        """
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
