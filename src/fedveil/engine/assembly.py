@@ -68,7 +68,7 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
     """Load the dataset `name`, with the targets that the job's task learns.
 
     `name` defaults to the job's dataset. Under `privacy.unit: example`, each training record is
-    loaded independently of all others.
+    loaded on its own, so that an invalid record affects no other example.
     """
     apart, writers = job.privacy.unit == "example", job.data.split == "writers"
     targets = make_task(job).targets

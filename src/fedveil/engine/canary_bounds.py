@@ -40,9 +40,9 @@ Bound = Callable[[float], Measured]
 class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
-    `moved` is the largest distance by which replacing one client moves a release. `gaussian` is
-    True if the claim is about Gaussian noise. `measured` is True if this noise also has the same
-    size in every round.
+    A canary's coin is a secret bit that decides the sign of its updates. `moved` is the largest
+    distance by which replacing one client moves a release. `gaussian` is True if the claim is about
+    Gaussian noise. `measured` is True if this noise also has the same size in every round.
     """
 
     included: Bools
@@ -76,10 +76,10 @@ class Canvass:
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
         """Yield the lower bound on epsilon that follows from guessing the canaries' coins.
 
-        Coins are guessed from the difference between two rounds' sums. Yields nothing unless each
-        round rotates its sum differently (`Domain.moves`) and the noise has the same size in every
-        round. Also yields nothing if single reports reveal something: the coins are then guessed
-        from these.
+        A coin decides the sign of a canary's updates. It is guessed from the difference between two
+        rounds' sums. Yields nothing unless each round rotates its sum differently (`Domain.moves`)
+        and the noise has the same size in every round. Also yields nothing if single reports reveal
+        something: the coins are then guessed from these.
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):

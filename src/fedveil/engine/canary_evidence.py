@@ -105,7 +105,10 @@ class ChoiceTally:
         return np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Load and validate the state from a checkpoint of a run with `canaries` canaries."""
+        """Load and validate the counts, and the last reports, from a checkpoint's `state`.
+
+        `canaries` is the run's number of canaries.
+        """
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:

@@ -74,4 +74,7 @@ class Engine(ABC):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the executor. Clients may keep states in `folder`. `event` logs a line."""
+        """Start and return the executor, which delivers messages to the clients.
+
+        Clients may keep states in `folder`, the run's folder. `event` logs a line.
+        """

@@ -56,7 +56,10 @@ class ModelShape:
 
 
 def make_model(job: Job, shape: ModelShape) -> nn.Module:
-    """Return the model with its initial weights, drawn from the job's seed."""
+    """Return the job's model with its initial weights, drawn from the job's seed.
+
+    Raises `ModelInvalid` if `shape` has a fingerprint and the model has a different one.
+    """
     weights = job.training.class_weights
     if weights is not None and len(weights) != shape.classes:
         raise ModelInvalid(

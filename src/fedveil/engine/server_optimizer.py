@@ -47,8 +47,8 @@ class ServerOptimizer:
     ) -> npt.NDArray[np.float32]:
         """Return the new global weights.
 
-        `share` is the share of all clients whose reports are in `aggregate`. Raises `RoundVoid` and
-        changes nothing if a weight or moment would not be finite.
+        `share` is the fraction of all clients whose reports are in `aggregate`. Raises `RoundVoid`
+        and changes nothing if a weight or moment would not be finite.
         """
         new = np.empty(len(aggregate), np.float32)
         moments = {name: np.empty_like(moment) for name, moment in self._moments.items()}

@@ -65,7 +65,7 @@ class Folding:
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove the worker's sum, and return its pickle without arrays, and its arrays.
+        """Remove the worker's sum and return its pickle without arrays, and its arrays.
 
         An array that fits into the shared memory `room` is copied there and returned as (begin,
         end). Any other array is returned as bytes.
