@@ -84,7 +84,10 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, validated again. Used after counting the data."""
+        """Return this job with `number` clients, checked again.
+
+        Used for jobs whose number of clients is only known from their data.
+        """
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)

@@ -78,7 +78,10 @@ class StateFolder:
 
 
 class SealedState:
-    """A client's state in one job. `records` are the records in the state of its Flower context."""
+    """A client's encrypted state in one job.
+
+    It is a record in `records`, the state of the client's Flower context.
+    """
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")

@@ -1,4 +1,4 @@
-"""The loop that drives a round: it carries messages between server and clients, and counts them."""
+"""The loop that drives a round: carries messages between server and clients, counts answers."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
 
 
 def _check_own_job(files: OwnFiles, member: Member) -> None:
-    """Raise an error if the app's job differs from the operator's own copy of the job.
+    """Raise an error if the app's job differs from the operator's own copy of the job, if any.
 
     The app comes from the server. Every guarantee depends on its job: on the protection, the
     threshold, the number of rounds and more.

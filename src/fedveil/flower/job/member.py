@@ -48,7 +48,10 @@ class RoundTraining(Protocol):
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function to call once the report is made. It saves the state that the client keeps."""
+        """A function to call once the report is made. It saves the state that the client keeps.
+
+        It takes the protection and the server's message that asked for the report.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], client: ClientId) -> Member:
-        """Return the member `client` of a node configuration."""
+        """Return the client number `client`, as the node configuration `config` describes it."""
         folder = _text(config, STATE_FOLDER)
         seeded = config.get("seeded", False)
         if not isinstance(seeded, bool):
