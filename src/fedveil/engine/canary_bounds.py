@@ -160,7 +160,7 @@ class Canvass:
     def _by_choices(self) -> Iterator[Bound]:
         """Yield lower bounds on epsilon from the random choices in the canaries' reports.
 
-        A mechanism may state the truth or a random value at each choice. A bound follows from the
+        At each choice, a mechanism states the truth or a random value. A bound follows from the
         number of choices that state the truth: in single reports, or in both reports of a pair.
         """
         tally = self.reports.tally

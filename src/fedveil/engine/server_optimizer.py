@@ -73,7 +73,8 @@ class ServerOptimizer:
         """Return the step to add to the weights, and the new moments.
 
         `d` is the aggregate and `share` the share of all clients whose reports are in it. `moments`
-        are the moments before this step, by name. All arrays have the same slice of the entries.
+        are the moments before this step, by name. All arrays hold the same slice of the model's
+        entries.
         """
         s = self._settings
         if s.optimizer == "none":

@@ -35,11 +35,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A short run of one protection. `candidate` is None for the run without protection.
+    """A short run of one protection.
 
-    `metric` is the name of the main metric, `better` says if high or low values are better, and
-    `value` is its last value. `examples` is a text that says on which examples it was measured. A
-    failed trial has a `failure` reason and the value NaN.
+    `candidate` is None for the untrained model and for the run without protection. `metric` is the
+    name of the main metric, `better` says if high or low values are better, and `value` is its last
+    value. `examples` is a text that says on which examples it was measured. A failed trial has a
+    `failure` reason and the value NaN.
     """
 
     name: str

@@ -29,7 +29,8 @@ def encoded(answer: Answer) -> Answer:
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
     """Add the report in `answer` to the sum in `server`. Returns the answer without the report.
 
-    An answer that has no report is returned unchanged.
+    Returns `Refused` if the server rejects the report. An answer that has no report is returned
+    unchanged.
     """
     if not isinstance(answer, Made):
         return answer

@@ -114,7 +114,7 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update. The clients' own arrays are unchanged."""
+        """Return the record's arrays plus the update. Arrays that stay at clients are unchanged."""
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):

@@ -94,7 +94,7 @@ def own_roster(
     by its own keys and then read every update. For the same reason this raises `DeploymentError` if
     `protection` needs no keys although the operator gave `roster` or `identity`: the server may
     have removed active security. It also raises it if the protection needs keys and there is no
-    `roster`. The result is empty if neither side needs keys.
+    `roster`. The result is empty if the protection needs no keys and the operator gave none.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

@@ -152,7 +152,7 @@ class _Misaddressed(Exception):
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return the answer, or a fixed word such as `FAILED` if there is an error.
+    """Return the result of `answer()`, or a fixed word such as `FAILED` if it raises an error.
 
     If the error were raised, Flower would send its text, which may contain data.
     """

@@ -80,7 +80,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], client: ClientId) -> Member:
-        """Return the client number `client`, as the node configuration `config` describes it."""
+        """Return the member for client number `client`, from the node configuration `config`."""
         folder = _text(config, STATE_FOLDER)
         seeded = config.get("seeded", False)
         if not isinstance(seeded, bool):
