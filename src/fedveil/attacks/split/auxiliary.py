@@ -69,7 +69,10 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`."""
+    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`.
+
+    Without protection the result is `seen`.
+    """
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
