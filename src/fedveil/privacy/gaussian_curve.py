@@ -43,10 +43,10 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 
 
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
-    """Return True if Gaussian noise of this ratio is clearly (epsilon, delta)-private.
+    """Return True if Gaussian noise of this ratio is certainly (epsilon, delta)-private.
 
-    The ratio is the noise's standard deviation over the sensitivity. If it is only just large
-    enough, the result may be False.
+    `ratio` is the noise's standard deviation over the sensitivity. If the ratio is only just large
+    enough, rounding errors may make the result False.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)

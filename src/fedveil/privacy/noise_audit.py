@@ -103,7 +103,7 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on the distance that replacing a client moves `rounds` releases.
+    """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
     The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
     of a client is measured too. `moves` has an entry for each client: how far the releases lie in

@@ -45,9 +45,9 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports in this way.
+        """Return an empty sum that combines reports in the chosen way.
 
-        `plain` is an empty ordinary sum, which some ways use.
+        `plain` is an empty sum that adds reports exactly. The mean and the norm bound use it.
         """
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
