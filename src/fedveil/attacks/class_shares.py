@@ -129,7 +129,7 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` simulated clients, and return their updates.
+        """Train `number` simulated clients on random `examples`, and return their updates.
 
         If `has` is True, most examples of each client are of class `wanted`. Otherwise at most half
         are.

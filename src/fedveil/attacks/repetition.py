@@ -61,7 +61,7 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Return three measures of an estimate of the update: cosine, correlation and relative error.
+    """Compare an estimate with the true update. Returns cosine, correlation and relative error.
 
     The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
     correlation is 0 if a vector is constant.

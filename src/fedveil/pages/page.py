@@ -187,7 +187,7 @@ def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Format a text as HTML. Words between backticks become code, and numbers are not broken."""
+    """Format a text as HTML. Words in backticks become code, and numbers stay on one line."""
     return re.sub(r"`([^`]+)`", lambda code: f"<code>{_breakable(code[1])}</code>",
                   _unbroken(escape(text)))  # fmt: skip
 

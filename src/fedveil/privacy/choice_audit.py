@@ -63,8 +63,8 @@ class Counted:
         """Return the largest true epsilon at which the counts would probably not refute `claim`.
 
         At a larger true epsilon, enough choices are expected to report the truth. The result is
-        infinite if not even all choices would refute the claim. `chance` and `error` are as in
-        `lower_bound`.
+        infinite if the counts could not refute the claim even if all choices reported the truth.
+        `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):

@@ -244,10 +244,10 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon at `delta`, and the share of `delta` that was reserved.
+    """Return the least epsilon at `delta`, and the share of `delta` that covers errors.
 
     `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
-    bound on the epsilon. The reserve covers the probability that is missing from `total`.
+    bound on the epsilon. The errors are the probability that is missing from `total`.
     """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
@@ -256,7 +256,7 @@ def _untilt(
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """Return ln delta: log_mass - tilt * epsilon + ln of the tilted weights above `epsilon`."""
+        """Return ln of the delta at `epsilon`, from the tilted weights of the losses above it."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())

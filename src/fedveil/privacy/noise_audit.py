@@ -50,7 +50,10 @@ class MeasuredNoise:
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Load the fields that `state` returned, from an untrusted checkpoint."""
+        """Load the measured noise from `state`, which comes from an untrusted checkpoint.
+
+        Raises `ValueError` for impossible values.
+        """
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)

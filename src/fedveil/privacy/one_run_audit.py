@@ -213,9 +213,10 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing all canaries' coins: a lower bound on epsilon, and `right` guesses.
+    """Result of guessing all canaries' coins: a lower bound on epsilon.
 
-    `unseen` is the largest true epsilon at which the bound would probably not refute the claim.
+    `right` is the number of right guesses. `unseen` is the largest true epsilon at which the bound
+    would probably not refute the claim.
     """
 
     bound: float

@@ -120,9 +120,10 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, without the share of clip bits that `mean` has if the clip moves.
+        """Return the mean update in `mean`, the mechanism's result.
 
-        `mean` is the mechanism's result, and `state` has the clip of the round.
+        If the clip moves, `mean` ends with the mean of the clip bits, which is left out. `state`
+        has the clip of the round.
         """
         return self._parted(mean, state)[0]
 

@@ -84,8 +84,8 @@ class Description(Audited):
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        `fedveil budget --target-epsilon` searches for its value. A parameter that the class names
-        by a string costs less if it is smaller.
+        `fedveil budget --target-epsilon` searches for its value. If the class gives only the
+        parameter's name, a smaller value costs less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named

@@ -57,7 +57,7 @@ class OneReportRound(PhasedRound):
 
 
 class OneReportClient(ABC):
-    """A client half that answers the round's opening with its only report."""
+    """The client half of a round in which every client sends one report, as its only answer."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context

@@ -82,9 +82,10 @@ class PWEncryptSettings(SecureSumSettings):
     def central_noise(
         self, step: float, dimension: int, apart: float | None
     ) -> CentralNoise | None:
-        """Return the noise that the server adds to sums in multiples of `step`, or None.
+        """Return the noise that the server adds to sums in multiples of `step`.
 
-        `dimension` is the number of entries of an update. `apart` is as in `JobContext`.
+        Returns None without `central_eps`. `dimension` is the number of entries of an update.
+        `apart` is as in `JobContext`.
         """
         if self.central_eps is None:
             return None

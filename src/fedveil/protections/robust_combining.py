@@ -76,10 +76,11 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. The value is their number times the mean of the middle values.
+    """Stores all reports. Its value is their number times the mean of the middle values.
 
-    The middle values are found entry by entry. `cut` is the share of an entry's values that is
-    dropped at each end, rounded up to whole reports. At least the one or two middle values remain.
+    So dividing by the number of reports gives that mean. The middle values are found entry by
+    entry. `cut` is the share of an entry's values that is dropped at each end, rounded up to whole
+    reports. At least the one or two middle values remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -75,9 +75,9 @@ class Client:
     ) -> Message:
         """Return the answer to a message of the server.
 
-        In the masked phase the answer is `vector`, masked in place. `origin` is a digest of the
-        public values from which the vector was computed, such as the model. It must be equal for
-        all clients.
+        If the message asks for the masked vector, the answer has `vector`, which is masked in
+        place. `origin` is a digest of the public values from which the vector was computed, such as
+        the model. It must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL

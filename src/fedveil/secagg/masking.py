@@ -60,7 +60,7 @@ class Ring:
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
         """Convert ring elements to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
 
-        `lanes` may be the beginning of `out`, because they are read from the end.
+        `lanes` may share memory with the beginning of `out`: the conversion starts at the end.
         """
         numbers = np.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits

@@ -78,7 +78,7 @@ class Terms:
 
     @cached_property
     def context(self) -> bytes:
-        """Return a digest of all terms except the roster. It binds keys, shares and signatures."""
+        """Return a digest of all terms except the roster. Keys, shares and signatures use it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
         return hashlib.sha256(b"fedveil secure aggregation 3" + encode(terms)).digest()

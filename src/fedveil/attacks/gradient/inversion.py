@@ -113,7 +113,10 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield the attacker's views, one round after another. Each round has other clients."""
+        """Yield a view of each report or aggregate, one simulated round after another, without end.
+
+        Each round has other clients.
+        """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)

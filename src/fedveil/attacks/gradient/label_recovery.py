@@ -58,12 +58,12 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """Return, for each class, the mean of softmax minus label over the client's examples.
+    """Return each class's error: the mean of softmax minus label over the client's examples.
 
     The result is known up to a factor. It equals the gradient of cross-entropy in the last bias.
-    Row c of the last weight's gradient is class c's error times the layer's input. If the reading
-    gives the bias exactly, only the bias is used. Otherwise each row gives one value: its
-    regression on the layer's typical inputs, with every entry weighted as in the reading. For a
+    Row c of the last weight's gradient is class c's error times the layer's input. If the report
+    reveals the bias's gradient exactly, only that is used. Otherwise each row gives one value: its
+    regression on the layer's typical inputs, with every entry weighted by its reliability. For a
     single example and a layer without bias, all rows are multiples of one vector, and the result
     consists of these multiples.
     """

@@ -58,7 +58,7 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report of `outputs`.
+    """Return the expectation of a report of `outputs`, the attacked part's true outputs.
 
     Without protection it is `outputs`. Under EmbeddingDP it is the probability that each bit is 1.
     """

@@ -45,15 +45,15 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the features of every part that reads one column of numbers, and perhaps words.
+    """Reconstruct the inputs of every part that reads one column of numbers, and perhaps words.
 
-    The metrics depend on the features:
+    The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
     - Other numbers: the correlation with the truth, as the median over the features.
-    - Words: the share that is right. It is compared with the share that guessing the most common
-      public word of each column gets right.
+    - Words: the share of words that are right. It is compared with the share for an attacker who
+      guesses the most common public word of each column.
     """
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)

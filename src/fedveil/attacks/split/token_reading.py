@@ -29,10 +29,10 @@ def lie(eps: float | None) -> float:
 
 
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
-    """Return the index of the nearest row of a known table for each sent vector.
+    """Return, for each vector in `sent`, the index of the nearest row of the table `known`.
 
-    `sent` is [tokens, values], and `known` is [words, values]. Bits are compared with the bits of
-    the table. Ties go to the first row.
+    `sent` is [tokens, values], and `known` is [words, values]. If EmbeddingDP's bits were sent, the
+    table must have bits too. Ties go to the first row.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)
@@ -79,12 +79,12 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """Estimate a table of words' vectors from messages whose text is known.
+    """Estimate a table of word vectors from messages whose text is known.
 
-    `sent` is [tokens, values], and `tokens` are the words in these messages. Returns the mean
-    message of each word, and the number of times that the word occurs. If the messages are bits,
-    one extra report of 1/2 is included, so that a mean is a probability strictly between 0 and 1. A
-    word that never occurs gets the mean of all messages.
+    `sent` is [tokens, values], `tokens` are the words in these messages, and `words` is the size of
+    the vocabulary. Returns the mean message of each word, and the number of times that the word
+    occurs. Every word has one extra message: the mean of all messages. So the mean of bits is
+    strictly between 0 and 1, and a word that never occurs gets the mean of all messages.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))

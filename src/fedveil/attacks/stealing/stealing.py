@@ -118,7 +118,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """Copy the target with the clients of one cohort, which hold about `wanted` examples."""
+    """Copy the target with one cohort of clients, which hold about `wanted` examples in total."""
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
     held = [target.rows(client)[:each] for client in range(cohort)]
@@ -161,7 +161,8 @@ def _played(
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
     """Play a round in which clients train a model with an imprint.
 
-    Returns the target with this model, the imprint, the readings of the reports, and the aggregate.
+    Returns the target with this model, the imprint, the attacker's estimates from the reports, and
+    the aggregate.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(
