@@ -31,10 +31,10 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return the digest of what clients have been shown before they deal shares.
+    """Return the digest of everything that the server shows to clients before they deal shares.
 
-    It covers the terms and, in the complete graph, all keys (`public`). In a sparse graph, clients
-    have different neighbourhoods and only the terms in common.
+    It covers the terms and, in the complete graph, each client's two public keys (`public`). In a
+    sparse graph it covers only the terms, because clients have different neighbourhoods.
     """
     fields: dict[str, Value] = {"context": terms.context}
     if terms.neighbours is None:
@@ -46,10 +46,10 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Return the digest of what clients have been shown before they mask vectors.
+    """Return the digest of everything that the server shows to clients before they mask vectors.
 
-    It covers `keys` (the digest of `keys_view`), `origin` (the digest of what the vectors are made
-    from) and, in the complete graph, the clients that share secrets (`sharers`).
+    It covers `keys` (the digest of `keys_view`), `origin` (the digest of the data from which the
+    vectors are made) and, in the complete graph, the clients that share secrets (`sharers`).
     """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:
