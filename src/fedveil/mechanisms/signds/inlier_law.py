@@ -100,7 +100,7 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that a selection reaches the threshold if its eps were `eps`."""
+        """Return the probability that a selection reaches the threshold at the epsilon `eps`."""
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps

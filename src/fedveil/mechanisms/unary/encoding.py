@@ -164,9 +164,9 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """Return the states of `start + update`, and the number of sums that were clipped.
+        """Return the states of `start + update`, and the number of its entries that were clipped.
 
-        Raises `InvalidValue` if the update is not finite or a sum is NaN.
+        Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
         if self.rounding == "nearest":
             return nearest_moved(start, update, self.cells, self.value_range)
