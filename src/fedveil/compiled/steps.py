@@ -25,9 +25,10 @@ def train(
 
     The client's weights are the first len(start) entries of m. Under SGD without momentum or decay
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
-    `first` is the first operation with weights, `y` the address of the targets, and `weights` the
-    weights of the classes. `begun` is True if m already holds the weights of `start`, as it does
-    after every call. `hold` permits deferred steps (see `deferred_steps`).
+    `order` has the indices of the examples of all epochs in order. `first` is the first operation
+    with weights, `y` the address of the targets, and `weights` the weights of the classes. `begun`
+    is True if m already holds the weights of `start`, as it does after every call. `hold` permits
+    deferred steps (see `deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:

@@ -109,10 +109,10 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Generate a loop of `count` turns. Returns the values after the last turn.
+        """Generate a loop of `count` iterations. Returns the values after the last iteration.
 
-        `body` gets the number of a turn and the values before it, and returns the values after it.
-        `start` are the values before the first turn.
+        `start` are the values before the first iteration. `body` gets the number of an iteration
+        and the values before it, and returns the values after it.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")

@@ -55,9 +55,9 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert an OSError about `path` into `DataUnavailable`.
+    """Context manager: converts an OSError about `path` into `DataUnavailable`.
 
-    `done` is the participle for its message: the file cannot be read, or written.
+    `done` ends the message "PATH cannot be ...", for example with "read" or "written".
     """
     try:
         yield

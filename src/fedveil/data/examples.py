@@ -168,7 +168,7 @@ def owner_codes(owners: Any) -> Labels:
     """Number the owners 0..k-1 in sorted order. Returns the number of each example's owner.
 
     Owners are integers or strings, but not both. Strings are sorted by code point. Raises
-    ValueError for anything else; the message is the end of a sentence.
+    ValueError for anything else. Its message lacks the subject, which the caller adds.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:

@@ -181,9 +181,9 @@ def _draw(
 ) -> Int64s:
     """Return how many examples of each class are drawn in `size` draws without replacement.
 
-    `stock` has the remaining examples of each class. If a class is used up, its draws are rejected
-    and repeated. This has the same distribution as drawing one by one among the classes that
-    remain.
+    A class is drawn with a probability proportional to exp(`log_mixture`), and `stock` has the
+    number of its remaining examples. If a class is used up, its draws are rejected and repeated.
+    This has the same distribution as drawing one by one among the classes that remain.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:

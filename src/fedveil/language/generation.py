@@ -94,7 +94,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request. Its random choices come from `seed` or, without it, from the system."""
+        """Create a request. Its random choices come from `seed`, or from the system by default."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 

@@ -53,7 +53,10 @@ class TrainingPlan:
 
     @property
     def plain_sgd(self) -> bool:
-        """True for SGD without state: w -= lr * (gradient + weight_decay * w)."""
+        """True for SGD without momentum and without changes of the gradient, such as clipping.
+
+        A step is w -= lr * (gradient + weight_decay * w).
+        """
         return self.optimizer == "sgd" and self.momentum == 0 and not self.changes_gradients
 
     @property
@@ -151,7 +154,7 @@ class Trainer(Protocol):
 
 
 class OneThread:
-    """A trainer for a single thread, which compiles nothing."""
+    """Base class of trainers that use one thread and compile nothing."""
 
     chunk = least = 1
     native = own_step = False

@@ -131,7 +131,10 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings. Those of transformers and peft concern settings that fedveil makes."""
+    """Context manager: suppresses warnings.
+
+    Those of transformers and peft are about settings that fedveil chooses, not the user.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

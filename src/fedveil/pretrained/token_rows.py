@@ -34,7 +34,7 @@ class TokenRows:
         self.size: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, *, marked: bool = False) -> list[int]:
-        """Return a text's tokens, with those for begin and end if `marked`."""
+        """Return a text's tokens. With `marked`, the tokeniser adds its begin and end tokens."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
         return found
 

@@ -112,8 +112,8 @@ class ColumnDrift:
     """Comparison of one column between new rows and training rows.
 
     `unseen` maps words that no training row has to their number of new rows. `psi` (stability
-    index) and `ks` (Kolmogorov-Smirnov) are None if there are too few new rows, `ks` also for
-    words.
+    index) and `ks` (Kolmogorov-Smirnov) are None if there are too few new rows, and `ks` also for
+    words. `ks_p` is the p-value of `ks`.
     """
 
     column: str
@@ -146,7 +146,10 @@ class ColumnDrift:
 
 
 def drift(summary: Summary, table: Table) -> list[ColumnDrift]:
-    """Compare every column of new rows with the training rows, in the order of the summary."""
+    """Compare the new rows in `table` with the training rows that `summary` describes.
+
+    Returns a comparison of each column, in the order of the summary.
+    """
     return [
         _of_numbers(name, column, summary.rows, table)
         if isinstance(column, NumberSummary)
