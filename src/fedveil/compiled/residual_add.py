@@ -35,7 +35,7 @@ def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the output gradient dy to the input gradient dx.
+    """Add the output gradient dy of the branch `op` to the input gradient dx.
 
     `join_back` has already written the other part of dx, which comes from the end of the
     connection.

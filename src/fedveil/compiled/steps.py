@@ -94,7 +94,7 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 
 
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
-    """Copy the model's vector `flat` into the packed layout.
+    """Copy the model's vector `flat` to `packed`, in the layout of native code.
 
     Each row of `places` describes a weight: its first entry in the vector, and in packed memory;
     for each of four dimensions the size, the stride in the vector and the stride in packed memory;

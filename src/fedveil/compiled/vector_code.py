@@ -80,7 +80,10 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector whose entry i sums the lanes of `vectors[i]`. There are 2^n vectors."""
+        """Return a vector whose entry i is the sum of the lanes of `vectors[i]`.
+
+        The number of vectors must be a power of two.
+        """
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:

@@ -195,7 +195,11 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is one client, in the owners' sorted order."""
+    """Return the partition in which each owner is one client, in the owners' sorted order.
+
+    `owners` has one owner for each example. Raises `InvalidValue` if `clients` is given and is not
+    the number of owners.
+    """
     try:
         holder = owner_codes(owners)
     except ValueError as error:

@@ -54,7 +54,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return inputs (each example's tokens without the last) and targets (the tokens after)."""
+    """Return inputs, each example's tokens but the last, and targets, its tokens but the first."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

@@ -107,7 +107,8 @@ def _maker(
 def _lines(path: Path, task: str, *, apart: bool) -> Iterator[dict[str, str]]:
     """Yield the lines of a file as dicts. Raises `DataInvalid` for an invalid line.
 
-    With `apart`, an invalid line is yielded with a single key: the client of the line before.
+    With `apart`, an invalid line raises no error. It is yielded as a dict with only a client, that
+    of the line before.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

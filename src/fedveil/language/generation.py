@@ -187,13 +187,16 @@ def write(
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
     `tell` is called with the bytes of every new token. The text ends before a vector that would
-    bring its epsilon above `most`. Raises `LimitReached` if the prompt alone would.
+    bring the text's epsilon above `most`. Raises `LimitReached` if the prompt alone would.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: compute its layers' outputs until the leader sends `enough`."""
+    """Run the follower's side: compute its layers' outputs until the leader sends `enough`.
+
+    If EmbeddingDP protects the outputs, its reports are drawn from `noise`.
+    """
     return party.announcing_failure(_assist(party, noise))
 
 

@@ -123,9 +123,9 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return an object that computes clipped gradients of `model`, or None if it cannot.
+        """Return the object for `model`, or None unless `model` is one dense layer.
 
-        The model must be one dense layer, which may follow a flattening.
+        A flattening may precede the layer.
         """
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]

@@ -103,7 +103,7 @@ _STEPS = ("collate", "forward", "optimizer", "train")
 
 
 def own_steps(task: Task) -> list[str]:
-    """Return the names of the methods of the training, other than `loss`, that a task overrides."""
+    """Return the names of the training methods, other than `loss`, that a task overrides."""
     return [name for name in _STEPS if getattr(type(task), name) is not getattr(Task, name)]
 
 

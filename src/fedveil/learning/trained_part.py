@@ -204,7 +204,7 @@ def as_floats(x: Array) -> Array:
 def taken(model: nn.Module, x: Array) -> Array:
     """Convert examples for the model: to int64 if it has an embedding, otherwise to float32.
 
-    Raises `ModelInvalid` for integers that float32 cannot represent exactly.
+    Without an embedding, raises `ModelInvalid` for integers that float32 cannot represent exactly.
     """
     if not is_plain(x) or x.dtype == np.float32:
         return x

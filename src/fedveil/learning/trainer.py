@@ -148,8 +148,9 @@ class Trainer(Protocol):
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """Yield the clients' updates in order, several at a time, as the rows of an array.
 
-        With the array comes, for each client, the exception that its training raised, or None. The
-        row of a failed client has no meaning. An array is valid until the next yield.
+        Each array comes with a list that has, for each client, the exception that its training
+        raised, or None. The row of a failed client has no meaning. An array is valid until the next
+        yield.
         """
 
 

@@ -129,8 +129,8 @@ class DistributedGaussian(NoiseShares):
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
     cover the range from -clip to clip.
 
-    `apart` is a distance below 2 · clip that the maker of the vectors promises for any two vectors
-    of a client, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
+    `apart` is a distance below 2 · clip. The caller promises that no two possible vectors of a
+    client are further apart, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
     """
 
     # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance

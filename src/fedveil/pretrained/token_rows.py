@@ -60,7 +60,7 @@ class TokenRows:
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return a row of inputs (tokens without the last) and one of targets (the tokens after).
+        """Return a row of inputs, `ids` but the last, and a row of targets, `ids` but the first.
 
         Targets before the position `known` are ignored in training.
         """

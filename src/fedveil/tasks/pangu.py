@@ -61,7 +61,10 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the model's three parts. Only the parts of the parties in `here` have modules."""
+        """Return the model's three parts. Only the parts of the parties in `here` have modules.
+
+        With None, all parties are here.
+        """
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:

@@ -83,7 +83,7 @@ class AliasTables:
             self._draw_block(rows[part], entropy, out[part])
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
-        """Fill `out` with independent symbols that are all drawn from one row."""
+        """Fill `out` with independent symbols, all drawn from the distribution of one row."""
         entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]

@@ -121,7 +121,8 @@ class InlierLaw:
     def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
         """Return two sums of (v - x) * weight: over v below the threshold, and over all other v.
 
-        v and its weight are as in `_weights`.
+        v is the number of selected dimensions in the top-k set, and its weight the number of
+        selections with this v.
         """
         below = sum(v * w for v, w in self._weights() if v < self._threshold)
         above = sum(v * w for v, w in self._weights() if v >= self._threshold)

@@ -83,7 +83,11 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return the distribution that `gap_law` approximates, as exact integer weights."""
+    """Return the exact distribution of the number of bits before the next flipped bit.
+
+    A bit is flipped with probability `q`. The result has integer weights, the last one for
+    `_LONGEST_GAP` or more bits.
+    """
     lie, both = q.as_integer_ratio()
     true = both - lie
     law = [true**gap * lie * both ** (_LONGEST_GAP - 1 - gap) for gap in range(_LONGEST_GAP)]

@@ -39,7 +39,7 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
 
 
 def packed_codes_size(bits: int) -> int:
-    """Return the number of bytes that hold `bits` bits and the 1 after them."""
+    """Return the number of bytes that hold `bits` bits and the 1 that marks their end."""
     return bits // 8 + 1
 
 

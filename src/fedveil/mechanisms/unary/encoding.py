@@ -210,7 +210,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return a sampler that jumps between flipped bits, or None if many bits are flipped."""
+        """Return a sampler that jumps between flipped bits, or None if flips are frequent."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 

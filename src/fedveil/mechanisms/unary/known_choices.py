@@ -43,7 +43,8 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
     """Return, for each kind of choice in `choices`, which choices in `report` tell the truth.
 
-    `values` are the true values. An entry is 1 for the truth, 0 for a lie, and -1 if unknown.
+    `values` are the true values. An entry is 1 for the truth, 0 for a lie, and -1 if that is
+    unknown or not tested.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -65,9 +66,9 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of `values`, and a mask of the values with a certain state.
+    """Return the states of `values`, and a mask of the values whose state is certain.
 
-    With random rounding, only a value that is exactly a state has a certain one.
+    With random rounding, only a value that lies exactly on a state has a certain state.
     """
     if encoding.rounding == "nearest":
         states = encoding.encode(values)

@@ -24,7 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of a code's states: the sum of all positive ones."""
+    """Return the largest possible sum of a code's states: the sum of all positive states."""
     return cells * (cells + 1) // 2
 
 

@@ -28,7 +28,7 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append `piece` to each of the columns `columns`. It is stored only once.
+        """Append the rows `piece` to each of the columns `columns`, but store them only once.
 
         All pieces of a column must have the same type.
         """

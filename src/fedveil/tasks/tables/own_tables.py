@@ -227,7 +227,8 @@ class _Chosen:
 class _Held:
     """A party's data: its columns for each subset of examples, and the encoding of its table.
 
-    The encoding is read from `kept` if given, and otherwise computed from the training rows.
+    The encoding is read from the file `kept` if given, and otherwise computed from the training
+    rows.
     """
 
     def __init__(

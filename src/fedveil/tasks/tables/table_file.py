@@ -108,7 +108,8 @@ class Table:
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
     """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
 
-    `reading` states the format of a CSV file, and `place` is its path in the job, for messages.
+    `reading` states the format of a CSV file, and `place` is the path of `reading` in the job, for
+    messages.
     """
     if is_parquet(path):
         return parquet_file.header(path)
