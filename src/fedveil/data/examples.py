@@ -93,8 +93,9 @@ def make_dataset(
 ) -> Dataset:
     """Check pairs of arrays (x, y) and return them as a data set. Raises `DataInvalid`.
 
-    By default, `classes` is one more than the largest label. Values are not scaled. If a pair's y
-    is None, the targets are the next tokens of x.
+    By default, `classes` is one more than the largest label. `owners` has the owner of each
+    training example, or is None. Values are not scaled. If a pair's y is None, the targets are the
+    next tokens of x.
     """
     parts = {
         part: _examples(name, part, x, y, targets)

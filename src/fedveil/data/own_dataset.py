@@ -44,7 +44,10 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function `name` and return its result as a data set. Raises `DataInvalid`."""
+    """Call the function `name` and return its result as a data set. Raises `DataInvalid`.
+
+    `targets` is the kind of targets that the task needs.
+    """
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 

@@ -83,6 +83,7 @@ def partition(
     """Split examples with these labels and owners by the method `split`, such as "iid".
 
     `clients` is the number of clients. It may be None if each owner is a client.
+    `shards_per_client` is for the method "shards", and `alpha` for "dirichlet".
     """
     choice("split", split, SPLITS)
     if split in ("by_client", "writers"):

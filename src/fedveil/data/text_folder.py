@@ -49,9 +49,10 @@ class TextForm:
 
 
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
-    """Return the texts in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
+    """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    With `apart`, an unusable training line raises no error. It becomes a record without effect.
+    Raises `DataUnavailable` or `DataInvalid`. With `apart`, an unusable training line raises no
+    error. It becomes a record without effect.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")

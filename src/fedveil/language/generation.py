@@ -201,7 +201,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a generated text: of a bit, of a token and of the whole text.
+    """Return the epsilons of the generated text `found`: of a bit, of a token and of the text.
 
     The list is empty without EmbeddingDP.
     """

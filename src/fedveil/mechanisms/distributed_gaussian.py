@@ -249,7 +249,7 @@ class DistributedGaussian(NoiseShares):
         """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
 
         Rounds towards zero without `entropy`, otherwise at random. Works in parts, which stay in
-        the cache.
+        the cache. `signs` are the rotation's signs, or None without rotation.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -367,10 +367,10 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 
 @compiled(_round_at_random_numpy)
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Write each entry to `out`, rounded up with probability equal to its fraction, otherwise down.
+    """Round each entry of `scaled` up with probability equal to its fraction, otherwise down.
 
-    The probability is exact to 2^-32. `uniform` has a random 32-bit word for each entry. Returns
-    the sum of the rounded entries' squares.
+    The probability is exact to 2^-32. `uniform` has a random 32-bit word for each entry. Writes the
+    results to `out`, and returns the sum of their squares.
     """
     total = 0
     for i in range(len(scaled)):

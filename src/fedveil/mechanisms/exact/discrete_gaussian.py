@@ -276,8 +276,9 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     """Write the cell that each random word draws to `out`, or a mark if it is undecided.
 
-    A word is undecided if its first 63 bits equal a threshold, because the true threshold has more
-    bits. Returns the number of undecided words.
+    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided if its first 63
+    bits equal a threshold, because the true threshold has more bits. Returns the number of
+    undecided words.
     """
     undecided = 0
     for i in range(len(words)):
@@ -312,9 +313,10 @@ def _add_cells(
 ) -> int:
     """Add the signed cell of words[i] to values[i], unless it is undecided or a negative zero.
 
-    A word's last bit is the sign, and its other 63 bits choose the cell. Negative zeros are left
-    out, because 0 would otherwise be drawn twice as often. Writes the indices of all entries that
-    are left out to `listed`, and returns their number.
+    A word's last bit is the sign, and its other 63 bits choose the cell by the tables of
+    `_cell_table`, `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise
+    be drawn twice as often. Writes the indices of all entries that are left out to `listed`, and
+    returns their number.
     """
     count = 0
     first = thresholds[0]

@@ -33,7 +33,7 @@ _RENORMALISE = 1 << 24
 
 
 def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
-    """Encode a set of numbers in 0..dim-1, given in ascending order."""
+    """Encode the set `indices` of numbers in 0..dim-1, given in ascending order."""
     members = np.asarray(indices)
     dim = integer("dim", dim, 1)
     if members.ndim != 1 or members.dtype.kind not in "iu":

@@ -190,7 +190,10 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key among entries with this digit (see `_boundary`)."""
+    """Return the smallest and the largest key among entries whose key has the digit `digit`.
+
+    The other arguments are as in `_boundary`.
+    """
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -204,7 +207,10 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the few entries whose key has this digit (see `_boundary`) to `out`."""
+    """Copy the few entries whose key has the digit `digit` to `out`.
+
+    The other arguments are as in `_boundary`.
+    """
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]

@@ -24,7 +24,10 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of a code's states: the sum of all positive states."""
+    """Return the largest possible sum of a code's states, that of all positive states.
+
+    The states are the whole numbers from -cells to cells.
+    """
     return cells * (cells + 1) // 2
 
 
@@ -47,7 +50,8 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
     """Return the distribution of a perturbed code's sum S for every own state, one per row.
 
     S is the sum of the states whose bits are 1. The own bit is 1 with probability p, and any other
-    with probability q. The relative error of every entry is below 2^-40.
+    with probability q. The relative error of every entry is below 2^-40. The states are the whole
+    numbers from -cells to cells.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -66,7 +70,7 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
     """Return the distribution of a perturbed code's sum S for one own state.
 
     S is the sum of the states whose bits are 1. The relative error is below 2^-40, as in
-    `sum_laws`.
+    `sum_laws`. The states are the whole numbers from -cells to cells.
     """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
@@ -115,7 +119,8 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
     """Return the distribution of a perturbed code's sum S for one own state, as integer weights.
 
-    S is the sum of the states whose bits are 1. The weights are exact.
+    S is the sum of the states whose bits are 1. The weights are exact. The states are the whole
+    numbers from -cells to cells.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

@@ -72,7 +72,7 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Create a zeroed array [rows, columns] in a file on disk.
+    """Create an array [rows, columns] of zeros, of the type `kind`, in a file on disk.
 
     Also returns a tensor that shares its memory.
     """

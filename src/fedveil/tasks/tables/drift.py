@@ -99,7 +99,10 @@ class Summary(Stored):
 
     @classmethod
     def of(cls, table: Table, names: Sequence[str], words: Sequence[str]) -> Summary:
-        """Summarise the columns `names`. Those in `words` contain words, all others numbers."""
+        """Summarise the columns `names` of the training rows in `table`.
+
+        The columns in `words` contain words, all others numbers.
+        """
         columns: dict[str, NumberSummary | WordSummary] = {
             name: (WordSummary if name in words else NumberSummary).of(table, name)
             for name in names
