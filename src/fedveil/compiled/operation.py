@@ -159,7 +159,10 @@ class Operation:
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for deferred steps, if supported, and return the columns for them."""
+        """Return the table columns for deferred steps, and reserve memory for these steps.
+
+        A batch has up to `batch` examples. The result is empty if the operation cannot defer steps.
+        """
         return {}
 
 

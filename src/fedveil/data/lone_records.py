@@ -39,7 +39,8 @@ class Form:
 
     - `shape`: the shape of an example, and of its targets if these are tokens.
     - `outputs`: the number of classes, numbers, truth values or different tokens.
-    - `target_shape`, `whole_targets`: shape of targets of kind "own", and True for integers.
+    - `target_shape`: the shape of a target, for a user's own kind of targets.
+    - `whole_targets`: True if such targets are integers.
     - `whole`: True if examples are integers, which are not converted to floats.
     """
 

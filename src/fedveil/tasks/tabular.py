@@ -118,7 +118,10 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature to mean 0 and variance 1 over the training rows. None may be constant."""
+    """Scale each feature to mean 0 and variance 1 over the training rows `train`.
+
+    No feature may be constant there.
+    """
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 

@@ -164,9 +164,9 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """Return the states of `start + update`, and the number of sums that were clipped.
+        """Return the states of `start + update`, and the number of its entries that were clipped.
 
-        Raises `InvalidValue` if the update is not finite or a sum is NaN.
+        Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
         if self.rounding == "nearest":
             return nearest_moved(start, update, self.cells, self.value_range)
@@ -210,7 +210,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return a sampler that jumps between flipped bits, or None if many bits are flipped."""
+        """Return a sampler that jumps between flipped bits, or None if flips are frequent."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
