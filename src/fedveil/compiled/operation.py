@@ -1,8 +1,8 @@
 """Operations (native versions of layers), and the values that are passed between them.
 
 Each kind of operation is a subclass, in one file with its native code. It decides which layers it
-supports, the shape of its output, the layout of its weights, and its row of the model's table
-(`fields`).
+supports, the shape of its output, the layout of its weights, and the numbers that its native code
+needs: a row of the model's table, with the columns that `fields` names.
 """
 
 from __future__ import annotations

@@ -44,10 +44,10 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in units of a step. Each client adds one share to its vector.
+    """Shares of Gaussian noise, in units of the grid's step. Each client adds one to its vector.
 
-    In a sum of only `shares` shares, the smallest number, they add up to noise of standard
-    deviation `ratio` · √square, where `square` is the squared sensitivity in steps². By default,
+    The sum of `shares` shares, the smallest number allowed, has noise of standard deviation
+    `ratio` · √square, where `square` is the squared sensitivity in steps². By default,
     `square` is 4 · `limit`: two vectors with squared norms of at most `limit` are at most 2 √limit
     apart. `clients` is the largest number of vectors in a sum. Subclasses state how large a sum can
     become.

@@ -51,11 +51,11 @@ class Counted:
         self.tries += tries
 
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
-        """Return a lower bound on the epsilon of one choice: the largest that the counts refute.
+        """Return a lower bound on the epsilon of one choice, from the counted hits.
 
-        It is 0 if they refute none. `chance(eps)` is the probability that a choice with the epsilon
-        `eps` reports the truth. The result is above the true epsilon with probability at most
-        `error`.
+        It is the largest epsilon that the hits exclude, or 0 if they exclude none. `chance(eps)` is
+        the probability that a choice with the epsilon `eps` reports the true value. The result is
+        above the true epsilon with probability at most `error`.
         """
         return _largest(chance, self._least_share(self.hits, error))
 

@@ -77,7 +77,8 @@ class Ledger:
     """Records the privacy loss of every client of a run.
 
     With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
-    and deltas (basic composition), which stays valid, and does not store the losses' releases.
+    and deltas (basic composition), which stays valid. It then stores no parameters of the
+    mechanisms, from which a tighter bound could be computed.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:

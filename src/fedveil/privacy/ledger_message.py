@@ -95,10 +95,11 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the two parameters of `rounds_to_state` from the `state` that it returned.
+    """Decode the closed and the open rounds of a ledger: the parameters of `rounds_to_state`.
 
-    Raises an error unless all kinds are below `kinds`, and all open rounds are `first_open` or
-    later.
+    `state` is what that function returned. A kind is the number of a loss in the ledger's list of
+    losses. Raises an error unless all kinds are below `kinds`, and all open rounds are
+    `first_open` or later.
     """
 
     def checked(kind: int) -> int:

@@ -26,7 +26,7 @@ class Outcome(Protocol):
 
     @property
     def divisor(self) -> int | None:
-        """The number by which the sum was divided, or None if it is `reports`."""
+        """The number by which the sum was divided. None: by the number of reports."""
 
     @property
     def released(self) -> Int64s | None:

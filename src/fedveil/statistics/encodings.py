@@ -101,7 +101,7 @@ class Encoding(ABC):
 
 
 class Axis(ABC):
-    """The cells of one column. `labels` has a name for each cell."""
+    """The categories or intervals (cells) of one column. `labels` has a name for each."""
 
     column: str
     labels: Sequence[str]

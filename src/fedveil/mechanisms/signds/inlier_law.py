@@ -100,7 +100,10 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that a selection reaches the threshold at the epsilon `eps`."""
+        """Return the probability, at the epsilon `eps`, of a favoured selection.
+
+        Such a selection has at least the threshold's number of top-k dimensions.
+        """
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps

@@ -62,7 +62,10 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the members with these ranks, in order."""
+        """Return the indices of members of the top-k set, given by ascending ranks.
+
+        Members above the smallest one are ranked first, by index; those equal to it follow.
+        """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:

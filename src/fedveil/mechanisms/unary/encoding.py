@@ -281,10 +281,11 @@ class UnaryEncoding:
         return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
-        """Return unbiased estimates of the share of clients in each state, one parameter per row.
+        """Return unbiased estimates of the share of clients in each state.
 
-        An estimate is (frequency - q) / (p - q), where frequency is the share of reports in which
-        the state's bit is 1. `reports` must be reports of bits.
+        The result has a row for each parameter and a column for each state. An estimate is
+        (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
+        is 1, and p and q are the probabilities of the class. Needs `report="bits"`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

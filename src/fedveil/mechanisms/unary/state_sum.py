@@ -35,7 +35,8 @@ def largest_sum(cells: int) -> int:
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
     """Return tables that draw the sum S for any state by one look-up.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. The own bit is 1 with
+    S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
+    code. The own bit is 1 with
     probability p, and any other with probability q. Tables are cached for each p, q and `cells`.
     """
     return AliasTables(
