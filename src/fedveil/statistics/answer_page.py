@@ -149,6 +149,6 @@ def _privacy(answers: Answers) -> Iterator[Part]:
         ["question", "most influence"],
         rows,
         "How far a single forged report can move the sum behind an answer. It is unlimited if "
-        "nobody can check a report: under secure aggregation, which hides it.",
+        "nobody can check a report, as under secure aggregation, which hides it.",
     )
     yield Fold("The question file", [Code(answers.file.to_yaml(), "question.yaml")])
