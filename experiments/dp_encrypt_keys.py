@@ -109,11 +109,8 @@ class DPEncryptKeys(Experiment):
         runs = swept(folder, base, _sweeps(scale), tell)
         number = _CLIENTS[scale]
         both = {"dp_encrypt": runs["noisy"], "not_encrypt": runs["plain"]}
-        plots = [
-            plot("clients", f"Accuracy by the share of {number:,} clients in a round",
-                 "share of the clients", both),
-            plot("clip", "Accuracy by dp_norm_clip", "dp_norm_clip", {"dp_encrypt": runs["clip"]}),
-        ]  # fmt: skip
+        share = f"share of {number:,} clients in a round"
+        plots = [plot("clients", f"Accuracy by the {share}", share, both)]
         ran = (
             f"A LeNet and dense nets on MNIST, {number:,} clients, {base.rounds} rounds of one "
             f"local epoch. dp_eps is 50, the smallest that the source advises, and dp_delta is "

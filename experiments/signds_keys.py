@@ -27,9 +27,9 @@ _DIGITS = 10
 DIM = 66_126
 _TEST_PART = 5
 #: The estimate of the step is read after every so many rounds.
-_STRIDE: Mapping[Scale, int] = {"small": 2, "medium": 4}
-_ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 32}
-_RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 25}
+_STRIDE: Mapping[Scale, int] = {"small": 2, "medium": 2}
+_ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 16}
+_RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 20}
 
 _SIGNDS = "protection.signds"
 _FIXED = f"{_SIGNDS}.magnitude=fixed"
@@ -106,13 +106,9 @@ class SignDSKeys(Experiment):
         runs = swept(folder, base, SWEEPS, tell)
         steps = [estimates(folder, base, scale, seed, tell) for seed in range(SEEDS)]
         stride = _STRIDE[scale]
+        rates = {"all clients": runs["sign_global_lr"], "25% of the clients": _quarter(runs)}
         plots = [
-            plot(name.replace("_", "-"), f"Accuracy by {name}", name, {"signds": runs[name]})
-            for name in list(SWEEPS)[:4]
-        ]
-        rates = {"all clients": runs["sign_global_lr"], "a quarter of the clients": _quarter(runs)}
-        plots += [
-            plot("sign-global-lr", "Accuracy by the step of the server", "sign_global_lr", rates),
+            plot("rate", "Accuracy by the step of the server", "sign_global_lr", rates),
             Plot("step", "The server's estimate r_est", Axis("round"), Axis("r_est", log=True),
                  [Curve(f"seed {seed}", [stride * (i + 1) for i in range(len(found))], found,
                         protection="signds") for seed, found in enumerate(steps)]),
