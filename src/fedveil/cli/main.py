@@ -183,9 +183,10 @@ def audit(
 ) -> None:
     """Test the claimed privacy of all protections, or show the audit and attack results of a RUN.
 
-    Without RUN: run each protection many times on two inputs. Its outputs must be no easier to tell
-    apart than its epsilon allows. With RUN: show its results. An audited run had artificial clients
-    (canaries), which fedveil tried to detect. Exits with code 1 if a claim is refuted.
+    Without RUN: run each protection many times on two inputs. The outputs must be no easier to tell
+    apart than the protection's epsilon allows. With RUN: show the results that are saved in the run
+    folder. An audited run had artificial clients (canaries), which fedveil tried to detect. Exits
+    with code 1 if a claim is refuted.
     """
     if run is not None:
         with alone(json):
