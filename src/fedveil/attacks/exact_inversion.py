@@ -164,7 +164,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions [rank, number], zero on many neurons. `known` were found before."""
+    """Search for directions [rank, number], zero on many neurons. `known` are earlier results."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero

@@ -78,7 +78,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Describe the attackers against whom a job's protection holds. "" for a user's own one."""
+    """Describe the attackers against whom a job's protection holds.
+
+    Returns "" for a user's own protection.
+    """
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:

@@ -122,7 +122,7 @@ class Door:
 
 @dataclass(frozen=True)
 class Charges:
-    """Charges the reports of one order to the data set's account, within the policy's limits."""
+    """Charges the reports of one job to the data set's account, within the policy's limits."""
 
     account: SiteAccount
     policy: Policy

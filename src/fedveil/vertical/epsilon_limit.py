@@ -33,10 +33,11 @@ class Limit:
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
-        """Raise `LimitReached` if an example that was sent `times` times exceeds the limit.
+        """Raise `LimitReached` if being sent `times` times in total costs an example more than
+        allowed.
 
-        `labelled` is True for a training example. `what` describes the step or the evaluation that
-        would send it, for the error.
+        `labelled` is True for a training example, which also pays for its label. `what` describes
+        the step or the evaluation that would send the example, for the error.
         """
         if self._epsilon is None:
             return

@@ -138,10 +138,10 @@ class Party:
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass on a batch, under the protection of training.
 
-        Returns the last part's outputs at the leader, and None at a follower.
-
-        `occasion` distinguishes reports with equal `number` that are drawn at different times. The
-        batch's positions refer to the examples of `subset`.
+        Returns the last part's outputs at the leader, and None at a follower. `number` is that of
+        the batch in an evaluation, and `occasion` identifies the evaluation. Reports with different
+        numbers or occasions get independent noise. The batch's positions refer to the examples of
+        `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)

@@ -100,11 +100,10 @@ class Context:
 class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
-    `number` is the number of the step, or of the evaluation. `tells` has the indices of the
-    instructions whose messages carry the loss (`last_words`). Two evaluations at different times
-    can have the same `number`; `occasion` tells them apart. The batch's positions refer to
-    the examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If
-    `measure` is True, bytes are counted.
+    `number` is the number of the training step, or of the batch in an evaluation. `occasion`
+    identifies the evaluation. `tells` has the indices of the instructions whose messages carry the
+    loss (from `last_words`). The batch's positions refer to the examples of `subset`. `seed` seeds
+    torch's random numbers in the party's modules. If `measure` is True, bytes are counted.
     """
 
     context: Context
@@ -186,7 +185,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message carries it, and return the other fields.
+        """Save the loss if the message from `peer` carries it, and return all other fields.
 
         `place` is the index in the program of the instruction that received the message.
         """
@@ -374,9 +373,11 @@ def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Bat
 
 
 def last_words(program: Program, leader: str) -> frozenset[int]:
-    """Return the indices in a party's `program` of the last message from the leader.
+    """Return the indices in `program` of the instructions whose messages carry the loss.
 
-    The leader gets those of its last message to each follower. These messages carry the loss.
+    The loss is sent in the leader's last message to each follower. At a follower, the result is the
+    index of the instruction that receives this message. At the leader, it has the index of the last
+    message sent to each follower.
     """
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):

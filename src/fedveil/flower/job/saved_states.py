@@ -64,8 +64,8 @@ class _OwnStates(ClientStates):
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         """Yield the client and the round of each state file.
 
-        This includes files that another program has deleted, because the folder's seal still lists
-        them.
+        This includes files that another program has deleted, because the folder's list of digests
+        still names them.
         """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))

@@ -357,9 +357,10 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the number of lines of the peer's log, and the hash of the last line, from `message`.
+    """Check that a peer's `message` has exactly the fields of `due`, and the state of its log.
 
-    Raises ExchangeError if the message lacks the fields of `due`.
+    Returns this state: the number of lines of the peer's log, and the hash of its last line. Raises
+    ExchangeError for any other message.
     """
     try:
         only_fields(message, *due, "lines", "head")

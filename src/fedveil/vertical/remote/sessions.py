@@ -112,7 +112,7 @@ def lead(
 
 
 class StartOver(PeerRestarted):
-    """Raised when the leader begins a new attempt. `begin` is the leader's message."""
+    """Raised when the leader begins a new handshake. `begin` is the leader's message."""
 
     def __init__(self, begin: Message) -> None:
         self.begin = begin
@@ -120,7 +120,7 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader. `receive` raises StartOver when a new attempt begins."""
+    """A follower's channel to the leader. `receive` raises StartOver if the leader begins anew."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
