@@ -80,11 +80,13 @@ class CanaryTraining(Training):
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the direction of the canary's update for a coin that shows 1, as a unit vector."""
+        """Return the unit vector along which the canary's update points in this round if its coin
+        shows 1.
+        """
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update that the canary sends if its coin shows 1.
+        """Return the update that the canary sends in this round if its coin shows 1.
 
         If its coin shows 0, it sends the negative of this update.
         """

@@ -153,8 +153,8 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of the model that the run named `run` has after training step `step`.
 
-    `contents` has the SHA-256 of each party's contents.json. The manifest also has a digest of the
-    job's settings.
+    `leader` is the leader's name. `contents` has the SHA-256 of each party's contents.json. The
+    manifest also has a digest of the job's settings.
     """
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(

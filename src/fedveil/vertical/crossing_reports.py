@@ -86,7 +86,8 @@ class Reports:
     def require(self, crossing: Crossing, examples: int) -> None:
         """Raise RunFolderError unless the reports of `examples` training examples are saved.
 
-        Call it before a run with `reuse` is resumed.
+        They are the reports of the part whose output is sent at `crossing`. Call this method before
+        a run with `reuse` is resumed.
         """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"

@@ -234,9 +234,11 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the column or the part's output that `source` names, as an input of a part.
+        """Return the column or the part's output that `source` names, for the micro-batch number
+        `micro`.
 
-        All parts of this party get the same tensor, so autograd adds up their gradients in it.
+        All parts of this party get the same tensor as their input, so autograd adds up their
+        gradients in it.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
@@ -310,8 +312,8 @@ class Step:
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Raise ExchangeError if the tensor contains NaN or infinity.
 
-        `what` describes the tensor in the error, which also names the parties whose values entered
-        it.
+        `what` describes the tensor in the error, and `micro` is the number of its micro-batch. The
+        error also names the parties whose values the tensor was computed from.
         """
         if is_finite(tensor):
             return
@@ -329,7 +331,10 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the EmbeddingDP report of a part's output. All receivers get the same report."""
+        """Return the EmbeddingDP report of a part's output for the micro-batch number `micro`.
+
+        All receivers get the same report.
+        """
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])

@@ -144,7 +144,7 @@ def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -
     """Return a mask of the examples that may lie in the cell given for them.
 
     `examples[i]` is tested against cell `cells[i]`. `noise` is the standard deviation of the noise
-    in an example's entries. With a negative `noise`, the mask instead has the examples that
+    in an example's entries. With a negative `noise`, the mask marks only the examples that
     certainly lie in their cell.
     """
     kind = cells // imprint.cells

@@ -90,7 +90,7 @@ class Offer:
 
 
 def check(options: Options) -> None:
-    """Raise `InvalidValue` if some of the settings cannot be used together."""
+    """Raise `InvalidValue` if some of the settings in `options` cannot be used together."""
     if options.protection is None:
         raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
     if options.weighting == "by_size" and options.noised:

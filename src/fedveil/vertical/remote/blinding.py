@@ -63,7 +63,8 @@ class Blinding:
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
         """Return a proof that `raised` are the `points` to the power of this party's exponent.
 
-        The proof does not reveal the exponent. It refers to `commitment`.
+        The proof does not reveal the exponent, and refers to it by `commitment`. It is valid only
+        for the examples of `subset`.
         """
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())

@@ -286,7 +286,11 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run for an agreement, the same run if only other parties restarted."""
+        """Return this party's run under an agreement. A second call returns the same run.
+
+        It is called again if only other parties restarted. Raises RunFolderError if the common
+        examples have changed.
+        """
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):

@@ -66,7 +66,8 @@ def lead(
 ) -> Session:
     """Run the leader's side of a whole session with the given purpose, at the address of `meeting`.
 
-    `own` is as in `Machine.play`.
+    `own` is the leader's side of the exchange of messages. None means the usual side for the
+    purpose, such as `PartyRun.train`.
     """
     followers = machine.split.followers
     for follower in followers:
