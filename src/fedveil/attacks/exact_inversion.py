@@ -247,8 +247,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If their examples explain most activations, each other direction is tried in place of the one
-    with the worst example, then of the second worst. It is kept if more is explained.
+    If their examples explain most activations, each other direction then replaces the one with the
+    worst (or second worst) example, if this explains more activations.
     """
     rank = len(directions)
     chosen: list[int] = []

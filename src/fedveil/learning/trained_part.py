@@ -118,8 +118,7 @@ class TrainedPart:
         """Return the trained part's inputs for the examples `x`, in a compact form for storage.
 
         Integers of at most 16 bits keep their type, which takes at most half of the memory of
-        float32. `as_floats` converts them for training. All other inputs are those that `seen`
-        returns.
+        float32. `as_floats` converts them for training. Other examples are processed as by `seen`.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 

@@ -16,9 +16,9 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """Texts about one of the ledger's epsilons: `name` is its label.
+    """Texts that explain one of the ledger's epsilons.
 
-    `bounds` names the information whose leak the epsilon bounds.
+    `name` is its label. `bounds` names the information whose leak the epsilon bounds.
     """
 
     name: str

@@ -21,7 +21,7 @@ def to_plain(kind: Kind) -> list[dict[str, Any]]:
 
 
 def from_plain(losses: list[dict[str, Any]]) -> Kind:
-    """Return the losses that `to_plain` wrote."""
+    """Convert plain data that `to_plain` returned back to a charge's privacy losses."""
     return tuple((_loss(one), one["count"]) for one in losses)
 
 

@@ -62,9 +62,9 @@ class Limit:
         return None
 
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
-        """Return True if an example is still within the limit.
+        """Return True if the limit allows an example to be sent this often in total.
 
-        It was sent `times` times in training or evaluations, and `scored` times to be scored.
+        It is sent `times` times in training or evaluations, and `scored` times to be scored.
         `labelled` is True for a training example, which also pays for its label.
         """
         if self._epsilon is None:

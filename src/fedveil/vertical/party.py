@@ -57,7 +57,7 @@ class Party:
     weights change at the end of the step, so no gradient is ever stale.
 
     `loss` returns a batch's mean loss. Only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, and `seed` that of dropout. If `report` is given, it perturbs a crossing's values
+    EmbeddingDP, and `seed` that of dropout. If `report` is given, it perturbs the outputs to send
     in place of EmbeddingDP. If `returned` is given, it processes the gradients that the leader
     returns.
     """

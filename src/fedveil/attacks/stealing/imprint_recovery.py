@@ -43,7 +43,8 @@ def cells_needed(examples: int, statistics: int) -> int:
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
     """Return candidate examples, possibly none, from a reported update of the imprint's model.
 
-    The attacker knows the model that it sent, the reading, and public examples (`prior`).
+    `reading` is the attacker's estimate of the update, and `prior` the distribution of public
+    examples.
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))

@@ -286,10 +286,8 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return this party's run under an agreement. A second call returns the same run.
-
-        It is called again if only other parties restarted. Raises RunFolderError if the common
-        examples have changed.
+        """Return this party's run. Later calls, after another party has restarted, return the same
+        run.
         """
         if self._last is not None:
             before, run = self._last
@@ -323,9 +321,8 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files.
-
-        A party that restarts needs the others.
+        """Wait until all parties have written their files, because a party that restarts needs the
+        others.
         """
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
@@ -381,7 +378,11 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: `named`, or the only follower, or the name in the certificate."""
+    """Return the follower's name: `named`, or the only follower of `task`, or else the
+    certificate's.
+
+    `tls` is the folder with the certificate. Raises InvalidValue if none of these names a follower.
+    """
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

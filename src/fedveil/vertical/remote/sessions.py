@@ -121,7 +121,7 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader. `receive` raises StartOver if the leader begins anew."""
+    """A follower's channel to the leader. `receive` raises StartOver if a new handshake begins."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer
