@@ -84,7 +84,7 @@ class Offer:
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest of the Flower run `run` and these terms."""
+        """Return a digest of the Flower run with number `run` and of this offer's terms."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 

@@ -55,7 +55,9 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in sealed files (`OwnFile`) of the client's state folder."""
+    """Client states in the client's state folder. An edited or older file is refused
+    (`OwnFile`).
+    """
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)

@@ -89,7 +89,8 @@ def _weighted(
 ) -> tuple[bytes, bytes]:
     """Return Σ d_i B_i, and also Σ d_i D_i if `both` is True (otherwise empty).
 
-    B_i are `points`, D_i are `raised`, and d_i are their weights in the proof (`exponent_proof`).
+    B_i are `points` and D_i are `raised`. The weights d_i are those of the proof
+    (`exponent_proof`), hashed from `commitment`, all points and `subset`.
     """
     drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
     return _sum(drawn, points), _sum(drawn, raised) if both else b""

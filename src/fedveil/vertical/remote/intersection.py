@@ -130,11 +130,12 @@ def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> 
 def follow(
     ids: Mapping[Set, Ids], leads: Counts, leader: str, attempt: int, first: Message
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
-    """Run a follower's side. Returns the leader's last message, and the exchanges by subset.
+    """Run a follower's side of the exchange of blinded ids.
 
-    `leads` has the leader's stated numbers of ids. `first` is the leader's first message. Answers
-    repeat the number `attempt`. A subset is missing from the result if one side has no ids or the
-    leader breaks off. Raises `MessageInvalid` for an invalid message of the leader.
+    Returns the leader's last message, and the exchanges by subset. `leads` has the leader's stated
+    numbers of ids. `first` is the leader's first message. Answers repeat the number `attempt`. A
+    subset is missing from the result if one side has no ids or the leader breaks off. Raises
+    `MessageInvalid` for an invalid message of the leader.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}

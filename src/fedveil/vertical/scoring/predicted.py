@@ -86,7 +86,7 @@ class Answers:
         self._known = np.zeros(len(leader.ids), bool)
 
     def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the outputs for `rows`, and a mask of those that a party's limit refuses.
+        """Return the outputs for `rows`, and a mask of the rows that a party's limit refuses.
 
         `rows` are positions of common rows in the leader's file.
         """
