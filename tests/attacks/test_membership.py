@@ -399,7 +399,9 @@ def test_an_invalid_record_is_no_member(tmp_path: object) -> None:
     assert [len(target.rows(client)) for client in range(4)] == [3, 10, 10, 10]
     assert np.array_equal(owners[usable][target.rows(2)], np.full(10, 2))
     finding = attack(target, "quick", Watch())
-    inside, outside = (answers(run.model, *p).truth for p in ((x[usable], y[usable]), (x_test, y_test)))
+    inside, outside = (
+        answers(run.model, *p).truth for p in ((x[usable], y[usable]), (x_test, y_test))
+    )
     assert finding.figure("accuracy on members").cases == 33
     assert finding.figure("loss AUC").value == area("", inside, outside).value
 

@@ -109,7 +109,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
     if y is None:
         return _next_tokens(name, x, form)
     rows, usable = _numbers(name, "x_train", x, [form.shape])
-    learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(y, form))
+    learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(form))
     if len(rows) != len(learnt):
         raise DataInvalid(
             f"data {name}: x_train has {len(rows)} examples and y_train has {len(learnt)} "
@@ -149,7 +149,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
     return Examples(tokens[:, :-1].copy(), tokens[:, 1:].copy(), usable)
 
 
-def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
+def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
     """Return the shapes that a target may have, and True if an array of targets may have any shape.
 
     The first shape is the one in which targets are stored.
