@@ -84,8 +84,9 @@ def described(usable: Bools) -> str | None:
         return None
     return (
         f"{len(unusable)} of {len(usable)} training examples have no effect, starting with "
-        f"example {unusable[0]}: each contains something that is not a finite number, has a "
-        "label or shape that the job does not have, or makes the model's fixed layers raise"
+        f"example {unusable[0]}: each cannot be read, contains something that is not a finite "
+        "number, has a label or shape that the job does not have, or makes the model's fixed "
+        "layers raise"
     )
 
 
