@@ -406,6 +406,34 @@ def test_an_invalid_record_is_no_member(tmp_path: object) -> None:
     assert finding.figure("loss AUC").value == area("", inside, outside).value
 
 
+def test_a_record_that_the_fixed_layers_cannot_take_is_no_member() -> None:
+    """Without it, the other models of the attack would fail on it."""
+    target = Target.of(job(
+        data={"name": "test_membership:large"}, model="test_membership:cubes",
+        privacy={"unit": "example"},
+        training={"sampling_rate": 0.5, "batch_size": 10, "lr": 9.0, "train": "head"},
+    ))  # fmt: skip
+    x, y = large()[:2]
+    assert np.array_equal(target.dataset.train.y, np.delete(y, 2))
+    assert np.array_equal(target.dataset.train.x, np.delete(x, 2, 0))
+
+
+class Cube(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+
+def cubes() -> nn.Module:
+    return nn.Sequential(Cube(), nn.Linear(FEATURES, CLASSES))
+
+
+def large() -> tuple[Float32s, Int64s, Float32s, Int64s]:
+    data = clouds()
+    x = data.train.x[:11].copy()
+    x[2] = 1e30
+    return x, data.train.y[:11], data.test.x[:9], data.test.y[:9]
+
+
 def broken_parts() -> tuple[Float32s, Int64s, Float32s, Int64s, Int64s]:
     data = clouds()
     x = data.train.x[:40].copy()
