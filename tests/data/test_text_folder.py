@@ -74,15 +74,15 @@ def test_the_test_part_decides_the_classes(words: Path, tmp_path: Path) -> None:
              task="sequence_classification", targets="class")  # fmt: skip
 
 
-BAD = [{"text": 7}, {"text": ""}, {"words": "a"}, [], {"text": "ok", "client": ""}]
-
-
 @pytest.mark.parametrize("at", [0, 2])
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", [
+    {"text": 7}, {"words": "a", "client": 3}, [], {"text": "ok", "client": ""},
+    {"text": "", "client": "b"}, {"text": 7, "client": "a"},
+])  # fmt: skip
 def test_alone_an_invalid_line_counts_for_nothing(
     bad: Any, at: int, words: Path, tmp_path: Path
 ) -> None:
-    """It raises no error and moves no other example, wherever it is. Its neighbour owns it."""
+    """It raises no error and moves no other example. Without a client, its neighbour owns it."""
     form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5, by_client=True)
     lines = [{"text": "the cat", "client": "b"}, {"text": "a bird", "client": "a"}]
     texts = tiny_language.text_folder(tmp_path / "good", lines, lines)
@@ -95,7 +95,8 @@ def test_alone_an_invalid_line_counts_for_nothing(
     assert np.array_equal(np.delete(data.train.y, place, 0), good.train.y)
     assert not data.train.x[place].any()
     assert np.delete(data.owners, place).tolist() == good.owners.tolist()
-    assert data.owners[place] == (0 if at else 1)
+    owner = bad.get("client") if isinstance(bad, dict) else None
+    assert data.owners[place] == {"a": 0, "b": 1}.get(owner, 0 if at else 1)
 
 
 def test_a_job_with_the_unit_example_reads_each_line_alone(words: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,8 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
     Raises `DataUnavailable` or `DataInvalid`. With `apart`, an unusable training line raises no
-    error. It becomes a record without effect, of the same client as the line before it.
+    error. It becomes a record without effect. If its client cannot be read, this is the client of
+    the line before it.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -112,8 +114,8 @@ def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> li
     """
     found, why = list[Example](), "its text has no tokens"
     try:
-        found = make(line) if line else []
-    except ValueError as error:
+        found = make(line)
+    except (KeyError, ValueError) as error:
         why = str(error)
     if not found and not apart:
         raise DataInvalid(f"{place}: {why}")
@@ -141,7 +143,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place of each line that is not blank, for messages, and the line as a dict.
 
-    Raises `DataInvalid` for an invalid line. With `apart`, its dict is empty instead.
+    Raises `DataInvalid` for an invalid line. With `apart`, its dict has at most a client instead.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)
@@ -150,17 +152,19 @@ def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str,
     for number, text in enumerate(content.splitlines(), 1):
         if not text.strip():
             continue
-        place, line = f"{path}, line {number}", dict[str, str]()
+        place, found = f"{path}, line {number}", None
         try:
-            line = _checked(text, KEYS[task])
+            found = json.loads(text)
+            line = _checked(found, KEYS[task])
         except MALFORMED as error:
             if not apart:
                 raise DataInvalid(f"{place}: {escaped(str(error))}") from None
+            owner = found.get("client") if isinstance(found, dict) else None
+            line = {"client": owner} if isinstance(owner, str) else {}
         yield place, line
 
 
-def _checked(text: bytes, keys: Sequence[str]) -> dict[str, str]:
-    line = json.loads(text)
+def _checked(line: Any, keys: Sequence[str]) -> Line:
     if not isinstance(line, dict):
         raise ValueError("it is not a JSON object")
     for key in (*keys, "client"):
