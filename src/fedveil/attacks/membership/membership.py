@@ -93,7 +93,7 @@ class Case:
         """Train a job's model and its `count` reference models."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
-        members = np.arange(len(pool)) < len(dataset.train)
+        members = np.arange(len(pool)) < len(pool) - len(dataset.test)
         model, attacked = target.model, target
         if not target.trained:
             members = halves(len(pool), 2, entropy.stream("members"))[0]
