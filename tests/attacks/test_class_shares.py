@@ -170,7 +170,7 @@ def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.Monk
     right, area, *_ = property_figures(target, "quick", Watch())
     # Shadows separate at 3 and 30. Above are 3 of 4 that have the property, and 2 that lack it.
     assert (right.value, right.cases) == ((3 / 4 + 2 / 4) / 2, 8)
-    # Over both classes, in spreads from the middle: 2.68, -0.22, 0.04, 2.68; -0.89, 2.24, -0.04, 0.04
+    # In spreads from the middle: 2.68, -0.22, 0.04, 2.68; -0.89, 2.24, -0.04, 0.04.
     assert area.value == 11.5 / 16
 
 

@@ -155,6 +155,9 @@ def test_each_number_of_copies_has_its_own_figures() -> None:
     once, often = (found[f"exposure after {of}"] for of in ("1 copy", "4 copies"))
     assert (once.value, often.value, once.guess) == (3.0, 3.75, 1.0)
     told = [found[f"extracted after {of}"] for of in ("1 copy", "4 copies")]
-    assert [(f.value, f.cases, f.guess) for f in told] == [(2 / 3, 3, 30.0**-4), (1 / 2, 2, 30.0**-4)]
+    assert [(f.value, f.cases, f.guess) for f in told] == [
+        (2 / 3, 3, 30.0**-4),
+        (1 / 2, 2, 30.0**-4),
+    ]
     assert found["phrases after 1 copy AUC"].value == pytest.approx((2 + 2 + 3) / 9)
     assert found["phrases after 1 copy balanced accuracy"].value == pytest.approx(2 / 3)

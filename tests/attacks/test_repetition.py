@@ -171,7 +171,7 @@ def test_one_report_of_a_direction_leaves_no_size() -> None:
     after.note(Averaged(2), np.array([4, 1], np.float32), right=False)
     assert average.estimate.tolist() == [4, 6]
     assert not after.scaled
-    cosine, correlation, right = after.figures()
+    *_, right = after.figures()
     assert after.cosines == pytest.approx([22 / math.sqrt(52 * 17), 0])
     assert after.correlations == pytest.approx([-1, 0])
     assert right.value == 0.5

@@ -1,4 +1,4 @@
-"""The parts that attacks share: measures of images, pictures, effort and the attacker's randomness."""
+"""The parts that attacks share: measures of images, pictures, effort and randomness."""
 
 from __future__ import annotations
 
