@@ -49,3 +49,13 @@ def test_what_is_not_alike_stands_on_the_page() -> None:
     )
     shown = page(Comparison(secret, Asked(protections=["not_encrypt"])), [], None)
     assert any("no two runs meet the same clients" in str(text) for text in shown.lead)
+
+
+def test_the_first_sentence_says_what_was_compared() -> None:
+    for seeds, said in ((1, "seed 7"), (2, "2 seeds from 7 on")):
+        asked = Asked(protections=["not_encrypt"], seeds=seeds)
+        first = page(Comparison(small_job(rounds=3), asked), [], None).lead[0]
+        assert str(first).startswith(f"parts:plain on parts:data, 8 clients, 3 rounds, {said}. ")
+    own = small_job(data={"name": "parts:data", "split": "by_client"}, clients={"fraction": 0.5})
+    first = page(Comparison(own, asked), [], None).lead[0]
+    assert "the clients that the data has" in str(first)
