@@ -235,6 +235,15 @@ def job(**privacy: object) -> VerticalJob:
     return VerticalJob(task={"name": "vertical_parts:u_shape"}, privacy=privacy)
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave UnSplit, of whose success nothing is asserted, a fifth of its rounds."""
+    monkeypatch.setattr(
+        features, "by_effort", lambda effort, quick, *more: 9 if quick == 45 else quick
+    )
+
+
+@pytest.mark.usefixtures("brief")
 def test_a_job_is_attacked() -> None:
     steps: list[tuple[int, int, str]] = []
     watch = Watch(step=lambda *at: steps.append(at))
@@ -249,7 +258,10 @@ def test_a_job_is_attacked() -> None:
     assert [at[0] for at in steps] == sorted(at[0] for at in steps)
 
 
-def test_a_job_without_information_gives_nothing_away() -> None:
+def test_a_job_without_information_gives_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long is searched: the bits are coins."""
+    fewer = {45: 9, 600: 150}
+    monkeypatch.setattr(features, "by_effort", lambda effort, quick, *_: fewer.get(quick, quick))
     target = SplitTarget.of(job(embedding_dp={"eps": 0.0}))
     finding = features.attack(target, "quick", Watch())
     assert finding.protection == "embedding_dp"
@@ -324,6 +336,7 @@ def tables(folder: Path) -> VerticalJob:
     return VerticalJob(task={"name": "tables", "tables": {"owners": ["bank"], "files": files}})
 
 
+@pytest.mark.usefixtures("brief")
 def test_numbers_and_words_behind_a_partys_own_table_are_found(tmp_path: Path) -> None:
     target = SplitTarget.of(tables(tmp_path))
     deep = target.split.by_name["bank_deep"].module
