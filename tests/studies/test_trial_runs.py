@@ -67,7 +67,7 @@ def test_a_trial_is_a_short_run_judged_on_what_clients_hold_out(
         return SimpleNamespace(metrics=[{}, {"clients_mean": 0.4, "accuracy": 0.9, "loss": 1.0}])
 
     monkeypatch.setattr(trial_runs, "simulate", simulate)
-    job = small_job(rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 7})
+    job = small_job(rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 3})
     nothing = Figure(math.inf, 1e-5)
     tried = trial_runs._tried(job, "rr", None, nothing, 0.5)
     assert (tried.metric, tried.better, tried.rounds, tried.noise) == (
