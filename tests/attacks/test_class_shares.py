@@ -158,7 +158,7 @@ def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.Monk
     """Asked clients of one class have other scores than the shadows: that is not known."""
     scores = {
         1: ([[4.0, 6.0], [0.0, 2.0]], [[9.0, 2.5], [1.0, 8.0]]),
-        3: ([[40.0, 60.0], [0.0, 20.0]], [[31.0, 90.0], [29.0, 31.0]]),
+        3: ([[40.0, 60.0], [0.0, 20.0]], [[31.0, 90.0], [29.0, 29.5]]),
     }
     monkeypatch.setattr(
         Classes,
@@ -168,10 +168,10 @@ def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.Monk
     target = Target.of(job(clients={"number": 30}))
     monkeypatch.setattr(Classes, "of", lambda target, most: Classes(target, 8, [1, 3], Seeded(1)))
     right, area, *_ = property_figures(target, "quick", Watch())
-    # Shadows separate at 3 and 30. Above are 3 of 4 that have the property, and 2 that lack it.
-    assert (right.value, right.cases) == ((3 / 4 + 2 / 4) / 2, 8)
-    # In spreads from the middle: 2.68, -0.22, 0.04, 2.68; -0.89, 2.24, -0.04, 0.04.
-    assert area.value == 11.5 / 16
+    # Shadows separate at 3 and 30. Above are 3 of 4 that have the property, and 1 that lacks it.
+    assert (right.value, right.cases) == (3 / 4, 8)
+    # In spreads from the middle: 2.68, -0.22, 0.04, 2.68; -0.89, 2.24, -0.04, -0.02.
+    assert area.value == 12 / 16
 
 
 def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(

@@ -303,7 +303,7 @@ def test_an_example_costs_every_bit_of_every_part_each_time(runs: dict[str, Path
 def test_releases_and_their_composition_are_counted() -> None:
     gaussian = PrivacyLoss.of_release(Gaussian(3.0), "update")
     (composed,) = releases_of([(gaussian, 1438)], [], adaptive=False)
-    (added,) = releases_of([(gaussian, 2)], [], adaptive=True)
+    (added,) = releases_of([(replace(gaussian, epsilon=0.5), 2)], [], adaptive=True)
     (bare,) = releases_of([(PrivacyLoss(math.inf, per="bit"), 1)], [], adaptive=True)
     assert [one["law"] for one in (composed, added, bare)] == ["gaussian", "stated", "none"]
     accounts = [
