@@ -278,10 +278,17 @@ def sight() -> inversion.Sight:
     return inversion.Sight(replace(target, partition=uneven), Bounds(6, 2, 1, ()))
 
 
-def test_clients_of_few_examples_are_attacked_by_their_own_reports(sight: inversion.Sight) -> None:
-    """The client of three examples is left out, also where it is in the cohort."""
+def test_clients_of_few_examples_are_attacked_by_their_own_reports(
+    sight: inversion.Sight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of three examples is left out, also where it is in the cohort of three."""
+    cohorts: list[list[int]] = []
+    real = Target.updates
     target, x = sight.target, sight.target.dataset.train.x
     updates = target.updates(range(5))
+    monkeypatch.setattr(
+        Target, "updates", lambda self, clients: cohorts.append(clients) or real(self, clients)
+    )
     seen = dict.fromkeys(range(5), 0)
     for view in islice(sight.views(), 12):
         (client,) = view.clients
@@ -292,6 +299,8 @@ def test_clients_of_few_examples_are_attacked_by_their_own_reports(sight: invers
         assert known.box == (float(x.min()), float(x.max()))
         assert np.allclose(known.prior.numpy(), x.mean(axis=0), atol=1e-6)
         assert known.common == np.bincount(target.dataset.train.y).argmax()
+    assert {len({*cohort}) for cohort in cohorts} == {3}
+    assert any(1 in cohort for cohort in cohorts)
     assert seen[1] == 0
     assert sum(count > 0 for count in seen.values()) == 4
 
@@ -300,6 +309,7 @@ def test_an_aggregate_is_sought_together_if_its_examples_are_few_and_equal(
     sight: inversion.Sight,
 ) -> None:
     aggregate = np.zeros(len(sight.target.weights))
+    sight.allowed = replace(sight.allowed, at_once=3)
     for clients, sought, said in (
         ([0, 3], [0, 3], "the aggregate of 2 clients; 1 example and 1 local step a client"),
         ([2, 4], [2], "the aggregate of 2 clients; 2 examples and 1 local step a client"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -204,7 +205,8 @@ def test_loot_is_counted_by_pairs() -> None:
 
 def test_loot_is_drawn_above_its_nearest_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stealing, "grid", lambda rows: rows)
-    originals, offered = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.9, 0.2], [0.5, 0.9]])
+    originals = np.array([[0.0, 1.0], [1.0, 0.0]])
+    offered = np.array([[0.9, 0.2], [0.5, 0.9], [0.5, 0.5]])
     loot = Loot(originals, offered, offered, "")
     above, below = loot.picture((1, 1, 2))  # type: ignore[misc]
     assert np.array_equal(np.ravel(above), [0, 1, 1, 0])
@@ -225,16 +227,16 @@ def test_a_model_has_cells_for_a_report_or_for_the_whole_sum(target: Target) -> 
 
 
 def test_a_prior_smooths_noise_along_its_axes() -> None:
-    """Two independent features of variance 4 and 1 around 5 and 6."""
-    corners = np.array([[3.0, 5.0], [7.0, 5.0], [3.0, 7.0], [7.0, 7.0]])
-    prior = PublicLaw.of(corners)
-    assert (prior.mean.tolist(), prior.low, prior.high) == ([5, 6], 3, 7)
-    floor = 1e-3 * 2.5
-    noisy, noise = np.array([[6.0, 6.5], [6.0, 6.5], [9.0, 6.5]]), np.array([2.0, 0.5, 0.0])
-    trust = [(variance + floor) / (variance + floor + noise**2) for variance in (4.0, 1.0)]
-    smooth = np.stack([5 + trust[0] * 1.0, 6 + trust[1] * 0.5], axis=1)
-    smooth[2] = [7.0, 6.5]  # no noise: as it is, within the range
+    """Three independent features of variance 9, 1 and 4 around 5, 6 and 5."""
+    mean, spread = np.array([5.0, 6.0, 5.0]), np.array([3.0, 1.0, 2.0])
+    prior = PublicLaw.of(mean + spread * np.array([*product((-1, 1), repeat=3)]))
+    assert (prior.mean.tolist(), prior.low, prior.high) == ([5, 6, 5], 2, 8)
+    floor = 1e-3 * 14 / 3
+    noisy = np.array([[6.0, 6.5, 4.5], [6.0, 6.5, 4.5], [9.0, 6.5, 4.5]])
+    noise = np.array([2.0, 0.5, 0.0])
+    trust = (spread**2 + floor) / (spread**2 + floor + noise[:, None] ** 2)
+    smooth = np.minimum(mean + trust * (noisy - mean), 8)
     assert prior.restore(noisy, noise) == pytest.approx(smooth)
-    known = np.array([[False, True]] * 3)
+    known = np.array([[False, True, True]] * 3)
     assert prior.restore(noisy, noise, known)[:, 0] == pytest.approx([5, 5, 5])
-    assert prior.unit(np.array([[3.0, 4.0]])).tolist() == [[0, 0.25]]
+    assert prior.unit(np.array([[2.0, 5.0, 8.0]])).tolist() == [[0, 0.5, 1]]

@@ -371,6 +371,9 @@ def test_a_normal_prior_has_the_covariance_of_public_examples() -> None:
     public = torch.tensor([[[1.0], [4.0]], [[5.0], [4.0]], [[1.0], [6.0]], [[5.0], [6.0]]])
     prior = Gaussian.of(public, floor=0.25)
     assert prior.examples(prior.start(1)).flatten().tolist() == pytest.approx([3, 5])
+    moved = prior.examples(torch.eye(2)).flatten(1) - prior.mean.flatten()
+    assert torch.allclose(moved, prior.factor.T)
+    assert not torch.allclose(moved, prior.factor)
     covariance = prior.factor @ prior.factor.T
     assert torch.allclose(covariance, torch.tensor([[4.25, 0.0], [0.0, 1.25]]), atol=1e-5)
     assert prior.cost(torch.tensor([[1.0, 2.0], [0.0, 3.0]])).tolist() == [2.5, 4.5]
