@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,16 @@ from test_membership import CLASSES, job
 from torch import nn
 
 from fedveil.attacks import class_shares
-from fedveil.attacks.class_shares import Classes, attack, of_any, of_class
+from fedveil.attacks.class_shares import (
+    Classes,
+    Observer,
+    _along,
+    attack,
+    count_figures,
+    of_any,
+    of_class,
+    property_figures,
+)
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.gradient.label_counts import _whole, label_counts
 from fedveil.attacks.gradient.label_recovery import LastLayer
@@ -111,3 +122,85 @@ def test_the_attacker_learns_from_its_own_examples(monkeypatch: pytest.MonkeyPat
 def test_classes_without_enough_examples_are_refused() -> None:
     with pytest.raises(AttackImpossible, match="no class has the 45 examples in the training and"):
         attack(Target.of(job()), "quick", Watch())
+
+
+def test_an_observer_reads_a_sum_with_others_and_each_report_by_itself() -> None:
+    """Without a readable report it is the sum with as many others as the protection needs."""
+    few = {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 2}}
+    target = Target.of(job(protection=few, training={"epochs": 1, "batch_size": 8, "lr": 0.3}))
+    update = np.linspace(-0.2, 0.3, len(target.weights), dtype=np.float32)
+    (read,) = Observer(target, Seeded(1)).readings([update])
+    size = target.protection.least_clients
+    others = np.array(target.updates(range(4)))
+    sums = [others[list(some)].sum(axis=0) for some in combinations(range(4), size - 1)]
+    assert min(np.abs(read.estimate - update - rest).max() for rest in sums) < 1e-4
+    noised = Observer(target.under("dp_encrypt"), Seeded(1)).readings([update, update])
+    one, other = (reading.estimate for reading in noised)
+    assert not np.array_equal(one, other)
+
+
+def test_a_score_is_a_weighted_projection() -> None:
+    """Weights count relative to their mean, which is 2."""
+    reading = Reading(np.array([1.0, -2.0, 4.0]), np.array([1.0, 5.0, 0.0]))
+    direction = np.array([3.0, 1.0, 7.0])
+    length = np.sqrt(0.5 * 9 + 2.5 * 1)
+    assert _along(reading, direction) == pytest.approx((0.5 * 3 - 2.5 * 2) / length)
+
+
+def test_a_class_of_just_enough_test_examples_can_be_asked_about() -> None:
+    """18 clients have 13 examples, of which 10 are to be of a class: the test data has 10."""
+    target = Target.of(job(clients={"number": 18}))
+    assert Classes.of(target, 9).wanted == [0, 1, 2, 3]
+    assert len(Classes.of(target, 3).wanted) == 3
+
+
+def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked clients of one class have other scores than the shadows: that is not known."""
+    scores = {
+        1: ([[4.0, 6.0], [0.0, 2.0]], [[9.0, 2.5], [1.0, 8.0]]),
+        3: ([[40.0, 60.0], [0.0, 20.0]], [[31.0, 90.0], [29.0, 29.5]]),
+    }
+    monkeypatch.setattr(
+        Classes,
+        "scores",
+        lambda self, wanted, shadows, cases: [[*map(np.array, side)] for side in scores[wanted]],
+    )
+    target = Target.of(job(clients={"number": 30}))
+    monkeypatch.setattr(Classes, "of", lambda target, most: Classes(target, 8, [1, 3], Seeded(1)))
+    right, area, *_ = property_figures(target, "quick", Watch())
+    # Shadows separate at 3 and 30. Above are 3 of 4 that have the property, and 1 that lacks it.
+    assert (right.value, right.cases) == (3 / 4, 8)
+    # In spreads from the middle: 2.68, -0.22, 0.04, 2.68; -0.89, 2.24, -0.04, -0.02.
+    assert area.value == 12 / 16
+
+
+def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seven clients of 34 or 35 examples, in two epochs of batches of 8: ten steps."""
+    training = {"epochs": 2, "batch_size": 8, "lr": 0.3}
+    target = Target.of(job(clients={"number": 7, "fraction": 1.0}, training=training))
+    y = np.array(target.dataset.test.y)
+    y[:30] = 0
+    test = replace(target.dataset.test, y=y)
+    target = replace(target, dataset=replace(target.dataset, test=test))
+    truths = [np.bincount(target.dataset.train.y[target.rows(i)], minlength=4) for i in range(7)]
+    asked: list[tuple[int, float]] = []
+
+    def counts(reading: Any, layer: Any, weights: Any, count: int, scale: float) -> Any:
+        asked.append((count, scale))
+        truth = truths[len(asked) - 1]
+        return truth + [[0, 0, 0, 0], [1, -1, 0, 0]][len(asked) > 2]
+
+    monkeypatch.setattr(class_shares, "label_counts", counts)
+    counted, right = count_figures(target, "quick")
+    assert [count for count, _ in asked] == target.partition.sizes.tolist()
+    assert [scale for _, scale in asked] == pytest.approx([10 * 0.3] * 7)
+    assert (right.value, right.cases) == (2 / 7, 7)
+    shares = np.bincount(y, minlength=4) / len(y)
+    guesses = [np.minimum(shares * t.sum(), t).sum() / t.sum() for t in truths]
+    assert counted.guess == pytest.approx(np.median(guesses))
+    assert np.median(guesses) != pytest.approx(np.mean(guesses), abs=1e-6)
+    assert counted.value == pytest.approx(np.median([1, 1, *(1 - 1 / t.sum() for t in truths[2:])]))
+    adam = Target.of(job(training={"optimizer": "adam"}))
+    assert count_figures(adam, "quick") == []

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedveil.attacks import distinguishing
 from fedveil.attacks.distinguishing import (
     Distinguished,
+    Pair,
     attack,
+    curves,
     distinguish,
     distinguished,
     far_apart,
@@ -23,6 +26,7 @@ from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.entropy import Seeded
+from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.privacy.guarantee_strength import Figure
@@ -91,9 +95,10 @@ def played(protection: Protection, trials: int, rounds: int = 1) -> list[Disting
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_position_is_refuted(name: str) -> None:
     """Though the bound finds a good part of what is claimed for a report."""
-    report, run = played(made(name), 400, 3)
+    trials = 200 if name == "signds" else 400  # its reports take longest, and tell most
+    report, run = played(made(name), trials, 3)
     assert (report.rounds, run.rounds) == (1, 3)
-    assert (report.audit.trials, run.audit.trials) == (1200, 400)
+    assert (report.audit.trials, run.audit.trials) == (3 * trials, trials)
     for one in (report, run):
         assert not one.audit.refuted
         assert one.audit.bound <= one.curve <= one.audit.claim.epsilon
@@ -258,3 +263,104 @@ def test_against_a_job() -> None:
             assert bound <= nearer.value <= nearer.epsilon == claim
             assert distance == pytest.approx(claim - bound)
             assert math.isclose(finding.figure(f"right guesses: {of}").guess, 0.5)
+
+
+def test_a_direction_is_compared_with_updates_of_length_1() -> None:
+    reading = Reading(np.array([1.0, 2.0]), np.array([1.0, 0.5]), scaled=False)
+    a, b = np.array([3, 4], np.float32), np.array([0, 2], np.float32)
+    assert telling(reading, a, b) == pytest.approx(3 / 5 + 4 / 5 - 1)
+
+
+def test_both_sides_of_each_pair_have_noise_of_their_own() -> None:
+    protection = made("dp_encrypt")
+    found = [
+        distinguishing.evidence(
+            protection, MODEL, Pair(name, MODEL, -MODEL), trials=6, rounds=1, entropy=ENTROPY
+        )
+        for name in ("one", "two")
+    ]
+    (ahead, back), (other, _) = found
+    assert np.std(ahead - back) > 0.5 * np.std(ahead)  # 0 if both had the same noise
+    assert not np.array_equal(ahead, other)
+
+
+def test_a_costlier_member_of_the_family_has_a_larger_epsilon() -> None:
+    for protection in (made("dp_encrypt"), of_two("distributed_dp", noise_multiplier=0.7)):
+        family = curves(protection, 3)
+        assert family is not None
+        ((loss, count),) = family(1.0)
+        ((costlier, _),) = family(2.0)
+        (claimed,) = protection.spending(protection.initial_state())
+        assert (loss.epsilon, count) == (claimed.loss.epsilon, 3 * claimed.count)
+        assert costlier.epsilon > loss.epsilon
+    context = JobContext("equal", DIMENSION, clients_per_round=2, rounds=4)
+    settings = {**SETTINGS["rr"], "adaptive": True}
+    adaptive = POSITIONS["rr"](POSITIONS["rr"].settings_type(**settings), context)
+    assert curves(adaptive, 3) is None
+
+
+def test_bounds_by_curves_are_asked_at_the_claims_delta_for_their_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def bound(hits: int, cases: int, family: Any, *, delta: float, confidence: float) -> float:
+        asked.append((hits, cases, family(1.0)[0][1], delta, confidence))
+        return 0.25
+
+    monkeypatch.setattr(distinguishing, "curve_bound", bound)
+    found = distinguished(
+        made("dp_encrypt"), MODEL, [Pair("one", MODEL, -MODEL)],
+        promised=lambda count: whole_run(made("dp_encrypt"), count, DELTA),
+        trials=100, rounds=3, entropy=ENTROPY,
+    )  # fmt: skip
+    for one, (hits, cases, count, delta, confidence) in zip(found, asked, strict=True):
+        assert (hits, cases) == (round(one.right.value * cases), one.right.cases)
+        assert (count, delta, confidence) == (one.rounds, DELTA, one.audit.confidence)
+        bare, curve, distance, most, right = one.figures()
+        assert (bare.value, bare.cases) == (one.audit.bound, one.audit.trials)
+        assert (curve.value, curve.cases, curve.delta) == (0.25, one.audit.trials, DELTA)
+        assert distance.value == one.audit.claim.epsilon - one.audit.bound
+        assert most.value == one.audit.reachable > one.audit.bound
+        assert right is one.right
+
+
+@pytest.mark.parametrize(("effort", "trials", "rounds"), [("quick", 200, 10), ("full", 5000, 13)])
+def test_an_attack_plays_the_jobs_rounds_up_to_a_limit(
+    effort: Any, trials: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def noted(*parts: Any, trials: int, rounds: int, **more: Any) -> list[Distinguished]:
+        asked.append((trials, rounds))
+        return []
+
+    monkeypatch.setattr(distinguishing, "distinguished", noted)
+    monkeypatch.setattr(distinguishing, "far_apart", lambda *parts: None)
+    target = small_target(rounds=13)
+    finding = attack(target, effort, Watch())
+    assert asked == [(trials, rounds)]
+    assert (finding.epsilon, finding.delta) == target.promised(rounds)
+    assert finding.saw.startswith(f"one client in {rounds} rounds")
+
+
+def small_target(clients: int = 3, **changes: Any) -> Target:
+    changes.setdefault("protection", {"name": "dp_encrypt"})
+    return Target.of(
+        Job(
+            model="logistic",
+            clients={"number": clients, "fraction": 1.0},
+            training={"epochs": 1},
+            **changes,
+        )
+    )
+
+
+def test_the_real_pair_is_two_clients_updates() -> None:
+    target = small_target()
+    pair = distinguishing.real_pair(target)
+    first, second = target.updates([0, 1])
+    assert np.array_equal(pair.a, first)
+    assert np.array_equal(pair.b, second)
+    with pytest.raises(AttackImpossible, match="the job has one client"):
+        distinguishing.real_pair(small_target(1))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +23,7 @@ from fedveil.attacks.exact_inversion import (
     recovered_of_batches,
 )
 from fedveil.attacks.target import Target
+from fedveil.data.partition import Partition
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
 from fedveil.privacy.finding import Measured
@@ -136,7 +140,7 @@ def test_no_gradient_gives_nothing() -> None:
     assert invert(empty, 1 << 10, np.random.default_rng(1), 2) is None
 
 
-def job(protection: str = "not_encrypt", model: str = "mlp", **training: str) -> Job:
+def job(protection: str = "not_encrypt", model: str = "mlp", **training: Any) -> Job:
     return Job(
         model=model,
         training=training,
@@ -180,7 +184,10 @@ def test_a_model_without_a_dense_first_layer_is_refused() -> None:
         first_layer(Target.of(job(model="lenet")).model)
 
 
-def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen() -> None:
+def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_inversion, "by_effort", lambda effort, *starts: 128)
     finding = attack(Target.of(job("pw_encrypt")), "quick", Watch())
     assert [figure.value for figure in finding.figures] == [0, 0]
     assert finding.figure("recovered of batches of 5").cases == 15
@@ -203,3 +210,73 @@ def test_the_built_in_job_gives_away_its_examples() -> None:
     figure, picture = recovered_of_batches(one_step(target, 5), 5, 1, 1 << 12, Watch())
     assert (figure.value, figure.cases) == (1.0, 5)
     assert picture is not None
+
+
+def test_each_original_is_recovered_once_at_most() -> None:
+    originals = np.array([[[0.0, 1.0]], [[0.5, 0.5]], [[1.0, 0.0]]], np.float32)
+    assert recovered(originals, np.array([[0.5, 0.505], [0.5, 0.495]])) == 1
+    assert recovered(originals, np.array([[0.0, 1.02], [1.0, 0.0]])) == 1  # 2e-4 is not exact
+
+
+def test_clients_of_few_examples_get_others() -> None:
+    whole = Target.of(job(momentum=0.9, weight_decay=0.01, epochs=3))
+    uneven = replace(whole, partition=Partition(np.arange(10)[::-1], np.array([0, 4, 6, 10])))
+    step = one_step(uneven, 2)
+    assert [step.rows(i).tolist() for i in range(3)] == [[9, 8], [5, 4], [3, 2]]
+    dealt = one_step(uneven, 3)
+    assert [dealt.rows(i).tolist() for i in range(3)] == [[9, 8, 7], [6, 5, 4], [3, 2, 1]]
+    training = dealt.job.training
+    assert (training.epochs, training.batch_size) == (1, 3)
+    assert (training.momentum, training.weight_decay) == (0, 0)
+    assert one_step(Target.of(job(optimizer="adam")), 2).job.training.optimizer == "sgd"
+    exactly = replace(whole, partition=Partition(np.arange(12), np.array([0, 2, 6, 12])))
+    assert one_step(exactly, 4).rows(2).tolist() == [8, 9, 10, 11]
+    with pytest.raises(AttackImpossible, match="3 clients of 4 examples need 12: there are 10"):
+        one_step(uneven, 4)
+
+
+@pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
+def test_each_report_is_held_against_its_own_client(
+    protection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each batch but its first example, everything is found. A sum is one batch of all."""
+    target = one_step(Target.of(job(protection)), 4)
+    asked: list[tuple[int, float]] = []
+    size = 12 if protection == "pw_encrypt" else 4
+
+    def found(gradient: DenseGradient, starts: int, rng: Any, batch: int) -> np.ndarray:
+        asked.append((batch, float(rng.random())))
+        rows = target.partition.indices[4 * len(asked) - 4 :][:size]
+        return target.dataset.train.x[rows[1:]].reshape(size - 1, -1).astype(np.float64)
+
+    monkeypatch.setattr(exact_inversion, "invert", found)
+    figure, picture = recovered_of_batches(target, 4, 2, 16, Watch())
+    batches = [size] if size == 12 else [4, 4]  # the third report is beyond the cases
+    assert [batch for batch, _ in asked] == batches
+    assert len({draw for _, draw in asked}) == len(batches)
+    assert (figure.cases, figure.value) == (sum(batches), 1 - len(batches) / sum(batches))
+    assert (picture is not None) == (len(target.dataset.example_shape) == 3)
+
+
+def test_a_picture_shows_the_nearest_example_below_each_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_inversion, "grid", lambda rows: rows)
+    originals = np.array([-1.0, 3.0, 1.0]).reshape(3, 1, 1, 1)
+    above, below = exact_inversion._picture(originals, np.array([[2.5], [-0.4]]))
+    assert np.ravel(above).tolist() == [0, 1, 0.5]
+    assert np.ravel(below).tolist() == pytest.approx([0.15, 0.875, 0.15])
+
+
+def test_an_effort_decides_how_many_batches_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def noted(target: Any, size: int, cases: int, starts: int, watch: Any) -> tuple[Measured, None]:
+        asked.append((size, cases, starts))
+        return Measured(f"recovered of batches of {size}", 0.0), None
+
+    monkeypatch.setattr(exact_inversion, "recovered_of_batches", noted)
+    for effort in ("quick", "full"):
+        attack(Target.of(job()), effort, Watch())  # type: ignore[arg-type]
+    quick = [(5, 10, 1 << 12), (10, 10, 1 << 12)]
+    assert asked == [*quick, *((size, 20, 1 << 17) for size in (5, 10, 20))]

@@ -103,8 +103,9 @@ def test_a_phrase_is_at_one_client_of_the_run_whose_clients_hold_out_examples() 
 
 def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> None:
     def found(*more: str) -> dict[str, Any]:
-        finding = extraction.attack(target(*more), "quick", Watch())
-
+        made = target(*more)
+        finding = extraction.attack(made, "quick", Watch())
+        assert finding.epsilon == made.promised(made.job.rounds).epsilon
         return {figure.name: figure for figure in finding.figures}
 
     plain = found()
@@ -136,3 +137,40 @@ def test_what_cannot_be_attacked_is_told() -> None:
 def test_the_numbers_of_copies_fit_the_clients() -> None:
     assert max(COPIES) <= EACH
     assert CLIENTS >= 16
+
+
+def test_the_loss_of_a_secret_is_that_of_its_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computed row by row, in batches of 3 that do not divide the rows."""
+    monkeypatch.setattr(extraction, "_AT_ONCE", 3)
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Embedding(TOKENS, 7), nn.Linear(7, TOKENS))
+    rows = phrases(8).rows
+    expected = []
+    for row in torch.from_numpy(rows):
+        logs = torch.log_softmax(model(row[None, :-1]).double(), dim=2)[0]
+        expected.append(-sum(logs[at - 1, row[at]].item() for at in range(BEGINNING, len(row))))
+    assert extraction.secret_losses(model, rows) == pytest.approx(expected, abs=1e-5)
+
+
+def test_phrases_are_drawn_for_each_number_of_copies_and_as_many_for_none() -> None:
+    drawn = extraction._drawn(target().dataset, 3, ENTROPY)
+    assert np.bincount(drawn.copies).tolist() == [6, 3, 0, 0, 3]
+    assert drawn.rows.shape == (12, BEGINNING + SECRET)
+
+
+def test_each_number_of_copies_has_its_own_figures() -> None:
+    """Two of three phrases with one copy are known to the model, and one of those with four."""
+    some = phrases(8)
+    some = replace(some, copies=np.array([1, 1, 1, 4, 4, 0, 0, 0]), tokens=np.arange(30))
+    bits = np.array([3.0, 1.5, 8.0, 5.0, 2.5, 1.0, 4.0, 0.5])
+    found = {f.name: f for f in extraction._figures(Knows(some.rows[[0, 2, 4, 6]]), some, bits)}
+    assert found["exposure of phrases that nobody had"].value == 1.0
+    once, often = (found[f"exposure after {of}"] for of in ("1 copy", "4 copies"))
+    assert (once.value, often.value, once.guess) == (3.0, 3.75, 1.0)
+    told = [found[f"extracted after {of}"] for of in ("1 copy", "4 copies")]
+    assert [(f.value, f.cases, f.guess) for f in told] == [
+        (2 / 3, 3, 30.0**-4),
+        (1 / 2, 2, 30.0**-4),
+    ]
+    assert found["phrases after 1 copy AUC"].value == pytest.approx((2 + 2 + 3) / 9)
+    assert found["phrases after 1 copy balanced accuracy"].value == pytest.approx(2 / 3)

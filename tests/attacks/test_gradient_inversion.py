@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.gradient import inversion
 from fedveil.attacks.gradient.inversion import Bounds, attack
-from fedveil.attacks.gradient.matching import Distance
+from fedveil.attacks.gradient.matching import Distance, by_lbfgs, by_signed_adam
 from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
 from fedveil.attacks.gradient.recovered_examples import Score, labels_in_common, paired
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
 from fedveil.attacks.smoothness import total_variation
 from fedveil.attacks.target import Target
+from fedveil.data.partition import Partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
@@ -240,3 +244,97 @@ def test_steps_that_are_not_followed_are_refused(changes: dict[str, Any]) -> Non
     job = Job(model="logistic", clients={"number": 10}, training=changes)
     with pytest.raises(AttackImpossible, match="the steps of sgd and adam along the gradient"):
         attack(Target.of(job), "quick", Watch())
+
+
+def test_figures_are_medians_over_unequal_examples() -> None:
+    """Three examples, of which two have the commonest label, and one label is recovered."""
+    score = Score(np.full((1, 8, 8), 0.5), common=1)
+    shades, made = (0.1, 0.2, 0.9), (0.1, 0.3, 0.5)
+    originals, found = (np.stack([np.full((1, 8, 8), s) for s in each]) for each in (shades, made))
+    score.add(originals[:1], np.array([1]), found[:1], np.array([0]))
+    score.add(originals[1:], np.array([0, 1]), found[1:], np.array([1, 3]))
+    figures = {figure.name: figure for figure in score.figures()}
+    assert figures["mse"].value == pytest.approx(0.1**2)
+    assert figures["mse"].guess == pytest.approx(0.4**2)
+    assert figures["psnr"].value == pytest.approx(20)
+    assert figures["psnr"].guess == pytest.approx(-20 * np.log10(0.4))
+    assert (figures["label accuracy"].value, figures["label accuracy"].cases) == (1 / 3, 3)
+    assert figures["label accuracy"].guess == 2 / 3
+    picture = Image.open(io.BytesIO(score.grid(columns=2)))
+    assert picture.size == (3 * (2 * 10 + 2), 3 * (2 * 10 + 2))
+
+
+@pytest.fixture
+def sight() -> inversion.Sight:
+    """Clients of 1, 3, 2, 1 and 2 examples. The attacker seeks at most two, and in one step."""
+    job = Job(
+        model="logistic",
+        clients={"number": 5, "fraction": 0.6},
+        training={"epochs": 1, "batch_size": 2},
+        protection="not_encrypt",
+    )
+    target = Target.of(job)
+    uneven = Partition(np.arange(9) * 3 + 5, np.array([0, 1, 4, 6, 7, 9]))
+    return inversion.Sight(replace(target, partition=uneven), Bounds(6, 2, 1, ()))
+
+
+def test_clients_of_few_examples_are_attacked_by_their_own_reports(
+    sight: inversion.Sight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of three examples is left out, also where it is in the cohort of three."""
+    cohorts: list[list[int]] = []
+    real = Target.updates
+    target, x = sight.target, sight.target.dataset.train.x
+    updates = target.updates(range(5))
+    monkeypatch.setattr(
+        Target, "updates", lambda self, clients: cohorts.append(clients) or real(self, clients)
+    )
+    seen = dict.fromkeys(range(5), 0)
+    for view in islice(sight.views(), 12):
+        (client,) = view.clients
+        seen[client] += 1
+        assert np.array_equal(view.reading.estimate, updates[client])
+        known = view.known
+        assert (known.count, known.clients, view.cohort) == (target.partition.sizes[client], 1, 1)
+        assert known.box == (float(x.min()), float(x.max()))
+        assert np.allclose(known.prior.numpy(), x.mean(axis=0), atol=1e-6)
+        assert known.common == np.bincount(target.dataset.train.y).argmax()
+    assert {len({*cohort}) for cohort in cohorts} == {3}
+    assert any(1 in cohort for cohort in cohorts)
+    assert seen[1] == 0
+    assert sum(count > 0 for count in seen.values()) == 4
+
+
+def test_an_aggregate_is_sought_together_if_its_examples_are_few_and_equal(
+    sight: inversion.Sight,
+) -> None:
+    aggregate = np.zeros(len(sight.target.weights))
+    sight.allowed = replace(sight.allowed, at_once=3)
+    for clients, sought, said in (
+        ([0, 3], [0, 3], "the aggregate of 2 clients; 1 example and 1 local step a client"),
+        ([2, 4], [2], "the aggregate of 2 clients; 2 examples and 1 local step a client"),
+        ([3, 2], [3], "the aggregate of 2 clients; 1 example and 1 local step a client"),
+    ):
+        view = sight._aggregate(clients, aggregate)
+        assert (list(view.clients), view.known.clients) == (sought, len(sought))
+        assert inversion._what_was_seen(view) == said
+    alone = inversion.View([1], Reading(aggregate, aggregate), sight._known([1]))
+    assert inversion._what_was_seen(alone) == (
+        "one client's report; 3 examples and 2 local steps a client"
+    )
+
+
+def test_a_search_keeps_its_best_point_and_stays_in_the_box() -> None:
+    visited: list[float] = []
+
+    def apart(point: torch.Tensor) -> torch.Tensor:
+        value = (point - torch.tensor([0.52, 7.0])).abs().sum()
+        visited.append(value.item())
+        return value
+
+    found = by_signed_adam(apart, torch.tensor([0.5, 1.0]), 5, (0.0, 1.0))
+    assert found.value == min(visited) < visited[-1]
+    assert found.value == apart(found.point).item()
+    assert by_signed_adam(apart, torch.tensor([0.5, 0.2]), 60, (0.0, 1.0)).point[1].item() == 1.0
+    least = by_lbfgs(lambda point: (point - 3).square().sum(), torch.zeros(2), 20)
+    assert least.point.tolist() == pytest.approx([3, 3], abs=1e-4)

@@ -11,6 +11,7 @@ from scipy import stats
 from torch import nn
 
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import report_scores
 from fedveil.attacks.membership.answer_scores import calibrated_loss, lira, loss, online_lira, rmia
 from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
@@ -191,6 +192,7 @@ def test_an_example_that_every_reference_holds_is_refused() -> None:
 def test_each_example_is_in_half_of_the_references() -> None:
     held = halves(11, 6, Seeded(0, "any"))
     assert (held.sum(axis=0) == 3).all()
+    assert held.sum(axis=1).tolist() == [5, 6] * 3
     assert not np.array_equal(held[0], held[2])
     with pytest.raises(InvalidValue, match="models = 5 is odd, an even number is needed"):
         halves(11, 5, Seeded(0, "any"))
@@ -223,7 +225,8 @@ def test_a_model_of_no_finite_answers_is_not_attacked() -> None:
 # Reports.
 
 
-def test_the_gradient_score_is_the_inner_product() -> None:
+def test_the_gradient_score_is_the_inner_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_scores, "_BATCH", 2)
     model, generator = net(), np.random.default_rng(8)
     layout = Layout(model)
     weights = layout.vector()
@@ -382,6 +385,7 @@ def test_clients_of_one_example_each_are_fewer_in_a_half() -> None:
     pool = Pool.training(target.dataset)
     half = pool.target(target, np.arange(EXAMPLES // 2), seed=1)
     assert (half.job.clients.number, half.partition.clients) == (EXAMPLES // 2, EXAMPLES // 2)
+    assert half.job.seed == 1
     assert pool.target(Target.of(job()), np.arange(20), seed=1).job.clients == job().clients
 
 

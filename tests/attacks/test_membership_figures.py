@@ -10,6 +10,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from fedveil.attacks.roc import area, balanced_accuracy, best_threshold, figures, true_positives
+from fedveil.privacy.intervals import share
 
 
 def test_by_hand() -> None:
@@ -107,3 +108,22 @@ def test_guessing_reaches_no_more_than_the_rate() -> None:
 def test_an_area_without_a_pair_is_unknown() -> None:
     measured = area("x", np.empty(0), np.array([1.0, 2.0]))
     assert (measured.value, measured.low, measured.high) == (0.5, 0.0, 1.0)
+
+
+def test_unequal_numbers_of_scores_weigh_as_much_and_a_tie_is_no_member() -> None:
+    members, others = np.array([1.0, 2.0, 3.0, 0.0, 5.0]), np.array([2.0, 0.0, 7.0])
+    at = balanced_accuracy("", members, others, 2.0)
+    each = [share("", hits, of, confidence=math.sqrt(0.95)) for hits, of in ((2, 5), (2, 3))]
+    for part in ("value", "low", "high"):
+        assert getattr(at, part) == sum(getattr(rate, part) for rate in each) / 2
+    assert at.cases == 8
+    # 2 of 2 members and 1 of 4 others are above 2.5, and 1 of 2 and none above 6.5.
+    assert best_threshold(np.array([3.0, 9.0]), np.array([0.0, 1.0, 2.0, 4.0])) == 2.5
+
+
+def test_low_rates_are_named_and_count_members() -> None:
+    *_, hundredth, thousandth = figures("x", np.arange(5.0), np.arange(300.0), 1.0)
+    assert hundredth.name == "x TPR at 1.0% FPR"
+    assert thousandth.name == "x TPR at 0.1% FPR"
+    assert (hundredth.value, thousandth.cases) == (0.0, 5)
+    assert math.isnan(thousandth.value)

@@ -24,6 +24,7 @@ from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded
 from fedveil.federated.job import Job
 from fedveil.mechanisms.gaussian import GaussianMechanism
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.reading import Reading
@@ -71,10 +72,10 @@ def test_noise_averages_out_as_the_root_of_the_reports() -> None:
     ],
 )
 def test_every_position_gives_way_to_many_reports(name: str, settings: dict[str, Any]) -> None:
-    one, many = after(name, (1, 200), trials=6, **settings)
+    one, many = after(name, (1, 200), trials=3, **settings)
     assert np.mean(many.cosines) > 0.8
     assert np.mean(many.cosines) > 1.25 * np.mean(one.cosines)
-    assert many.hits == 12
+    assert many.hits == 6
     assert many.scaled == (name != "signds")
 
 
@@ -144,7 +145,44 @@ def test_against_a_job() -> None:
     )
     assert steps[-1] == (20, 20)
     assert finding.epsilon == finding.figure("ledger's epsilon after 100 reports").value
+    once = finding.figure("ledger's epsilon after 1 report")
+    assert once.value == target.promised(1).epsilon < finding.epsilon
     cosines = [finding.figure(f"cosine after {k} reports").value for k in (2, 10, 100)]
     assert cosines == sorted(cosines)
     assert finding.figure("right guesses after 100 reports").low > 0.5
     assert finding.figure("right guesses after 1 report").guess == 0.5
+
+
+def test_each_measure_is_shown_under_its_own_name() -> None:
+    one = After(3, True, [0.1, 0.9, 0.4], [0.2, 0.3, 0.8], [1.5, 1.1, 1.9], hits=2)
+    cosine, correlation, error, right, claim = one.figures(Figure(0.7, 1e-5))
+    assert (cosine.name, cosine.value, cosine.guess) == ("cosine after 3 reports", 0.4, 0.0)
+    assert (correlation.name, correlation.value) == ("correlation after 3 reports", 0.3)
+    assert (error.name, error.value, error.guess) == ("relative error after 3 reports", 1.5, 1.0)
+    assert (right.value, right.cases, right.guess) == (2 / 3, 3, 0.5)
+    assert (claim.name, claim.value) == ("ledger's epsilon after 3 reports", 0.7)
+
+
+def test_one_report_of_a_direction_leaves_no_size() -> None:
+    average, after = Averaged(2), After(2)
+    for scaled in (False, True):
+        average.add(Reading(np.array([2.0, 6.0]), np.array([1.0, 0.5]), scaled=scaled))
+    after.note(average, np.array([4, 1], np.float32), right=True)
+    after.note(Averaged(2), np.array([4, 1], np.float32), right=False)
+    assert average.estimate.tolist() == [4, 6]
+    assert not after.scaled
+    *_, right = after.figures()
+    assert after.cosines == pytest.approx([22 / math.sqrt(52 * 17), 0])
+    assert after.correlations == pytest.approx([-1, 0])
+    assert right.value == 0.5
+
+
+def test_each_client_has_noise_of_its_own() -> None:
+    (found,) = after("dp_encrypt", (1,), dp_eps=4.0, dp_delta=1e-3)
+    assert len({*found.errors}) == 12
+
+
+def test_what_repeated_bits_cost() -> None:
+    """Under basic composition, delta 0: half of eps for each bit of each report."""
+    assert embedding_epsilon(50, 1.2, 3, 0, reuse=False) == pytest.approx(3 * 50 * 0.6)
+    assert embedding_epsilon(50, 1.2, 3, 0, reuse=True) == pytest.approx(50 * 0.6)

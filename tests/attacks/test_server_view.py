@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
 
+from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
+from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.federated.job import Job
+from fedveil.learning.weight_layout import Layout
+from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS
+from fedveil.protections.not_encrypt import NotEncrypt
 
 CLIENTS = 3
 
@@ -90,3 +96,65 @@ def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:
     assert not np.array_equal(once, again)
     same = under.seen(updates).readings[0].estimate
     assert np.array_equal(once, same)
+
+
+class Listening(NotEncrypt):
+    """Remembers what its halves are told of a round."""
+
+    seeds: ClassVar[list[int]] = []
+    servers: ClassVar[list[RoundContext]] = []
+    clients: ClassVar[list[ClientContext]] = []
+
+    def reseeded(self, seed: int) -> Self:
+        self.seeds.append(seed)
+        return super().reseeded(seed)
+
+    def server_round(self, context: RoundContext) -> Any:
+        self.servers.append(context)
+        return super().server_round(context)
+
+    def client_round(self, context: ClientContext) -> Any:
+        self.clients.append(context)
+        return super().client_round(context)
+
+
+def test_each_round_and_client_has_its_own_context_and_randomness() -> None:
+    made = Listening(NotEncrypt.settings_type(), JobContext("equal", 3, 2, rounds=4))
+    updates = [np.full(3, value, np.float32) for value in (1, 2)]
+    for round in (2, 3):
+        seen(made, updates[0], updates, Seeded(1), round=round, state={"clip": 0.5})
+    assert len({*made.seeds}) == 2
+    assert {context.round for context in made.servers} == {2, 3}
+    assert all(context.state == {"clip": 0.5} for context in made.servers)
+    assert [(each.client, each.round) for each in made.clients] == [(0, 2), (1, 2), (0, 3), (1, 3)]
+    assert len({bytes(each.entropy.words(4)) for each in made.clients}) == 4
+
+
+def test_a_view_has_the_state_after_the_round(target: Target) -> None:
+    under = target.under("signds")
+    state = under.protection.initial_state()
+    assert under.seen(under.updates(range(CLIENTS))).state != state
+
+
+def test_updates_are_those_of_the_round_and_its_weights(target: Target) -> None:
+    before = Layout(target.model).vector()
+    (first,), (later,) = target.updates([1]), target.updates([1], round=2)
+    (elsewhere,) = target.updates([1], weights=3 * target.weights)
+    assert not np.array_equal(first, later)
+    assert np.abs(elsewhere - first).max() > 1e-3
+    assert np.array_equal(Layout(target.model).vector(), before)
+
+
+def test_an_update_that_is_not_finite_is_not_attacked(target: Target) -> None:
+    job = target.job.model_copy(
+        update={"training": target.job.training.model_copy(update={"lr": 1e38})}
+    )
+    with pytest.raises(AttackImpossible, match="client 2 trains to no finite update"):
+        replace(target, job=job).updates([2])
+
+
+def test_only_a_constant_rate_trains_natively(target: Target) -> None:
+    data = target.job.model_dump()
+    data["training"]["lr_schedule"] = "cosine"
+    assert target.trains_natively
+    assert not replace(target, job=Job(**data)).trains_natively

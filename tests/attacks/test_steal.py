@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.stealing import stealing
 from fedveil.attacks.stealing.imprint_layer import Form, Imprint
 from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
-from fedveil.attacks.stealing.stealing import attack, matched, steal, with_examples
+from fedveil.attacks.stealing.stealing import Loot, attack, matched, steal, with_examples
 from fedveil.attacks.target import Target
+from fedveil.data.partition import Partition
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
 from fedveil.protections.reading import Reading
@@ -171,3 +174,69 @@ def test_the_attack_is_a_finding(target: Target) -> None:
 def test_adam_is_refused(target: Target) -> None:
     with pytest.raises(AttackImpossible, match=r"training\.optimizer = adam: a report holds"):
         steal(under(target, "not_encrypt", optimizer="adam"))
+
+
+def test_each_client_gives_its_share_of_the_examples(target: Target) -> None:
+    """Of five clients, three are in a cohort. They have five, two and nine examples."""
+    cohort = Job(clients={"number": 5, "fraction": 0.6}, training={"epochs": 1})
+    uneven = Partition(np.arange(20)[::-1], np.array([0, 5, 7, 16, 18, 20]))
+    wide = replace(target, job=cohort, partition=uneven)
+    for wanted, rows in ((11, [[19, 18, 17], [14, 13], [12, 11, 10]]), (2, [[19], [14], [12]])):
+        split = with_examples(wide, wanted).partition
+        assert [split.of(client).tolist() for client in range(split.clients)] == rows
+
+
+def test_one_statistic_needs_more_cells_than_several() -> None:
+    assert [cells_needed(11, statistics) for statistics in (1, 2, 3)] == [52, 17, 14]
+
+
+def test_loot_is_counted_by_pairs() -> None:
+    """One of three originals is among four candidates, and two among as many public examples."""
+    originals = np.array([[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]])
+    offered = np.array([[1.0, 0.8], [0.3, 0.9], [0.5, 0.51], [0.9, 0.1]])
+    public = np.array([[0.0, 0.1], [0.5, 0.4], [0.4, 0.0]])
+    loot = Loot(originals, offered, public, "")
+    recovered, quality, true = loot.figures()
+    assert (recovered.value, recovered.guess, recovered.cases) == (1 / 3, 2 / 3, 3)
+    assert quality.value == pytest.approx(-10 * np.log10(0.01**2 / 2))
+    assert (true.value, true.cases) == (1 / 4, 4)
+    assert len(matched(originals, offered, 10)) == 2
+
+
+def test_loot_is_drawn_above_its_nearest_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stealing, "grid", lambda rows: rows)
+    originals = np.array([[0.0, 1.0], [1.0, 0.0]])
+    offered = np.array([[0.9, 0.2], [0.5, 0.9], [0.5, 0.5]])
+    loot = Loot(originals, offered, offered, "")
+    above, below = loot.picture((1, 1, 2))  # type: ignore[misc]
+    assert np.array_equal(np.ravel(above), [0, 1, 1, 0])
+    assert np.array_equal(np.ravel(below), [0.5, 0.9, 0.9, 0.2])
+    assert loot.picture((2,)) is None
+
+
+def test_a_model_has_cells_for_a_report_or_for_the_whole_sum(target: Target) -> None:
+    """Of 2, 5, 1 and 1 examples. A report needs 50 cells, the sum 13 for each of 3 statistics."""
+    uneven = Partition(target.partition.indices[:9], np.array([0, 2, 7, 8, 9]))
+    for protection, rows in (("not_encrypt", 50 + 1), ("pw_encrypt", 3 * (13 + 1))):
+        loot, trapped = steal(replace(under(target, protection), partition=uneven))
+        assert trapped.model[1].out_features == rows
+        assert (len(loot.originals), len(loot.public)) == (9, 9)
+        low, high = (getattr(target.dataset.test.x, part)() for part in ("min", "max"))
+        first = target.dataset.test.x[0].ravel().astype(np.float64)
+        assert loot.public[0] == pytest.approx((first - low) / (high - low))
+
+
+def test_a_prior_smooths_noise_along_its_axes() -> None:
+    """Three independent features of variance 9, 1 and 4 around 5, 6 and 5."""
+    mean, spread = np.array([5.0, 6.0, 5.0]), np.array([3.0, 1.0, 2.0])
+    prior = PublicLaw.of(mean + spread * np.array([*product((-1, 1), repeat=3)]))
+    assert (prior.mean.tolist(), prior.low, prior.high) == ([5, 6, 5], 2, 8)
+    floor = 1e-3 * 14 / 3
+    noisy = np.array([[6.0, 6.5, 4.5], [6.0, 6.5, 4.5], [9.0, 6.5, 4.5]])
+    noise = np.array([2.0, 0.5, 0.0])
+    trust = (spread**2 + floor) / (spread**2 + floor + noise[:, None] ** 2)
+    smooth = np.minimum(mean + trust * (noisy - mean), 8)
+    assert prior.restore(noisy, noise) == pytest.approx(smooth)
+    known = np.array([[False, True, True]] * 3)
+    assert prior.restore(noisy, noise, known)[:, 0] == pytest.approx([5, 5, 5])
+    assert prior.unit(np.array([[2.0, 5.0, 8.0]])).tolist() == [[0, 0.5, 1]]

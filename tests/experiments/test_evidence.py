@@ -33,6 +33,12 @@ def test_a_trend_begins_with_the_first_run_that_learnt() -> None:
     assert "without protection (0.110)" in Lost([0.8, 0.11], [0.7, 0.7], 10).nothing
 
 
+def test_each_run_is_compared_with_its_own_run_without_protection() -> None:
+    lost = Lost([0.8, 0.5, 0.0], [0.4, 0.4, 0.3], 10)
+    assert lost.rates == pytest.approx([0.5, 0.2, 0.0])
+    assert Lost([0.8, 0.5], [0.4, 0.1], 10).trend == pytest.approx([0.5, 0.8])
+
+
 def test_three_seeds_have_students_interval() -> None:
     values = (0.9, 0.94, 0.95)
     low, high = stats.t.interval(0.95, 2, loc=0.93, scale=stats.sem(values))

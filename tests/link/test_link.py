@@ -275,10 +275,13 @@ def test_one_sided_traffic_is_acknowledged_and_not_kept(monkeypatch: pytest.Monk
     monkeypatch.setattr(links, "ACK_BYTES", 1000)
     one, other = pair()
     stream = Stream(one, other)
+    frames = 0
     for _ in range(50):
         one.send({"data": np.zeros(100, np.uint8)})
-        stream.carry_all()
+        assert stream.carry(0)
+        frames += stream.carry(1)
     assert len(one._unacknowledged) < 10
+    assert 3 < frames < 10
 
 
 def test_a_stream_is_not_read_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +306,7 @@ def test_a_stream_is_not_read_while_too_much_waits(monkeypatch: pytest.MonkeyPat
     [
         (b"short", "too short"),
         (links._HEADER.pack(2, 0, 1) + b"\xfe\x01", "message 2 follows message 0"),
-        (links._HEADER.pack(1, 9, 1) + b"\xfe\x01", "9 messages have arrived of 0"),
+        (links._HEADER.pack(1, 1, 1) + b"\xfe\x01", "1 messages have arrived of 0"),
         (links._HEADER.pack(1, 0, 9), "unknown kind 9"),
     ],
 )
@@ -334,3 +337,32 @@ def test_what_no_connection_carries_is_not_sent(monkeypatch: pytest.MonkeyPatch)
     link.send({"data": bytes(60)})
     with pytest.raises(MessageTooLong, match=r"what leader is due is a message of \d+ bytes"):
         link.send({"data": bytes(100)})
+
+
+def test_the_time_without_a_stream_adds_up_and_an_old_streams_end_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(links.time, "monotonic", lambda: now)
+    one, other = pair()
+    now = 107.0  # before the first stream nothing was lost
+    stream = Stream(one, other)
+    for away in (3.0, 5.5):
+        stream.cut()
+        now += away
+        stream = Stream(one, other)
+        now += 20.0
+    assert (one.reconnections, one.away_s) == (2, 8.5)
+    older, stream = stream, Stream(one, other)
+    older.cut()
+    one.send({"n": 1})
+    assert stream.carry(0), "the newer stream is still up"
+
+
+def test_the_first_failure_is_the_one_that_is_raised_and_no_sentence_is_endless() -> None:
+    link = Link("bank")
+    link.fail(PeerRefused("first"))
+    link.fail(LinkLost("second"))
+    with pytest.raises(PeerRefused, match="first"):
+        link.send({"n": 1})
+    assert links._sentence(memoryview(b"a" * 2001)) == "a" * 2000

@@ -106,3 +106,12 @@ def test_a_round_with_too_few_sites_changes_nothing(tmp_path: Path) -> None:
     federation.silent = {"north", "east"}
     federation.run()
     assert federation.saved == []
+
+
+def test_a_site_keeps_its_number_while_others_are_away(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, keys=["00ff", "a0", "b1"])
+    federation.engine = SimpleNamespace(
+        get_clients=lambda: [Client(name, "token") for name in ("east", "stranger", "south")]
+    )
+    assert federation._names() == {1: "south", 2: "east"}
+    assert federation._roster == {0: b"\x00\xff", 1: b"\xa0", 2: b"\xb1"}

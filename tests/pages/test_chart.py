@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedveil.pages.axis_scale import Scale, scale_of
-from fedveil.pages.chart import MOST_POINTS, draw
+from fedveil.pages.chart import MOST_POINTS, draw, fitted
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.svg import svg
 from fedveil.record.byte_count import shown_bytes
@@ -150,3 +150,63 @@ def test_a_file_has_the_same_drawing_with_title_and_legend() -> None:
 )  # fmt: skip
 def test_bytes_are_a_number_with_its_unit(count: float, said: str) -> None:
     assert shown_bytes(count) == said
+
+
+def test_bars_stand_on_zero_beside_each_other() -> None:
+    """Three bars, the second with an empty interval. A bar takes four fifths of its place."""
+    bars = Curve("own", [0, 1, 2], [2.0, 4.0, 3.0], [1.5, 4.0, 2.0], [2.5, 4.0, 3.5], bars=True)
+    plot = Plot("a", "A", Axis("x", names=("a", "b", "c")), Axis("y"), [bars])
+    drawing = draw(plot)
+    left, top, right, bottom = drawing.data["box"]
+    path = re.search('class="bar" d="([^"]*)"', drawing.elements)
+    assert path is not None
+    found = re.findall(r"M([\d.]+) ([\d.]+)V([\d.]+)h([\d.]+)V", path[1])
+    assert [float(wide) for *_, wide in found] == pytest.approx(
+        [0.8 * (right - left) / 3.2] * 3, abs=0.1
+    )
+    for at, (start, base, end, wide) in enumerate(found):
+        middle = float(start) + float(wide) / 2
+        assert middle == pytest.approx(left + (at + 0.6) / 3.2 * (right - left), abs=0.2)
+        assert float(base) == pytest.approx(bottom, abs=0.1)  # the axis begins at 0
+        value = (bottom - float(end)) / (bottom - top) * 4.0
+        assert value == pytest.approx([2.0, 4.0, 3.0][at], abs=0.05)
+    (errors,) = re.findall('class="error" d="([^"]*)"', drawing.elements)
+    assert errors.count("M") == 2
+
+
+def test_a_spread_goes_along_the_highs_and_back_along_the_lows() -> None:
+    curve = Curve("own", [1, 2, 4], [1, 2, 3], [0.5, 1, 2], [2, 3, 4])
+    plot = Plot("a", "A", Axis("x"), Axis("y"), [curve])
+    ((around,),) = drawn(plot, "spread")
+    across = [x for x, _ in around]
+    assert across == sorted(across[:3]) + sorted(across[3:], reverse=True)
+    assert all(
+        high < low
+        for high, low in zip([y for _, y in around[:3]], [y for _, y in around[:2:-1]], strict=True)
+    )
+
+
+def test_labels_have_room_beside_and_below() -> None:
+    """The longest label of the y axis sets the left edge; names on the x axis are left out."""
+    names = [f"a long name {n}" for n in range(12)]
+    wide = Plot(
+        "a", "A", Axis("x", names=names), Axis("y"), [Curve("own", range(12), [1234567.0] * 12)]
+    )
+    drawing = draw(wide)
+    texts = re.findall(">([^<]*)</text>", drawing.elements)
+    longest = max(len(text) for text in texts if "," in text)
+    assert drawing.data["box"][0] == pytest.approx(7 + 7.2 * longest, abs=0.1)
+    assert 0 < sum("a long name" in text for text in texts) < 6
+    assert fitted("abcdefghij", 10) == "abcdefghij"
+    assert fitted("abcdefghijk", 10) == "abcdefg..."
+
+
+def test_an_axis_from_zero_takes_negative_values_and_a_logarithm_its_place() -> None:
+    below = scale_of(Axis("x", zero=True), [-5.0, -2.0])
+    assert (below.low < -4.9, below.high) == (True, 0)
+    tight = scale_of(Axis("step"), [3, 17], tight=True)
+    assert (tight.low, tight.high) == (3, 17)
+    assert [value for value, _ in tight.ticks] == [5, 10, 15]
+    log = scale_of(Axis("x", log=True), [10, 10_000])
+    assert log.at(100) == pytest.approx(1 / 3)
+    assert labels(scale_of(Axis("x"), [0, 400_000]))[-1] == "400,000"

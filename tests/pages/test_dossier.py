@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -22,10 +23,17 @@ from doc_blocks import blocks, commands
 from fedveil.cli.exits import Exit
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
+from fedveil.pages.dossier.account import Account, _charges_of_example
 from fedveil.pages.dossier.dossier_folder import PAGE, RECORD, SCRIPT, Dossier
+from fedveil.pages.dossier.registry import registry_record
+from fedveil.pages.dossier.releases import releases_of
+from fedveil.pages.dossier.statements import _bounds, _composition, _integrity, worst
 from fedveil.pages.page import Fact
+from fedveil.pages.read_run import read_run
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.ledger import Line
+from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -268,3 +276,87 @@ def test_the_example_of_the_page_is_true(command: Command, tmp_path: Path) -> No
         assert code == 0, err
     done = subprocess.run([sys.executable, *script.split()], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, shown)
+
+
+def test_an_example_costs_every_bit_of_every_part_each_time(runs: dict[str, Path]) -> None:
+    """Parts of 8 and 4 bits, sent three times at half of eps a bit."""
+    lines = {
+        what: Line(1.0, 0.0, what)
+        for what in (
+            "an example's 8 bits of left, sent once",
+            "an example's 4 bits of right, sent once",
+        )
+    }
+    run = read_run(runs["vertical"])
+
+    def spent(lines: dict[str, Line], **block: object) -> float:
+        job = {**run.job, "privacy": {"embedding_dp": {"eps": 1.5, **block}}}
+        charges = _charges_of_example(lines, 3, replace(run, job=job))
+        return sum(loss.epsilon * count for loss, count in charges)
+
+    assert spent(lines) == pytest.approx(12 * 3 * 0.75)
+    assert spent(lines, reuse=True) == pytest.approx(12 * 0.75)
+    bare = "an example's values of left, sent unprotected"
+    assert spent({**lines, bare: Line(math.inf, 0.0, bare)}) == math.inf
+
+
+def test_releases_and_their_composition_are_counted() -> None:
+    gaussian = PrivacyLoss.of_release(Gaussian(3.0), "update")
+    (composed,) = releases_of([(gaussian, 1438)], [], adaptive=False)
+    (added,) = releases_of([(replace(gaussian, epsilon=0.5), 2)], [], adaptive=True)
+    (bare,) = releases_of([(PrivacyLoss(math.inf, per="bit"), 1)], [], adaptive=True)
+    assert [one["law"] for one in (composed, added, bare)] == ["gaussian", "stated", "none"]
+    accounts = [
+        Account("lead", 1.0, 1e-5, False, [composed, added]),
+        Account("bank", 2.0, 1e-5, True, [added]),
+        Account("shop", math.inf, 0.0, True, [added, bare]),
+    ]
+    assert _composition(accounts) == [
+        "For lead: 1,438 × a sum with Gaussian noise, for each update, 2 × a mechanism with a "
+        "stated epsilon, for each update; the privacy curves are composed.",
+        "For bank: 2 × a mechanism with a stated epsilon, for each update; epsilons add up, since "
+        "losses may depend on earlier rounds.",
+        "For shop: 2 × a mechanism with a stated epsilon, for each update, 1 × what is sent "
+        "unprotected, for each bit; one of them is not protected, so no epsilon is finite.",
+    ]
+    assert worst(accounts) is accounts[2]
+    assert worst(accounts[:2]) is accounts[1]
+
+
+@pytest.mark.parametrize(
+    ("unseen", "said"),
+    [(math.inf, "every true epsilon would"), (math.nan, "nobody worked out"),
+     (1.25, "true epsilons up to 1.25 would")],
+)  # fmt: skip
+def test_a_bound_has_its_own_claim_cases_and_limit(unseen: float, said: str) -> None:
+    other = Measured("right guesses", 0.7, 0.6, 0.8, 0.5, 1200)
+    bound = Measured("epsilon at least", 0.31, cases=77, epsilon=0.9, unseen=unseen)
+    (line,) = _bounds([Finding("audit", "quick", "rr", [other, bound], epsilon=1.7)]).lines
+    assert "0.31 of 0.9 claimed, from 77 cases" in line
+    assert said in line
+
+
+def test_parties_that_ended_differently_are_named_in_order(runs: dict[str, Path]) -> None:
+    evidence = Dossier.of(runs["vertical"]).evidence
+    ends = ("finished after step 3", "ended after step 2: a limit", "finished after step 3", "no")
+    parties = {str(n): replace(evidence.run, events=[f"0 {end}"]) for n, end in enumerate(ends)}
+    told = _integrity(replace(evidence, parties=parties))[0]
+    assert told == f"The run's end: {ends[0]}; {ends[1]}; not ended."
+
+
+def test_the_registry_names_unit_and_flavour(runs: dict[str, Path]) -> None:
+    for name, unit, flavour in (
+        ("dp_encrypt", "User-level", "Approximate DP"), ("vertical", "Example-level", None),
+    ):  # fmt: skip
+        dossier = Dossier.of(runs[name])
+        deployment = registry_record(dossier.evidence, dossier.statements)["deployment"]
+        assert deployment["privacy_loss"]["privacy_unit"] == unit
+        assert flavour in (None, deployment["dp_flavor"]["name"])
+    pure = replace(dossier.evidence, accounts=[Account("a", 1.0, 0.0, False, [])])
+    told = registry_record(pure, dossier.statements)["deployment"]
+    assert told["dp_flavor"]["name"] == "Pure DP"
+    assert told["model"]["model_name"] == "Local"
+    fact = replace(dossier, evidence=replace(pure, accounts=[
+        Account("less", 1.0, 0.0, False, []), Account("more", 2.0, 0.0, False, []),
+    ]))._fact()  # fmt: skip
+    assert fact.text == "For more."

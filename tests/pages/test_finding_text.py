@@ -117,3 +117,31 @@ def test_a_figure_without_a_value_is_never_nan() -> None:
     assert "nan" not in f"{conclusion(found)} {found}"
     own = figures(finding(Measured("epsilon at least", 0.25, epsilon=0.75), epsilon=2.0))
     assert list(own.rows[0]) == ["epsilon at least", "0.25", "0.75", "", "", "1"]
+
+
+def test_a_figure_stands_beside_its_own_claim_cases_and_guess() -> None:
+    table = figures(
+        finding(
+            Measured("epsilon at least: a", 0.25, cases=7, epsilon=0.75),
+            Measured("right bits", 1.0, 0.9, 1.0, 0.0, 1200),
+            epsilon=2.0,
+        )
+    )
+    assert [list(row) for row in table.rows] == [
+        ["epsilon at least: a", "0.25", "0.75", "", "", "7"],
+        ["right bits", "100%", "", "90% to 100%", "0%", "1,200"],
+    ]
+
+
+def test_errors_are_best_where_they_are_least_and_one_success_is_counted() -> None:
+    """One of two compared figures of three beats chance."""
+    found = finding(
+        Measured("a: mse", 0.2, 0.1, 0.25, 0.3),
+        Measured("b: mse", 0.04, 0.03, 0.05, 0.3),
+        Measured("c: mse", 0.9, 0.8, 1.0, 0.3),
+        Measured("the most that 5 trials can show", 3.0),
+    )
+    assert "error of 0.04 " in conclusion(found)
+    assert "That is `b: mse`; 2 of 3 compared figures beat chance." in conclusion(found)
+    one = finding(Measured("a: mse", 0.2, 0.1, 0.25, 0.3), Measured("b: mse", 0.9, 0.8, 1.0, 0.3))
+    assert "1 of 2 compared figures beat chance." in conclusion(one)

@@ -249,3 +249,24 @@ def test_a_long_command_may_end_a_line_behind_a_dot_a_slash_or_an_equals_sign() 
 def test_no_line_ends_within_an_interval_of_a_table() -> None:
     made = Page("a", (), [Section("b", [Table(["x"], [["85.0% [80.0%, 90.0%]"]])])]).html()
     assert '<td>85.0% <span class="nb">[80.0%, 90.0%]</span></td>' in made
+
+
+def test_marks_of_several_are_there_for_two_and_not_for_one() -> None:
+    """Contents of sections, a legend of curves, and a table that can be sorted."""
+    two = Plot(
+        "b", "B", Axis("x"), Axis("y"), [Curve("one", [1, 2], [3, 4]), Curve("two", [1, 2], [5, 7])]
+    )
+    one_row, rows = Table(["a"], [["1"]]), Table(["a"], [["1"], ["2"]])
+    alone = page_of(SMALL, one_row).html()
+    both = Page("Runs", [], [Section("A", [SMALL, two, rows]), Section("B", [])]).html()
+    for mark in ("<nav>", 'class="legend"', "<table class=sorts>"):
+        assert (mark in alone, mark in both) == (False, True), mark
+    assert re.findall('data-plot="([0-9])"', both) == ["0", "1"]
+
+
+def test_a_short_axis_of_whole_numbers_has_no_labels_between_them() -> None:
+    late = Plot("a", "A", Axis("round"), Axis("y"), [Curve("own", [100, 105], [0.5, 0.75])])
+    assert figure(late)["layout"]["xaxis"]["dtick"] == 1
+    for high, few in ((100, "D2"), (10_000, 1)):
+        plot = Plot("a", "A", Axis("e", log=True), Axis("y"), [Curve("own", [1, high], [1, 2])])
+        assert figure(plot)["layout"]["xaxis"]["dtick"] == few

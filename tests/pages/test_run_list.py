@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_every_figure import written
 
 import fedveil
 from browser import needs_browser, show
@@ -17,6 +18,7 @@ from fedveil.cli.exits import Exit
 from fedveil.pages.run_list import ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import run_list_page, runs_table
 from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.finding_lines import add_finding
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
@@ -226,3 +228,39 @@ def test_a_job_that_was_never_run_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "begun" / "job.yaml").write_text("protection: rr\n")
     found = run_list(tmp_path)
     assert (found.runs, found.damaged) == ([], [])
+
+
+def test_a_vertical_line_is_of_the_leaders_records(tmp_path: Path) -> None:
+    """It took two days and an hour, has no accuracy, and protects only what it returns."""
+    job = VerticalJob(
+        task="vertical_parts:bottoms", privacy={"label_protection": {"name": "marvell"}}
+    )
+    look = {"party": "lead", "look": 6, "test_auc": 0.75, "test_loss": 0.5}
+    folder = written(tmp_path / "run", job, {"lead": [look], "bank": []})
+    (folder / "lead" / "events.log").write_text(
+        "2026-03-01T10:00:00 began: fedveil\n2026-03-03T11:00:00 ended after step 6: a limit\n"
+    )
+    (found,) = run_list(tmp_path).runs
+    assert (found.protection, found.state) == ("label_protection", "ended early")
+    assert (found.metric, found.quality) == ("auc", 0.75)
+    assert found.seconds == 49 * 3600
+    assert found.epsilon == Figure(math.inf, 0.0)
+    (row,) = lines(run_list(tmp_path))
+    assert row[2] == "AUC 0.750"
+
+
+def test_a_run_without_a_round_is_running_or_was_attacked(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", small_job(), {".": []})
+    assert run_list(tmp_path).runs[0].state == "interrupted"
+    opened = RunFolder.reopen(folder)
+    assert run_list(tmp_path).runs[0].state == "running"
+    add_finding(opened, Finding("x", "quick", "rr", [Measured("mse", 0.5)]))
+    opened.close()
+    assert run_list(tmp_path).runs[0].state == "attack"
+    (folder / "model.safetensors").touch()
+    assert run_list(tmp_path).runs[0].state == "interrupted"
+    page = run_list_page(RunList(tmp_path, run_list(tmp_path).runs, []), tmp_path / "list.html")
+    assert 'href="run/report.html"' not in page.html()
+    (folder / "report.html").touch()
+    page = run_list_page(run_list(tmp_path), tmp_path / "list.html")
+    assert 'href="run/report.html"' in page.html()

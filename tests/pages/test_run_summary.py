@@ -13,7 +13,7 @@ import pytest
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import check_deployable
 from fedveil.pages.read_run import BUFFERS, ReadRun
-from fedveil.pages.run_summary import Ending, ending, vertical_ending
+from fedveil.pages.run_summary import Ending, ending, vertical_ending, worst_of
 from fedveil.pages.vertical_page import answers
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
@@ -359,3 +359,44 @@ def test_a_vertical_run_is_attacked_by_what_its_task_sends(
     run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
     text = vertical_ending(run, run, lines).next.text
     assert f"`fedveil attack {attack} {tmp_path}`" in text
+
+
+def test_quality_is_of_the_latest_round_with_a_test_and_the_first_of_the_best(
+    tmp_path: Path,
+) -> None:
+    looks = [record(1.0, round=r, accuracy=a) for r, a in ((2, 0.7), (4, 0.9), (6, 0.9), (8, 0.8))]
+    text = ending_of(tmp_path, *looks, settings=("rounds=11",)).quality.text
+    assert "after round 8 of 11; best in round 4: 90.0%" in text
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "auc", "value"),
+    [(5.0, 0.9, "ask for a stronger guarantee"), (2.0, 0.69, "improve the model"),
+     (2.0, 0.71, "try to break it, then deploy it")],
+)  # fmt: skip
+def test_what_to_do_next_goes_by_the_borders(
+    epsilon: float, auc: float, value: str, tmp_path: Path
+) -> None:
+    assert ending_of(tmp_path, record(epsilon, auc=auc)).next.value == value
+
+
+def test_a_deployed_run_with_findings_can_still_be_attacked(tmp_path: Path) -> None:
+    text = ending_of(tmp_path, record(2.0), deployed=True, findings=(FOUND,)).next.text
+    assert f"`fedveil attack membership {tmp_path}`" in text
+
+
+@pytest.mark.parametrize(
+    ("stopping", "deploys"), [((), True), (("stopping.target=0.9",), False),
+                              (("stopping.patience=3",), False)],
+)  # fmt: skip
+def test_own_layers_deploy_unless_the_model_is_judged(
+    stopping: tuple[str, ...], deploys: bool, tmp_path: Path
+) -> None:
+    settings = ("clients.own_layers=[fc*]", *stopping)
+    assert ("deploy" in ending_of(tmp_path, record(2.0), settings=settings).next.text) == deploys
+
+
+def test_the_worst_account_has_the_largest_epsilon() -> None:
+    lines = [Line(1.0, 1e-3, "a"), Line(50.0, 1e-6, "b"), Line(7.0, 1e-5, "c")]
+    assert worst_of(lines) == lines[1]
+    assert worst_of([]) is None

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fedveil.pages.plot import Axis
-from fedveil.pages.single_points import shown
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.single_points import shown, single_points
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,16 @@ from fedveil.pages.single_points import shown
 )  # fmt: skip
 def test_a_value_is_shown_in_its_unit(unit: str, value: float, text: str) -> None:
     assert shown(value, Axis("a", unit=unit)) == text  # type: ignore[arg-type]
+
+
+def test_a_row_has_its_curves_name_and_each_value_its_own_axis() -> None:
+    both = [Curve("one", [3], [0.25]), Curve("two", [5], [0.5])]
+    plots = [
+        Plot("a", "Accuracy", Axis("round"), Axis("a", unit="percent"), both),
+        Plot("b", "Upload", Axis("step"), Axis("b", unit="bytes"), [Curve("one", [1200], [2500])]),
+    ]
+    assert single_points(plots).rows == [
+        ["Accuracy: one", "round 3", "25.0%"], ["Accuracy: two", "round 5", "50.0%"],
+        ["Upload", "step 1,200", "2.5 KB"],
+    ]  # fmt: skip
+    assert not Plot("c", "C", Axis("x"), Axis("y"), [Curve("own", [3, 3], [1, 2])]).has_line

@@ -133,6 +133,7 @@ def test_buffers_are_refused_before_anything_is_trained() -> None:
         ({"sweep": {"training.lr": ["1", "1"]}}, "--sweep training.lr has 1 twice"),
         ({"target": "speed=3"}, "--target speed=3 is not FIGURE=NUMBER with one of accuracy"),
         ({"target": "accuracy=high"}, "--target accuracy=high is not FIGURE=NUMBER"),
+        ({"target": "loss=nan"}, "--target loss=nan is not FIGURE=NUMBER"),
         (
             {"epsilons": [1.0], "sweep": {"protection.dp_encrypt.dp_eps": ["3"]}},
             "--epsilons looks for protection.dp_encrypt.dp_eps, which --sweep sets",
@@ -158,5 +159,6 @@ def test_secret_cohorts_are_not_alike_and_it_is_said() -> None:
 def test_a_loss_is_reached_from_above() -> None:
     assert Goal.of("accuracy=0.9").reached(0.9)
     assert not Goal.of("accuracy=0.9").reached(0.89)
+    assert Goal.of("loss=0.5").reached(0.5)
     assert Goal.of("loss=0.5").reached(0.4)
     assert not Goal.of("loss=0.5").reached(0.6)

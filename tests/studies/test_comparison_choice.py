@@ -7,9 +7,10 @@ from pathlib import Path
 
 from test_comparison_table import record
 
+from comparing_parts import small_job
 from fedveil.pages.read_run import ReadRun
 from fedveil.studies.comparison import Setting
-from fedveil.studies.comparison_choice import choice, unequal
+from fedveil.studies.comparison_choice import choice, decides_cost, side_by_side, unequal
 from fedveil.studies.comparison_table import Line
 
 
@@ -83,3 +84,20 @@ def test_each_level_has_its_own_choice_and_the_first_is_the_cards() -> None:
     assert (card.value, card.tone) == ("oue at epsilon 2", "good")
     assert card.text.index("take oue, epsilon 2:") < card.text.index("take rr, epsilon 8:")
     assert unequal([line("rr", None, 0.5, spent=9.0), *found]) is not None
+
+
+def test_the_default_protections_are_all_that_differ_and_the_jobs() -> None:
+    built_in = side_by_side(small_job())
+    assert built_in[0] == "not_encrypt"
+    assert "pw_encrypt" not in built_in
+    assert len({*built_in}) == len(built_in) > 5
+    masked = small_job(protection={"name": "pw_encrypt"}, clients={"number": 9, "fraction": 1.0})
+    assert side_by_side(masked) == [*built_in, "pw_encrypt"]
+
+
+def test_every_parameter_of_cost_decides_cost() -> None:
+    for key in ("dp_encrypt.dp_eps", "distributed_dp.noise_multiplier",
+                "distributed_dp.target_epsilon", "central_gaussian.noise_multiplier"):  # fmt: skip
+        assert decides_cost(f"protection.{key}"), key
+    for key in ("protection.dp_encrypt.dp_norm_clip", "training.lr", "protection.unary.cells"):
+        assert not decides_cost(key)

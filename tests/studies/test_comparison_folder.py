@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 
 from comparing_parts import compared, small_job
+from fedveil.attacks.membership import membership
 from fedveil.engine import simulation
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
-from fedveil.errors import FolderInUse, RunFolderError, RunStopped
+from fedveil.errors import AttackImpossible, FolderInUse, RunFolderError, RunStopped
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import METRICS, MODEL
 from fedveil.studies import comparison
 from fedveil.studies.comparison import Asked, Comparison
 from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
+from fedveil.studies.comparison_table import _remarks
+from fedveil.studies.several_runs import other_than, resumed_by
 
 
 def test_all_positions_of_a_seed_begin_alike(
@@ -189,3 +192,38 @@ def test_the_run_of_the_first_seed_is_attacked_once(tmp_path: Path) -> None:
     both = compared(tmp_path / "c", "not_encrypt", seeds=2, attack="membership")[0].run
     assert both is not None
     assert [finding.effort for finding in both.findings] == ["full", "quick"]
+
+
+def test_an_attack_has_the_effort_that_was_asked_for_or_says_why_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    efforts: list[str] = []
+
+    def refused(target: object, effort: str, watch: object) -> None:
+        efforts.append(effort)
+        raise AttackImpossible("nothing to attack")
+
+    monkeypatch.setattr(membership, "attack", refused)
+    job = small_job(rounds=1)
+    (found,) = compared(tmp_path / "c", "not_encrypt", job=job, attack="membership", effort="full")
+    assert efforts == ["full"]
+    assert found.unattacked == "nothing to attack"
+    assert found.run is not None
+    assert [*_remarks(found)] == ["nothing to attack"]
+
+
+def test_a_number_of_clients_that_a_run_found_is_no_other_job(tmp_path: Path) -> None:
+    job = small_job(data={"name": "parts:data", "split": "by_client"}, clients={"fraction": 0.5})
+    assert job.clients.number is None
+    (tmp_path / "job.yaml").write_text(job.with_clients(8).to_yaml())
+    assert other_than(job, tmp_path) == []
+    assert len(other_than(job.with_(rounds=5), tmp_path)) == 1
+
+
+def test_an_error_that_names_a_command_names_that_of_the_study() -> None:
+    noted, bare = RunStopped("away"), RunStopped("away")
+    noted.add_note("`fedveil run --resume x` goes on from here")
+    for error, notes in ((noted, ["`fedveil compare` goes on from here"]), (bare, [])):
+        with pytest.raises(RunStopped) as raised, resumed_by("fedveil compare"):
+            raise error
+        assert getattr(raised.value, "__notes__", []) == notes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from browser import needs_browser, show
 from comparing_parts import compared, small_job
 from fedveil.pages.page import Page
@@ -12,17 +14,18 @@ from fedveil.studies.comparison_page import markdown, page
 from fedveil.studies.comparison_table import lines
 
 
-def made(path: Path) -> Page:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Page:
     names = ["not_encrypt", "dp_encrypt"]
-    results = compared(path / "c", *names, epsilons=[2.0, 8.0])
+    results = compared(tmp_path_factory.mktemp("made") / "c", *names, epsilons=[2.0, 8.0])
     asked = Asked(protections=names, epsilons=[2.0, 8.0])
     return page(Comparison(small_job(), asked), lines(results), None)
 
 
 @needs_browser
-def test_every_plot_and_table_is_drawn(tmp_path: Path) -> None:
+def test_every_plot_and_table_is_drawn(made: Page, tmp_path: Path) -> None:
     shown = show(
-        made(tmp_path).html(),
+        made.html(),
         tmp_path,
         "return [document.querySelectorAll('.chart .curve').length > 1,"
         "document.querySelectorAll('table').length, document.body.innerText]",
@@ -35,8 +38,8 @@ def test_every_plot_and_table_is_drawn(tmp_path: Path) -> None:
     assert "the same data, partition, initial model and cohorts" in text
 
 
-def test_the_text_names_the_files_of_its_plots(tmp_path: Path) -> None:
-    text = markdown(made(tmp_path))
+def test_the_text_names_the_files_of_its_plots(made: Page) -> None:
+    text = markdown(made)
     assert "| not_encrypt |" in text
     assert "](report-accuracy.svg)" in text
     assert "](report-accuracy-epsilon.svg)" in text
@@ -49,3 +52,13 @@ def test_what_is_not_alike_stands_on_the_page() -> None:
     )
     shown = page(Comparison(secret, Asked(protections=["not_encrypt"])), [], None)
     assert any("no two runs meet the same clients" in str(text) for text in shown.lead)
+
+
+def test_the_first_sentence_says_what_was_compared() -> None:
+    for seeds, said in ((1, "seed 7"), (2, "2 seeds from 7 on")):
+        asked = Asked(protections=["not_encrypt"], seeds=seeds)
+        first = page(Comparison(small_job(rounds=3), asked), [], None).lead[0]
+        assert str(first).startswith(f"parts:plain on parts:data, 8 clients, 3 rounds, {said}. ")
+    own = small_job(data={"name": "parts:data", "split": "by_client"}, clients={"fraction": 0.5})
+    first = page(Comparison(own, asked), [], None).lead[0]
+    assert "the clients that the data has" in str(first)

@@ -210,3 +210,8 @@ def test_the_areas_of_many_settings_are_left_out(settings: int, shaded: int) -> 
 def test_a_loss_without_bounds_has_few_digits() -> None:
     quality, _ = tables([line(run(record(1, 0.5, loss=62841.95963, auc=0.51239)))])
     assert (row(quality)["loss"], row(quality)["AUC"]) == ("62,842.0", "0.512")
+
+
+def test_epsilons_that_differ_a_little_have_folders_of_their_own() -> None:
+    names = {Setting("rr", epsilon=epsilon).name for epsilon in (2.0, 2.25, 2.3)}
+    assert names == {"rr,epsilon=2", "rr,epsilon=2.25", "rr,epsilon=2.3"}

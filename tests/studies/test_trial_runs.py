@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from comparing_parts import small_job
 from fedveil.engine.candidates import candidates
+from fedveil.errors import InvalidValue
+from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.metric_names import Better
+from fedveil.studies import trial_runs
 from fedveil.studies.trial_runs import BARE, UNTRAINED, Trial, best
 
 
@@ -46,3 +51,38 @@ def test_a_promise_that_trusts_the_server_comes_last() -> None:
     alone = best(found("higher", 0.1, 0.9, central_gaussian=0.8), "client")
     assert alone is not None
     assert alone.name == "central_gaussian"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_trial_is_a_short_run_judged_on_what_clients_hold_out(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of one example each can hold none out: the test examples judge them."""
+    played: list[Job] = []
+
+    def simulate(job: Job, folder: Path) -> SimpleNamespace:
+        played.append(job)
+        if alone and job.evaluation.clients:
+            raise InvalidValue("a client with at least two examples")
+        return SimpleNamespace(metrics=[{}, {"clients_mean": 0.4, "accuracy": 0.9, "loss": 1.0}])
+
+    monkeypatch.setattr(trial_runs, "simulate", simulate)
+    job = small_job(rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 3})
+    nothing = Figure(math.inf, 1e-5)
+    tried = trial_runs._tried(job, "rr", None, nothing, 0.5)
+    assert (tried.metric, tried.better, tried.rounds, tried.noise) == (
+        "accuracy",
+        "higher",
+        10,
+        0.5,
+    )
+    assert (tried.value, tried.examples) == (
+        (0.9, trial_runs.TEST) if alone else (0.4, trial_runs.VALIDATION)
+    )
+    short = played[-1]
+    assert (short.rounds, short.evaluation.every, short.evaluation.clients) == (
+        10, 10, 0.0 if alone else 0.2,
+    )  # fmt: skip
+    assert (short.privacy.max_epsilon, short.audit.canaries) == (None, 0)
+    trial_runs._tried(small_job(rounds=4), UNTRAINED, None, nothing, None)
+    assert (played[-1].rounds, played[-1].server.lr) == (1, 1e-12)

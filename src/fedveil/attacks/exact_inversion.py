@@ -310,7 +310,8 @@ def of_report(target: Target, reading: Reading) -> DenseGradient:
 def one_step(target: Target, batch: int) -> Target:
     """Copy the target so that clients train on `batch` examples in one local step of plain SGD."""
     data = target.job.model_dump()
-    data["training"] |= {"epochs": 1, "batch_size": batch, "momentum": 0.0, "optimizer": "sgd"}
+    plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    data["training"] |= {"epochs": 1, "batch_size": batch, **plain}
     cohort = target.job.clients_per_round
     held = [target.rows(client) for client in range(cohort)]
     if min(map(len, held)) < batch:
@@ -318,8 +319,7 @@ def one_step(target: Target, batch: int) -> Target:
         pool = target.partition.indices
         if len(pool) < cohort * batch:
             raise AttackImpossible(
-                f"{cohort} clients of {batch} examples need {cohort * batch}, the data has "
-                f"{len(pool)}"
+                f"{cohort} clients of {batch} examples need {cohort * batch}: there are {len(pool)}"
             )
         held = list(pool[: cohort * batch].reshape(cohort, batch))
     rows = np.concatenate([mine[:batch] for mine in held])

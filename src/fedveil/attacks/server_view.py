@@ -47,15 +47,13 @@ def seen(
     *,
     round: int = 1,
     state: State | None = None,
-    examples: int = 1,
 ) -> Seen:
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
     The clients' and the server's code of the protection runs in full. The attacker follows the
     protocol and only reads (docs/secure-aggregation.md describes a server that lies). The noise of
     clients and server is drawn from `entropy`. The updates must be finite. `state` is the
-    protection's state before the round, by default its initial state. Every client has `examples`
-    examples.
+    protection's state before the round, by default its initial state.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))
@@ -64,7 +62,7 @@ def seen(
     server = protection.server_round(context)
     halves = [
         protection.client_round(
-            ClientContext(i, round, model, examples, entropy.stream("report", round, i))
+            ClientContext(i, round, model, 1, entropy.stream("report", round, i))
         )
         for i in clients
     ]

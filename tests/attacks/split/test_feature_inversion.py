@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,6 +235,15 @@ def job(**privacy: object) -> VerticalJob:
     return VerticalJob(task={"name": "vertical_parts:u_shape"}, privacy=privacy)
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave UnSplit, of whose success nothing is asserted, a fifth of its rounds."""
+    monkeypatch.setattr(
+        features, "by_effort", lambda effort, quick, *more: 9 if quick == 45 else quick
+    )
+
+
+@pytest.mark.usefixtures("brief")
 def test_a_job_is_attacked() -> None:
     steps: list[tuple[int, int, str]] = []
     watch = Watch(step=lambda *at: steps.append(at))
@@ -247,7 +258,10 @@ def test_a_job_is_attacked() -> None:
     assert [at[0] for at in steps] == sorted(at[0] for at in steps)
 
 
-def test_a_job_without_information_gives_nothing_away() -> None:
+def test_a_job_without_information_gives_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long is searched: the bits are coins."""
+    fewer = {45: 9, 600: 150}
+    monkeypatch.setattr(features, "by_effort", lambda effort, quick, *_: fewer.get(quick, quick))
     target = SplitTarget.of(job(embedding_dp={"eps": 0.0}))
     finding = features.attack(target, "quick", Watch())
     assert finding.protection == "embedding_dp"
@@ -322,6 +336,7 @@ def tables(folder: Path) -> VerticalJob:
     return VerticalJob(task={"name": "tables", "tables": {"owners": ["bank"], "files": files}})
 
 
+@pytest.mark.usefixtures("brief")
 def test_numbers_and_words_behind_a_partys_own_table_are_found(tmp_path: Path) -> None:
     target = SplitTarget.of(tables(tmp_path))
     deep = target.split.by_name["bank_deep"].module
@@ -341,3 +356,70 @@ def test_a_model_without_numbers_to_find_is_refused() -> None:
         features.attack(
             SplitTarget.of(VerticalJob(task={"name": "vertical_parts:unsplit"})), "quick", Watch()
         )
+
+
+def test_the_misfit_of_numbers_is_relative_to_their_spread() -> None:
+    evidence = Evidence.of(torch.tensor([[[1.0, 3.0], [2.0, 2.0]]]), None)
+    spread = math.sqrt(0.5)
+    misfit = evidence.misfit(torch.tensor([[1.0, 2.0], [2.5, 1.0]]), 0.1)
+    assert misfit.tolist() == pytest.approx(
+        [(1 / (0.03 * spread)) ** 2 / 2, (1.25 / (0.03 * spread) ** 2) / 2]
+    )
+
+
+def test_a_normal_prior_has_the_covariance_of_public_examples() -> None:
+    public = torch.tensor([[[1.0], [4.0]], [[5.0], [4.0]], [[1.0], [6.0]], [[5.0], [6.0]]])
+    prior = Gaussian.of(public, floor=0.25)
+    assert prior.examples(prior.start(1)).flatten().tolist() == pytest.approx([3, 5])
+    moved = prior.examples(torch.eye(2)).flatten(1) - prior.mean.flatten()
+    assert torch.allclose(moved, prior.factor.T)
+    assert not torch.allclose(moved, prior.factor)
+    covariance = prior.factor @ prior.factor.T
+    assert torch.allclose(covariance, torch.tensor([[4.25, 0.0], [0.0, 1.25]]), atol=1e-5)
+    assert prior.cost(torch.tensor([[1.0, 2.0], [0.0, 3.0]])).tolist() == [2.5, 4.5]
+
+
+def test_inputs_are_sought_in_the_middle_of_their_range() -> None:
+    evidence = Evidence.of(torch.zeros(1, 3, 2), None)
+    pair = unsplit._Pair(nn.Linear(2, 2), torch.zeros(3, 2), evidence, -2.0, 3.0)
+    assert pair.inputs.flatten().tolist() == [0.5] * 6
+
+
+def test_a_rate_falls_along_a_cosine() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    for share, rate in ((0, 0.3), (1 / 3, 0.225), (0.5, 0.15), (1, 0)):
+        whitebox_inversion.falling(optimizer, 0.3, share)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+def test_each_method_is_given_what_its_attacker_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = SplitTarget.of(VerticalJob(task={"name": "mnist_halves"}))
+    aim = features.Aim(target, target.split.by_name["left"], "quick")
+    asked: dict[str, Any] = {}
+
+    def noted(name: str) -> Any:
+        def invert(*given: Any, **more: Any) -> Any:
+            asked[name] = (*given, more)
+            return SimpleNamespace(inputs=aim.truth)
+
+        return invert
+
+    monkeypatch.setattr(unsplit, "invert", noted("unsplit"))
+    monkeypatch.setattr(auxiliary, "invert", noted("public examples"))
+    evidence = aim.cases[""]
+    for name in ("unsplit", "public examples"):
+        aim.methods[name](evidence, print)
+    _, _, shape, settings = asked["unsplit"]
+    low, high = float(aim.public.min()), float(aim.public.max())
+    assert shape == tuple(aim.truth.shape[1:])
+    assert settings == {
+        "low": low, "high": high, "starts": 2, "rounds": 45, "tell": print,
+    }  # fmt: skip
+    public, outputs, _, _, settings = asked["public examples"]
+    assert torch.equal(public, aim.public)
+    assert torch.equal(outputs, aim._bottom(public))
+    assert settings == {"steps": 600, "tell": print}
+    prior = aim.methods["known bottom"].args[0]  # type: ignore[attr-defined]
+    assert prior == Smooth(shape, low, high)
+    held = target.rows["train"]["left"]
+    assert torch.equal(aim.truth, held.batch(np.arange(16)).columns[aim.part.columns[0]])

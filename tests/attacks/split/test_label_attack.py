@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.split import labels
 from fedveil.attacks.split.labels import attack
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.entropy import Seeded
@@ -39,6 +40,7 @@ def test_two_classes_are_read_at_the_first_step_of_a_table(plain: Finding) -> No
     assert plain.protection == "none"
     assert plain.epsilon == np.inf
     assert plain.saw == "gradients of bank_wide, bank_deep at bank"
+    assert plain.settings["steps"] == 60
 
 
 def test_label_dp_leaves_its_formula() -> None:
@@ -97,3 +99,66 @@ def test_steps_are_the_runs_own() -> None:
         assert np.array_equal(positions, order.of_step(number))
         alone = target.crossed(positions, number).gradients["bank_deep"]
         assert bool((alone == crossed.gradients["bank_deep"]).all()) == (number == 1)
+
+
+def test_gradients_add_up_and_change_between_the_halves() -> None:
+    """Four steps, of which the last two are the later half. Each part is divided by its length."""
+    examples = np.array([3, 5, 8])
+    came = [np.array(two) for two in ([3, 5], [8, 3], [5, 8], [3, 8])]
+    wide = [[[3.0, 4.0], [0.0, 5.0]], [[0.0, 2.0], [2.0, 0.0]], np.zeros((2, 2)), [[3, 0], [3, 0]]]
+    narrow = [[[7.0], [1.0]], [[-3.0], [-3.0]], [[2.0], [-2.0]], [[1.0], [1.0]]]
+    looks = [[np.array(a), np.array(b)] for a, b in zip(wide, narrow, strict=True)]
+    added = labels._added(examples, came, looks)
+    assert added["sum"] == pytest.approx(
+        np.array([[0.6 + 1 + 1, 0.8, 1.4 - 1 + 1], [0, 1, 0.2 + 1], [1, 1, -1 - 1 + 1]])
+    )
+    early, later = [[0.8, 0.4, 0.2], [0, 1, 0.2], [0, 1, -1]], [[1, 0, 1], [0, 0, 1], [0.5, 0, 0]]
+    assert added["change"] == pytest.approx(np.subtract(later, early))
+    once = labels._added(
+        np.array([1, 2]), [np.array([1, 2]), np.array([2])], [[np.ones((2, 1))], [-np.ones((1, 1))]]
+    )
+    assert once["change"].tolist() == [[0], [-2]]  # the first is in no later step
+
+
+def test_the_better_sign_of_a_projection_counts() -> None:
+    rows = np.outer([5.0, 4.0, 1.0, 2.0, 4.5], [0.6, 0.8])
+    for flipped in (rows, -rows):
+        found = labels._separated("x AUC", flipped, np.array([True, False, False, False, True]))
+        assert (found.name, found.value, found.cases) == ("x AUC", 1, 5)
+    assert labels._separated("x", rows, np.array([False, True, True, True, False])).value == 1
+
+
+def test_known_labels_are_spread_over_the_classes() -> None:
+    classes = np.array([0] * 6 + [1] * 2 + [2])
+    drawn = np.random.default_rng(1)
+    assert sorted(classes[labels._spread(classes, 3, drawn)]) == [0, 1, 2]
+    assert sorted(classes[labels._spread(classes, 7, drawn)]) == [0, 0, 0, 0, 1, 1, 2]
+
+
+def test_only_labels_that_were_not_given_are_judged_in_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every known label is guessed wrong, all others in the first of three batches right."""
+    follower = labels._Follower.of(SplitTarget.of(VerticalJob(task={"name": "tabular"})))
+    size, batches = follower.target.job.batch_size, 0
+
+    def guesses(self: object, run: labels._Begun, known: np.ndarray) -> np.ndarray:
+        nonlocal batches
+        batches += 1
+        found = run.true.copy() if batches == 1 else 1 - run.true
+        found[known] = 1 - run.true[known]
+        return found
+
+    monkeypatch.setattr(labels._Follower, "guesses", guesses)
+    figure = labels._first_step(follower, 3, Watch())
+    assert (figure.value, figure.cases) == (1 / 3, 3 * (size - 2))
+
+
+def test_guessing_one_class_is_right_for_the_examples_of_that_class() -> None:
+    follower = labels._Follower.of(SplitTarget.of(VerticalJob(task={"name": "tabular"})))
+    true = np.array([0, 1, 1, 1, 0, 0])
+    figure = follower.share("x", np.array([0, 1, 0, 0, 0, 1]), true, np.array([0, 1, 3]))
+    assert follower.shares.argmax() == 1
+    assert (figure.value, figure.guess, figure.cases) == (2 / 3, 2 / 3, 3)
+    figure = follower.share("x", np.zeros(6, int), true, np.array([0, 1, 4, 5]))
+    assert (figure.value, figure.guess) == (3 / 4, 1 / 4)

@@ -152,3 +152,16 @@ def test_what_does_not_cross_and_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "shop" / "model.safetensors").unlink()
     with pytest.raises(RunFolderError, match="holds no finished run of all parties: shop has no"):
         SplitTarget.of_run(tmp_path / "run")
+
+
+def test_steps_are_settled_from_the_second_epoch_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        SplitTarget,
+        "_step",
+        lambda self, parties, positions, step, settled: asked.append((step, settled)),
+    )
+    target = SplitTarget.of(job())
+    assert target.examples == 5 * SIZE
+    assert len(list(target.begun(7))) == 7
+    assert asked == [(step, step > 5) for step in range(1, 8)]

@@ -6,11 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.attacks.split.tokens import attack
+from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
 from fedveil.vertical import VerticalJob, train
@@ -58,6 +60,17 @@ def test_what_is_known_of_the_text_and_repetition_help(target: SplitTarget) -> N
     assert one < habits < 1
     assert one < many <= reached.figure("likeliest of 10 reports with habits").value
     assert one == pytest.approx(reached.figure("nearest, known table").value, abs=0.02)
+    assert reached.settings["windows"] == 16
+    words = target.rows["train"][target.split.leader]
+    drawn = Seeded(0, "tokens").generator().permutation(target.examples)[:16]
+    (column,) = target.split.by_name["embedding"].columns
+    aside = target.rows["test"][target.split.leader].columns[column].numpy()
+    common = np.bincount(aside.ravel()).argmax()
+    assert words.labels is not None
+    read, following = words.columns[column].numpy()[drawn], words.labels.numpy()[drawn]
+    figure = reached.figure("likeliest, known text")
+    assert (figure.guess, figure.cases) == ((read == common).mean(), read.size)
+    assert reached.figure("next tokens, from gradients").guess == (following == common).mean()
 
 
 def test_no_gradient_comes_back_where_the_job_says_so(target: SplitTarget) -> None:
@@ -88,3 +101,10 @@ def test_a_runs_tables_are_read_by_a_copy_from_before_it(tmp_path: Path) -> None
 def test_a_task_without_an_embedding_that_crosses_is_refused() -> None:
     with pytest.raises(AttackImpossible, match="tokens are read where a language model's embed"):
         attack(SplitTarget.of(VerticalJob(task={"name": "tabular"})), "quick", Watch())
+
+
+def test_all_values_of_all_positions_are_paid_for(target: SplitTarget) -> None:
+    under = target.under(PrivacySettings(embedding_dp={"eps": 1.5}, delta=0))
+    length, width = under.crossing("embedding").output
+    assert length != width
+    assert under.promised("embedding", 3).epsilon == pytest.approx(3 * length * width * 0.75)

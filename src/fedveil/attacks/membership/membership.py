@@ -95,7 +95,7 @@ class Case:
         """Train `count` reference models and, unless it is trained already, the attacked model."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
-        members = np.arange(len(pool)) < len(dataset.train)
+        members = np.arange(len(pool)) < len(pool) - len(dataset.test)
         model, attacked = target.model, target
         if not target.trained:
             members = halves(len(pool), 2, entropy.stream("members"))[0]

@@ -222,7 +222,8 @@ def _findings(findings: object) -> list[Finding]:
 
 def _integrity(evidence: Evidence) -> list[str]:
     run = evidence.run
-    state = run.ended or "; ".join({p.ended or "not ended" for p in evidence.parties.values()})
+    ends = dict.fromkeys(party.ended or "not ended" for party in evidence.parties.values())
+    state = run.ended or "; ".join(ends)
     lines = [f"The run's end: {state or 'still running, or killed'}."]
     lines.append(
         "The job equals its copy from the start of the run, and each party's account follows from "

@@ -1,0 +1,228 @@
+"""Who is asked about in a membership attack, and that its thresholds come from references alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_membership import EXAMPLES, clouds, job, trained
+from torch import nn
+
+from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import client_membership, membership, model_answers
+from fedveil.attacks.membership.client_membership import Game, measured
+from fedveil.attacks.membership.membership import METHODS, Case, attack
+from fedveil.attacks.membership.model_answers import Answers, answers
+from fedveil.attacks.membership.references import References, halves, threshold
+from fedveil.attacks.membership.report_scores import ReportScores, Round
+from fedveil.attacks.membership.shadow_runs import Pool, play_round, split
+from fedveil.attacks.roc import balanced_accuracy, best_threshold
+from fedveil.attacks.server_view import Seen
+from fedveil.attacks.target import Target
+from fedveil.entropy import Seeded
+from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.finding import Measured
+from fedveil.protections.reading import Reading
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """A model that was trained on 100 of 240 examples, and four references."""
+    data, target = clouds(), Target.of(job())
+    pool, members = Pool.training(target.dataset), np.arange(EXAMPLES) < 100
+    held = halves(EXAMPLES, 4, Seeded(1, "halves"))
+    x, y = data.train.x, data.train.y
+    given = [answers(trained(x[row], y[row], seed), x, y) for seed, row in enumerate(held)]
+    model = trained(x[members], y[members], 99)
+    other = replace(target, job=job(seed=5))
+    return Case(pool, members, model, target, other, References(given, held, y), Seeded(4))
+
+
+def test_a_models_metrics_are_at_the_references_thresholds(case: Case) -> None:
+    found = {figure.name: figure for figure in case.on_model()}
+    given, apart = answers(case.model, case.pool.x, case.pool.y), 0
+    for name, method in METHODS.items():
+        scores = method(given, case.references)
+        sides = scores[case.members], scores[~case.members]
+        limit = 0.0 if name == "shadow models" else threshold(method, case.references)
+        at = balanced_accuracy("", *sides, limit)
+        apart += at.value != balanced_accuracy("", *sides, best_threshold(*sides)).value
+        figure = found[f"{name} balanced accuracy"]
+        assert (figure.value, figure.cases) == (at.value, EXAMPLES)
+    assert apart >= 4, "thresholds that the model's own scores would choose are others"
+    right = given.truth == given.top[:, 0]
+    for name, mask in (("members", case.members), ("others", ~case.members)):
+        figure = found[f"accuracy on {name}"]
+        assert (figure.value, figure.cases) == (right[mask].mean(), mask.sum())
+
+
+@pytest.mark.parametrize("kind", ["report", "sum", "direction"])
+def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
+    case: Case, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, size = np.random.default_rng(3), len(case.target.weights)
+    asked: list[tuple[Any, ...]] = []
+
+    def played(target: Target, rows: Any, strangers: Any, most: int, entropy: Any) -> Round:
+        asked.append((target, rows.tolist(), strangers.tolist(), most))
+        readings = [Reading(draw.normal(size=size), np.ones(size), kind != "direction")]
+        some = draw.permutation(EXAMPLES)
+        return Round(readings, [some[:20]], [some[20:55]], summed=kind == "sum")
+
+    monkeypatch.setattr(membership, "play_round", played)
+    draw = np.random.default_rng(3)
+    rounds = [played(case.target, *split(case.members), 3, None) for _ in range(2)]
+    draw = np.random.default_rng(3)
+    asked.clear()
+    figures, summed = case.on_round(3)
+    assert summed == (kind == "sum")
+    held = case.references.held[0]
+    assert asked == [
+        (target, np.flatnonzero(mask).tolist(), np.flatnonzero(~mask).tolist(), 3)
+        for target, mask in ((case.target, case.members), (case.other, held))
+    ]
+    scores = ReportScores(case.target.model, case.target.weights)
+    what = "sum" if kind == "sum" else "report"
+    scorers = {f"{what}'s gradient": scores.along, f"{what}'s loss": scores.moved}
+    if kind == "direction":
+        del scorers["report's loss"]
+    found = {figure.name: figure for figure in figures}
+    assert len(found) == 4 * len(scorers)
+    for name, scorer in scorers.items():
+        attacked, rehearsed = (r.scores(scorer, case.pool.x, case.pool.y) for r in rounds)
+        at = balanced_accuracy("", *attacked, best_threshold(*rehearsed))
+        assert found[f"{name} balanced accuracy"].value == at.value
+        assert at.value != balanced_accuracy("", *attacked, best_threshold(*attacked)).value
+
+
+def test_invalid_records_move_no_test_example_among_the_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A finished run's members are its usable training examples, whatever was invalid."""
+    monkeypatch.setattr(membership, "rehearse", lambda target: target.model)
+    target = Target.of(job())
+    train = replace(target.dataset.train, usable=np.arange(EXAMPLES) % 3 > 0)
+    run = replace(target, dataset=replace(target.dataset, train=train), trained=True)
+    found = Case.of(run, 2, Seeded(3), Watch())
+    assert (len(found.pool), found.members.sum()) == (160 + 40, 160)
+    assert np.array_equal(found.pool.x[found.members], train.x[train.usable])
+    assert len({found.other.job.seed, target.job.seed}) == 2
+
+
+@pytest.mark.parametrize(("effort", "count", "clients"), [("quick", 4, 8), ("standard", 32, 32)])
+def test_a_finding_is_of_all_rounds_of_the_job(
+    effort: Any, count: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    stub = SimpleNamespace(
+        on_model=lambda: [Measured("a", 0.1)],
+        on_round=lambda most: (asked.append(most) or [Measured("b", 0.2)], False),
+    )
+    monkeypatch.setattr(
+        Case, "of", lambda target, references, entropy, watch: asked.append(references) or stub
+    )
+    target = Target.of(job(protection="dp_encrypt"))
+    finding = attack(target, effort, Watch())
+    assert asked == [count, clients]
+    assert (finding.epsilon, finding.delta) == target.promised(4)
+    assert [figure.name for figure in finding.figures] == ["a", "b"]
+
+
+def test_a_round_of_some_clients_asks_each_about_its_own_examples() -> None:
+    """Seven clients of 34 or 35 examples, of which three report."""
+    target = Target.of(job(clients={"number": 7, "fraction": 1.0}, training={"lr": 0.3}))
+    rows = np.arange(EXAMPLES)[::-1] + 1000
+    played = play_round(target, rows, np.arange(46), 3, Seeded(6))
+    each = [rows[target.rows(client)].tolist() for client in range(7)]
+    cohort = [each.index(held.tolist()) for held in played.held]
+    assert len({*cohort}) == 3
+    for reading, update in zip(played.readings, target.updates(cohort), strict=True):
+        assert np.array_equal(reading.estimate, update)
+    assert sorted(np.concatenate(played.strangers)) == list(range(46))
+    assert [len(some) for some in played.strangers] == [16, 15, 15]
+    many = play_round(target, rows, np.arange(500), 3, Seeded(6))
+    assert [len(some) for some in many.strangers] == [len(held) for held in many.held]
+    assert len({*np.concatenate(many.strangers)}) == sum(map(len, many.held))
+
+
+def test_from_15_references_on_an_example_has_its_own_deviation() -> None:
+    """One of 16 is set aside for the threshold."""
+    draw = np.random.default_rng(6)
+    held = halves(5, 16, Seeded(5, "held"))
+    margins = draw.normal(0, 1, (16, 5)) * np.array([1, 1, 9, 1, 3])
+    given = [Answers(row, row, row[:, None]) for row in margins]
+    known = References(given, held, np.zeros(5, np.int64))
+    for references, own in ((known.without(3), True), (known.without(3).without(4), False)):
+        _, deviations = references.normals(lambda answers: answers.margin, member=False)
+        assert (len({*deviations.tolist()}) == 5) == own
+
+
+def test_answers_are_those_of_a_model_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout, in batches that do not divide the examples. The model's mode is restored."""
+    monkeypatch.setattr(model_answers, "_BATCH", 3)
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(2, 5), nn.Dropout(0.5)).train()
+    x, y = np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32), np.arange(8) % 5
+    found = answers(model, x, y)
+    assert model.training
+    with torch.no_grad():
+        logs = torch.log_softmax(model[0](torch.from_numpy(x)).double(), 1).numpy()
+    assert found.truth == pytest.approx(logs[np.arange(8), y], abs=1e-6)
+    assert found.top == pytest.approx(np.sort(logs)[:, :1:-1], abs=1e-6)
+    assert np.array_equal(found.columns[:, 2:], found.top)
+
+
+def test_a_games_threshold_is_that_of_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first game only chooses the threshold, 2.5. 40 cases of 16 a game take three more."""
+    plays = [(np.arange(16.0) + shift, np.arange(16.0) - 8) for shift in (9.5, 4, 1, 0)]
+    sources: list[int] = []
+
+    def play(rounds: int, entropy: Any) -> Any:
+        sources.append(int(entropy.words(1)[0]))
+        assert rounds == 4
+        return plays[len(sources) - 1]
+
+    monkeypatch.setattr(Game, "of", lambda target, most, entropy: SimpleNamespace(play=play))
+    steps: list[tuple[int, int]] = []
+    found, rounds = measured(Target.of(job()), "quick", lambda *at: steps.append(at))
+    assert (rounds, len({*sources})) == (4, 4)
+    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    limit = best_threshold(*plays[0])
+    members, strangers = (np.concatenate(side) for side in zip(*plays[1:], strict=True))
+    right = balanced_accuracy("", members, strangers, limit)
+    assert (found[0].value, found[0].cases) == (right.value, 96)
+    assert right.value != balanced_accuracy("", *plays[0], limit).value
+
+
+def test_a_game_goes_from_round_to_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody trains from the round's weights, and the protection's state is passed on."""
+    trained: list[tuple[int, int, bytes]] = []
+    views: list[tuple[Any, Seen]] = []
+    real, look = Target.updates, client_membership.seen
+
+    def updates(self: Target, clients: Any, round: int = 1, weights: Any = None) -> Any:
+        trained.append((self.job.seed, round, np.asarray(weights).tobytes()))
+        return real(self, clients, round, weights)
+
+    def seen(*parts: Any, state: Any, round: int, **more: Any) -> Seen:
+        views.append((state, look(*parts, state=state, round=round, **more)))
+        return views[-1][1]
+
+    monkeypatch.setattr(Target, "updates", updates)
+    monkeypatch.setattr(client_membership, "seen", seen)
+    target = Target.of(job(protection="signds", training={"epochs": 1, "lr": 0.3}))
+    game = Game.of(target, 3, Seeded(4, "game"))
+    game.play(2, Seeded(4, "play"))
+    assert [round for _, round, _ in trained] == [1] * 3 + [2] * 3
+    assert len({seed for seed, _, _ in trained[:3]}) == 3
+    begun = Layout(game.present.model).vector()
+    second = (begun + views[0][1].aggregate).astype(np.float32)
+    assert [weights for *_, weights in trained] == [begun.tobytes()] * 3 + [second.tobytes()] * 3
+    assert [state for state, _ in views] == [
+        game.present.protection.initial_state(), views[0][1].state,
+    ]  # fmt: skip
+    assert views[0][1].state != views[1][1].state

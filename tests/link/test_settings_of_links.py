@@ -1,0 +1,133 @@
+"""A link's settings: the proxy in the environment, passwords, names and rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil.errors import CertificateError, SplitInvalid
+from fedveil.link import proxy
+from fedveil.link.names import check_name
+from fedveil.link.rights import may
+from fedveil.link.streams import Address
+from fedveil.link.tls_settings import TlsSettings
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, ...]]:
+    """Return the place to which a connection goes, and the headers for a proxy."""
+    asked: list[Any] = []
+
+    class Tunnel:
+        sock = None
+
+        def __init__(self, host: str, port: int, timeout: float) -> None:
+            asked[:] = [host, port]
+
+        def set_tunnel(self, host: str, port: int, headers: dict[str, str]) -> None:
+            asked.extend([host, port, headers])
+
+        def connect(self) -> None: ...
+
+    monkeypatch.setattr(proxy.http.client, "HTTPConnection", Tunnel)
+    monkeypatch.setattr(proxy.socket, "create_connection", lambda at, _: asked.__setitem__(
+        slice(None), at))  # fmt: skip
+    for name in (*proxy._PROXIES, *proxy._EXCEPTIONS):
+        monkeypatch.delenv(name, raising=False)
+
+    def connect(host: str, **variables: str) -> tuple[Any, ...]:
+        with monkeypatch.context() as here:
+            for name, value in variables.items():
+                here.setenv(name, value)
+            proxy.connect(Address(host, 8443), 1.0)
+        return tuple(asked)
+
+    return connect
+
+
+def test_the_first_proxy_in_grpcs_order_is_taken(connected: Callable[..., Any]) -> None:
+    both = {"https_proxy": "http://second:3128", "grpc_proxy": "http://me:p%40ss@first"}
+    host, port, to, its, headers = connected("bank.example", http_proxy="http://third", **both)
+    assert (host, port, to, its) == ("first", 80, "bank.example", 8443)
+    assert headers == {"Proxy-Authorization": "Basic bWU6cEBzcw=="}
+    assert connected("bank.example", https_proxy="http://second:3128")[:2] == ("second", 3128)
+    assert connected("bank.example", grpc_proxy="socks5://x:1") == ("bank.example", 8443)
+
+
+@pytest.mark.parametrize(
+    ("entries", "host", "direct"),
+    [
+        ("x, .Example", "bank.example", True), ("other", "bank.example", False),
+        ("10.1.2.3/16", "10.1.9.9", True), ("10.1.2.3/16", "10.2.9.9", False),
+        ("", "bank.example", False),
+    ],
+)  # fmt: skip
+def test_exceptions_are_ends_of_names_and_networks(
+    entries: str, host: str, direct: bool, connected: Callable[..., Any]
+) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        found = connected(host, http_proxy="http://proxy:1", **{name: entries})
+        assert (found[:2] == (host, 8443)) == direct
+
+
+def test_a_password_is_the_line_of_its_file_and_for_its_owner_alone(tmp_path: Path) -> None:
+    own, file = TlsSettings(tmp_path, password_file="pass"), tmp_path / "pass"
+    file.write_bytes(b"secret \r\n")
+    file.chmod(0o600)
+    assert own.password() == b"secret "
+    file.write_bytes(b"\n")
+    with pytest.raises(CertificateError, match="is empty: put the key's password into it"):
+        own.password()
+    for mode in (0o640, 0o602):
+        file.chmod(mode)
+        with pytest.raises(CertificateError, match=f"has mode 0{mode:o}"):
+            own.password()
+
+
+def test_a_variable_that_is_empty_holds_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = TlsSettings(tmp_path, password_env="OWN_KEY")
+    for value in (None, ""):
+        if value is not None:
+            monkeypatch.setenv("OWN_KEY", value)
+        with pytest.raises(CertificateError, match="is not set, or empty"):
+            own.password()
+    monkeypatch.setenv("OWN_KEY", "secret")
+    assert own.password() == b"secret"
+
+
+@pytest.mark.parametrize("name", ["*.example", ""])
+def test_a_name_is_written_in_full(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tls.yaml").write_text(f"names: {{left: '{name}'}}\n")
+    with pytest.raises(CertificateError, match="is not one DNS name or IP address"):
+        TlsSettings.read(tmp_path)
+
+
+def test_a_party_is_named_by_its_entry_or_by_itself(tmp_path: Path) -> None:
+    own = TlsSettings(tmp_path, names={"left": "fl.left.example"})
+    assert (own.name_of("left"), own.name_of("right")) == ("fl.left.example", "right")
+
+
+def test_a_right_is_held_by_the_names_that_have_it() -> None:
+    def own(roles: dict[str, list[str]] | None) -> Any:
+        settings = SimpleNamespace(roles=roles)
+        return SimpleNamespace(settings=settings, parties=["lead", "bank"],
+                               name_of=lambda party: f"{party}.example")  # fmt: skip
+
+    assert may(own(None), ["bank.example"], "train")
+    assert not may(own(None), ["shop.example"], "train")
+    roles = own({"bank": ["train"], "shop": ["predict"]})
+    assert may(roles, ["x", "bank.example"], "train")
+    assert not may(roles, ["bank.example"], "predict")
+    assert not may(roles, ["lead.example"], "train")
+
+
+def test_a_partys_name_has_at_most_63_characters() -> None:
+    assert check_name("the party", "a" * 63) == "a" * 63
+    with pytest.raises(SplitInvalid, match="at most 63 in all"):
+        check_name("the party", "a" * 64)

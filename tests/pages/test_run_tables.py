@@ -1,0 +1,255 @@
+"""The tables of a run's page: each setting, sum and sentence under its own label.
+
+No two settings of the jobs here are equal, and none has its default.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_every_figure import federated_records, table, written
+
+from fedveil.engine.run_records import MACHINES, RETRAINED
+from fedveil.pages.guarantee_text import figure_lines, figures, returned
+from fedveil.pages.machines import machine_totals
+from fedveil.pages.page import Fact, Page, Picture, Points, Table
+from fedveil.pages.read_run import ReadRun, read_run
+from fedveil.pages.run_folder_page import page_of, page_of_several
+from fedveil.pages.run_page import duration, run_page
+from fedveil.pages.vertical_page import vertical_page
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.ledger import Line
+from fedveil.record.before_after import BeforeAfter
+from fedveil.vertical.job import VerticalJob
+from page_parts import small_job
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def parts(page: Page, title: str, kind: type[Any]) -> list[Any]:
+    return [
+        part
+        for section in page.sections
+        if section.title == title
+        for part in section.parts
+        if isinstance(part, kind)
+    ]
+
+
+def run_of(folder: Path, *records: dict[str, Any], **more: Any) -> ReadRun:
+    job = small_job(
+        name="own", rounds=9,
+        clients={"number": 1438, "fraction": 0.0625, "sampling": "fixed"},
+        training={"epochs": 3, "batch_size": 7, "lr": 0.075, "optimizer": "sgd"},
+        server={"optimizer": "momentum", "lr": 0.6, "weighting": "equal"},
+        protection={"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 1.75, "dp_norm_clip": 0.3}},
+        seed=41,
+    ).model_dump(mode="json")  # fmt: skip
+    job["adapter"] = {"kind": "lora", "rank": 8, "alpha": 16.0, "targets": ["q", "v"]}
+    (folder / "job.yaml").write_text("name: own\n")
+    return ReadRun(folder, job, records, more.pop("findings", ()), (), **more)
+
+
+def test_each_setting_stands_under_its_own_name(tmp_path: Path) -> None:
+    records = federated_records(4, 11)
+    shown = dict(table(run_page(run_of(tmp_path, *records)), "Settings"))
+    assert {
+        "job": "own", "model": "logistic, trained: all", "data": "parts:data, split iid",
+        "adapter": "lora, rank 8, alpha 16, of q, v",
+        "clients": "1,438; in a round 6.25% of them, sampling fixed",
+        "training": "epochs 3, batches of 7, sgd, learning rate 0.075, on cpu",
+        "server": "momentum, rate 0.6, clients weighted equal",
+        "protection": "dp_encrypt", "rounds": "4 of 9", "seed": "41",
+        "time": f"{duration(math.fsum(r['seconds_round'] for r in records))} in rounds",
+        "best round": f"4, accuracy {records[-1]['accuracy']:.1%}",
+    }.items() <= shown.items()  # fmt: skip
+    assert {"dp_eps 1.75", "dp_norm_clip 0.3"} <= set(shown["its settings"].split(", "))
+
+
+@pytest.mark.parametrize(
+    ("took", "said"),
+    [(99.94, "99.9 s"), (100, "1 min 40 s"), (119.6, "2 min 0 s"), (7384.0, "2 h 3 min")],
+)
+def test_a_duration_is_in_the_units_of_its_size(took: float, said: str) -> None:
+    assert duration(took) == said
+
+
+def test_an_accounts_word_is_that_of_its_epsilon_and_delta(tmp_path: Path) -> None:
+    """A delta of 0.2 makes an epsilon of 1 another promise."""
+    line = Line(1.0, 0.2, "own account")
+    assert told(1.0, 0.2) != told(1.0, 0.0)
+    page = run_page(run_of(tmp_path, *federated_records(2, 11), accounts=[line]))
+    *_, last = table(page, "What was promised")
+    assert last[:3] == ["own account", told(1.0, 0.2), "0.2"]
+    names = ["a bit", "a parameter", "a round", "the whole run of a client in every round",
+             "the whole run of the most-drawn client"]  # fmt: skip
+    rows = table(page, "What was promised")
+    assert [row[0] for row in rows[:-1]] == names
+    assert rows[2][4] == "a client's whole data, from its costliest round"
+    assert rows[3][4] == "a client's whole data, from all its reports together"
+
+
+def test_only_a_whole_run_without_a_bound_promises_nothing(tmp_path: Path) -> None:
+    for key, said in (("per_round", False), ("run_every_round", True)):
+        *records, last = federated_records(2, 11)
+        run = run_of(tmp_path, *records, {**last, f"epsilon_{key}": math.inf})
+        (points,) = parts(run_page(run), "What is not protected", Points)
+        assert any("nothing is promised" in line for line in points.lines) == said
+
+
+def test_machines_and_repeated_trainings_are_added_up(tmp_path: Path) -> None:
+    first, second = federated_records(2, 11)
+    first |= {MACHINES: {"b": (7, 3.0, 0.0), "a": (3, 6.0, 0.25)}, RETRAINED: 2}
+    second |= {MACHINES: {"a": (5, 4.0, 0.5)}, RETRAINED: 1}
+    page = run_page(run_of(tmp_path, first, second))
+    costs, machines = parts(page, "Bytes and time", Table)
+    assert machines.rows == [["a", "8", "10.0 s", "38%"], ["b", "7", "3.0 s", "0%"]]
+    assert costs.rows[0][0] == "upload of a client in a round"
+    assert "3 trainings on a lost machine had to be repeated." in parts(page, "Bytes and time", str)
+    assert str(machine_totals([first, second])["a"]) == "8 clients, 10.0 s, idle 38%"
+
+
+def test_every_reason_of_every_round_is_counted(tmp_path: Path) -> None:
+    first, second = federated_records(2, 11)
+    first |= {"failed": {"slow": 1, "lost": 4}, "dropped": 0, "rejected": {}, "unusable": {}}
+    second |= {"failed": {"slow": 2}, "dropped": 0, "rejected": {}, "unusable": {"NaN": 6}}
+    page = run_page(run_of(tmp_path, first, second))
+    assert table(page, "Reports that do not count") == [
+        ["failed", "lost", "4"], ["failed", "slow", "3"], ["unusable", "NaN", "6"],
+    ]  # fmt: skip
+
+
+def test_a_language_model_stands_before_and_after(tmp_path: Path) -> None:
+    compared = [
+        BeforeAfter("figure", "loss", "5.1", "3.2"),
+        BeforeAfter("prompt", "Hi", "no", "so"),
+    ]
+    page = run_page(run_of(tmp_path, *federated_records(4, 11), compared=compared))
+    metrics, prompts = parts(page, "Before and after", Table)
+    assert metrics.caption.startswith("After 4 rounds under dp_encrypt: epsilon ")
+    assert (metrics.rows, prompts.rows) == ([["loss", "5.1", "3.2"]], [["Hi", "no", "so"]])
+
+
+def test_a_picture_says_what_is_above_what(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    found = [
+        Finding(name, "quick", "rr", [Measured("mse", 0.5)], epsilon=1.0, delta=0.2,
+                pictures=["a.png"])
+        for name in ("gradient", "features")
+    ]  # fmt: skip
+    page = run_page(run_of(tmp_path, *federated_records(2, 11), findings=found))
+    above, alone = (part.caption for part in parts(page, "What attacks found", Picture))
+    assert above == "gradient against rr: originals above, reconstructions below"
+    assert alone == "features against rr"
+    caption = parts(page, "What attacks found", Table)[0].caption
+    assert f"promised: epsilon {told(1.0, 0.2)}: " in caption
+
+
+def test_equal_epsilons_share_a_line_and_name_all_that_they_are_for() -> None:
+    (record,) = federated_records(1, 11)
+    for part in ("epsilon", "delta"):
+        record[f"{part}_per_parameter"] = record[f"{part}_per_bit"]
+    lines = figure_lines({**record, "in_clear": ["the time"]})
+    assert len(lines) == 5
+    assert lines[0].endswith(" for a bit and a parameter")
+    assert lines[-1] == "no finite epsilon: the time"
+    assert [*figures({**record, "unit": "example"})] == [
+        "per_round", "run_every_round", "run_most_drawn",
+    ]  # fmt: skip
+
+
+def test_returned_gradients_are_described_by_what_protects_them() -> None:
+    bare, noised, bounded = (
+        returned({"privacy": {"embedding_dp": {"eps": 1.0}, **block}})
+        for block in ({}, {"label_protection": {"name": "marvell"}},
+                      {"label_protection": {"name": "marvell"}, "label_dp": {"eps": 1.0}})
+    )  # fmt: skip
+    assert "without protection" in bare
+    assert "noise that states no epsilon" in noised
+    assert "no more of a label than its account" in bounded
+
+
+def cards(page: Page) -> dict[str, Fact]:
+    return {fact.label: fact for fact in page.lead if isinstance(fact, Fact)}
+
+
+def test_the_best_run_is_the_one_whose_card_names_it(tmp_path: Path) -> None:
+    """The second of three is the best, the third has diverged, and its upload is the smallest."""
+    folders = []
+    for name, position, change in (
+        ("one", "rr", {"epsilon_run_every_round": 9.0}),
+        ("two", "dp_encrypt", {"accuracy": 0.9, "epsilon_run_every_round": 0.5}),
+        ("three", "signds", {"accuracy": math.nan, "bytes_up_per_client": 10.0}),
+    ):
+        *records, last = federated_records(2, 100 + 100 * len(folders))
+        job = small_job(rounds=2, protection={"name": position})
+        folders.append(written(tmp_path / name, job, {".": [*records, {**last, **change}]}))
+    shown = cards(page_of_several(folders))
+    assert (shown["Best model"].value, shown["Best model"].text) == (
+        "two", "accuracy 90.0% after the last round",
+    )  # fmt: skip
+    least = shown["Smallest epsilon"]
+    assert (least.value, least.tone) == ("two", "good")
+    assert least.text.endswith("every round, against everyone, including the server")
+    assert shown["Smallest upload"].value == "three"
+    assert not cards(page_of_several(folders[:1]))
+
+
+def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Path) -> None:
+    folders = []
+    for name, value in (("one", 31.5), ("two", 7.25)):
+        records = federated_records(1, 100 + 100 * len(folders))
+        change = {"measures": {"rmse": "lower"}, "rmse": value, "epsilon_run_every_round": math.inf}
+        own = small_job(rounds=2)
+        folders.append(written(tmp_path / name, own, {".": [records[0] | change]}))
+    shown = cards(page_of_several(folders))
+    assert (shown["Best model"].value, shown["Best model"].text) == (
+        "two", "RMSE 7.25 after the last round",
+    )  # fmt: skip
+    assert "Smallest epsilon" not in shown
+
+
+def test_runs_of_one_name_are_named_by_their_folders(tmp_path: Path) -> None:
+    folders = []
+    for place in ("x", "y"):
+        (tmp_path / place).mkdir()
+        records = federated_records(1, 100 + 100 * len(folders))
+        folders.append(written(tmp_path / place / "run", small_job(rounds=2), {".": records}))
+    rows = table(page_of_several(folders), "At the end")
+    assert [row[0] for row in rows] == list(map(str, folders))
+
+
+def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
+    privacy = {"label_dp": {"eps": 3.5}}
+    job = VerticalJob(
+        name="own", task="vertical_parts:bottoms", epochs=4, batch_size=9, in_flight=3, seed=12,
+        privacy=privacy,
+    )  # fmt: skip
+    records = [
+        {"party": "lead", "epoch": epoch, "step": 2, "steps": 6, "loss": 0.5 - 0.1 * epoch,
+         "bytes_sent_per_step": 300.0, "bytes_received_per_step": 4000.0}
+        for epoch in (0, 2)
+    ]  # fmt: skip
+    look = {"party": "lead", "look": 14, "test_loss": 0.25}
+    folder = written(tmp_path / "run", job, {"lead": [*records, look], "bank": records[:1]})
+    page = vertical_page(read_run(folder))
+    shown = dict(table(page, "Settings"))
+    assert {
+        "job": "own", "task": "vertical_parts:bottoms", "parties": "bank, lead",
+        "training": "4 epochs in batches of 9, on cpu", "micro-batches in a step": "3",
+        "seed": "12",
+    }.items() <= shown.items()  # fmt: skip
+    assert "label_dp: (eps 3.5)" in shown["privacy"]
+    assert page.lead[0] == (
+        "Job own: vertical_parts:bottoms, bank and lead: 4 epochs in batches of 9; still running, "
+        "or killed."
+    )
+    (loss,) = (plot for plot in page.plots if plot.name == "loss")
+    assert list(loss.curves[0].x) == [2, 14]
+    (row,) = table(page_of_several([folder]), "At the end")
+    assert row[-1] == "4.3 KB"
+    assert page_of(folder).title == "run"
