@@ -106,6 +106,39 @@ def test_a_stated_format_is_not_guessed() -> None:
     assert "t.csv, line 2 is not UTF-8 text" in refusal(b"id,x\n\xff,1\n", "x", encoding="utf-8")
 
 
+def test_utf16_without_a_mark_is_known_by_most_of_its_letters() -> None:
+    """The first ones may be of any script."""
+    for codec in ("utf-16-le", "utf-16-be"):
+        table = table_of("Ключ,id,x\n".encode(codec) + "жa,Jörg,1.5\nb,B,2\n".encode(codec), "x")
+        assert table.ids.tolist() == ["Jörg", "B"]
+        assert table.said == ["t.csv: UTF-16, separated by comma"]
+
+
+def test_a_stated_encoding_leaves_the_separator_stated_too() -> None:
+    content = "id,x;y\ni1,1;2\ni2,3;4\n"
+    Path("t.csv").write_text(content)
+    reading = ReadingSettings(encoding="utf-8", separator="semicolon")
+    assert header("t.csv", reading) == ["id,x", "y"]
+
+
+def test_a_row_that_is_too_short_does_not_hide_the_separator() -> None:
+    said = refusal("id;x\na;1\nb\nc;2\n", "x")
+    assert said == "t.csv, line 3 has 1 cells, but the header has 2"
+
+
+def test_lines_are_counted_through_blocks_of_either_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block may end between the two signs of a line end, and Python may read only the rest."""
+    for size in (5, 6, 7, 64):
+        monkeypatch.setattr(csv_format, "_AT_ONCE", size)
+        rows = "".join(f"r{row},{row}\r\n" for row in range(40))
+        table = table_of(f"id,x\r\n{rows}", "x")
+        assert [table.places[0], table.places[-1]] == [2, 41]
+        said = refusal(f'id,x\r\n{rows}"two\r\nlines",1\r\nz,old\r\n', "x")
+        assert said == "t.csv, line 44: x = 'old' is not a finite number"
+        said = refusal(f'id,x\r\n{rows}"two\r\nlines",1\r\nz,"1"2\r\n', "x")
+        assert said.startswith("t.csv, line 44 is not valid CSV")
+
+
 def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
