@@ -180,7 +180,7 @@ def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
         (["00:00:00.25"], [0.25 / 86400], "times in x"),
         (["J", "n"], [1, 0], "truth values in x"),
         (["-0,123"], [-0.123], "decimal commas in x"),
-        (["0." + "1" * 900, "None"], [1 / 9, NAN], ""),
+        (["1_000." + "1" * 900, "None"], [1000 + 1 / 9, NAN], ""),
         (["Ja", "nein"], [1, 0], "truth values in x"),
         (["FALSE", "yes"], [0, 1], "truth values in x"),
         (["0", "1"], [0, 1], ""),
@@ -243,6 +243,8 @@ def test_keys_state_what_a_guess_cannot_know() -> None:
     assert "b = '2' is not a truth value" in refusal(
         "id,b\n1,0\n2,2\n", "b", kinds={"b": "boolean"}
     )
+    table = table_of(ambiguous, "x", "d", decimal="comma", kinds={"d": "day-first"})
+    assert table.numbers("d").tolist() == [19754, 19816]
     with_time = "id;d\n1;12/31/2023\n2;01/02/2024 06:00\n"
     assert table_of(with_time, "d", kinds={"d": "date"}).numbers("d").tolist() == [19722, 19724.25]
     assert "d = '31/12/2023' is not a date such as 12/31/2024" in refusal(
@@ -309,7 +311,7 @@ def test_pieces_without_a_number_change_nothing_that_others_have_shown(
 ) -> None:
     """The first cells of y have a decimal comma, and x has two readings in every piece."""
     monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
-    rest = "".join(f"{row};2.000;\n" for row in range(900))
+    rest = "".join(f"{row};2.000;{'k.A.' * (row > 450)}\n" for row in range(900))
     for first in ("0,5", "1 000,5"):
         table = table_of(f"id;x;y\na;1.000;{first}\nb;1.000;\n{rest}", "x", "y", lacks=True)
         assert table.numbers("x")[[0, -1]].tolist() == [1000, 2000]
@@ -380,7 +382,7 @@ def test_a_message_lists_up_to_twenty_columns_and_problems() -> None:
         said = refusal(content, "gone")
         assert said.endswith(f"c19{', ...' if count > 20 else ''}"[: 3 + 5 * (count > 20)])
         content = f"{','.join(['id', *names])}\n" + ",".join(["a"] * (count + 1)) + "\n"
-        assert refusal(content, *names).endswith("; and 1 more") == (count > 20)
+        assert refusal(content, *names)[-12:] == ("; and 1 more" if count > 20 else "inite number")
 
 
 def test_a_message_names_some_of_very_many_problems() -> None:
