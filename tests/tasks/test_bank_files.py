@@ -116,6 +116,15 @@ def test_utf16_without_a_mark_is_known_by_most_of_its_letters() -> None:
         assert table.said == ["t.csv: UTF-16, separated by comma"]
 
 
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_lines_of_utf16_are_counted_in_any_script(codec: str) -> None:
+    """A line may begin with any letter, and two letters may have the bytes of a line end."""
+    half = b"\xd8\x01" if codec.endswith("be") else b"\x01\xd8"
+    content = "\ufeffid,x\nж\u0a0a\u0100,1\nя,2\n".encode(codec) + half + "a,3\n".encode(codec)
+    said = refusal(content, "x", encoding="utf-16")
+    assert said.startswith("t.csv, line 4 is not UTF-16 text")
+
+
 def test_a_stated_encoding_leaves_the_separator_stated_too() -> None:
     content = "id,x;y\ni1,1;2\ni2,3;4\n"
     Path("t.csv").write_text(content)
