@@ -118,7 +118,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor(_INT, _Loader.construct_yaml_int)
 
 
-#: PyYAML's emitter in C, where it is installed, is ten times as fast as the one in Python.
+#: PyYAML's emitter in C, where it is installed, is several times as fast as the one in Python.
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -310,7 +310,7 @@ def _near(path: FilePath) -> str:
 
 def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
     try:
-        data, problems = _loaded(text, most_values)
+        data, problems = copy.deepcopy(_loaded(text, most_values))
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
         if error.context == "while scanning a quoted scalar":
@@ -324,7 +324,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
         raise JobError([f"{source} is not readable YAML: {reason}"]) from None
     if problems:
         raise JobError([f"{source}, {problem}" for problem in problems])
-    return copy.deepcopy(data)
+    return data
 
 
 @lru_cache(maxsize=32)  # a command reads one job several times
