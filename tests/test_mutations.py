@@ -25,20 +25,30 @@ def text_of(path: Path) -> str:
 
 
 @cache
-def statements(text: str) -> list[str]:
-    """The top statements of a file, without comments and positions."""
-    return [ast.dump(node) for node in ast.parse(text).body]
+def statements(text: str) -> list[tuple[int, int, str]]:
+    """Return the top statements of a file: first and last line, and content without comments."""
+    found = []
+    for node in ast.parse(text).body:
+        decorators = getattr(node, "decorator_list", ())
+        first = min([node.lineno, *(each.lineno for each in decorators)])
+        found.append((first, node.end_lineno or first, ast.dump(node)))
+    return found
 
 
 def changes_code(mutation: Mutation, sound: str) -> bool:
-    """Return True if the statement at the mutation's place changes, or else any other."""
-    line = sound[: sound.index(mutation.was)].count("\n") + 1
-    now, was = ast.parse(mutation.of(sound)).body, statements(sound)
-    here = sum(node.lineno <= line for node in now) - 1
-    return (
-        ast.dump(now[here]) != was[min(here, len(was) - 1)]
-        or [ast.dump(node) for node in now] != was
-    )
+    """Return True if the bug changes more than comments. Raises SyntaxError if it is no Python.
+
+    If the bug is inside one top statement, only this statement is read again.
+    """
+    bug, place = mutation.of(sound), sound.index(mutation.was)
+    begin = sound[:place].count("\n") + 1
+    end = begin + mutation.was.count("\n")
+    for first, last, content in statements(sound):
+        if first <= begin and end <= last:
+            more = bug.count("\n") - sound.count("\n")
+            lines = bug.splitlines()[first - 1 : last + more]
+            return [ast.dump(node) for node in ast.parse("\n".join(lines)).body] != [content]
+    return [ast.dump(node) for node in ast.parse(bug).body] != [c for *_, c in statements(sound)]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -397,6 +397,69 @@ def test_nothing_is_written_past_the_ends_of_the_memories() -> None:
     assert (guarded.w[-4096 - 64 :] == np.append(np.zeros(64), np.full(4096, 7))).all()
 
 
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def test_every_round_starts_from_its_own_weights() -> None:
+    """In native code, and in the loop that trains clients with unusual data."""
+    model, chosen = small(), plan()
+    cohort = signed(clients((6,), 3, (9, 5)))
+    cohort[1].x[2, 1] = 1e20
+    trainer = compiled(model, chosen)
+    train(trainer, model, cohort)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    found, wanted = train(trainer, other, cohort), by_loop(other, chosen, cohort)
+    np.testing.assert_allclose(found[0], wanted[0], atol=1e-6)
+    np.testing.assert_array_equal(found[1], wanted[1])
+
+
+def test_a_label_that_a_loss_ignores_and_numbers_of_another_type_are_torchs() -> None:
+    model, chosen = small(), plan()
+    (client,) = signed(clients((6,), 3, (9,)))
+    client.y[[2, 5]] = -100
+    np.testing.assert_array_equal(
+        train(compiled(model, chosen), model, [client]), by_loop(model, chosen, [client])
+    )
+    trainer = compiled(model, chosen)
+    trainer.start(Layout(model).vector())
+    double = replace(client, x=client.x.double(), y=client.y.clamp(min=0))
+    ((_, (failure,)),) = trainer.train([double])
+    assert isinstance(failure, RuntimeError)
+
+
+def test_one_row_of_numbers_is_compiled_ahead_too() -> None:
+    model, chosen = small(), plan(loss="mean_square")
+    trainer = compiled(model, chosen)
+    assert trainer.compile((6,))
+    assert trainer._room is not None  # not by torch
+    assert not trainer.compile((5,))
+
+
+def test_a_group_norm_has_its_own_epsilon() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4, eps=0.7), nn.Flatten())
+    model.append(nn.Linear(36, 3))
+    trained_as_torch_trains(model, (2, 5, 5), plan(), signed(clients((2, 5, 5), 3, (7,))))
+
+
+@pytest.mark.parametrize(
+    "change", [{"nesterov": True, "momentum": 0.9}, {"precision": "bfloat16"}, {"corrected": True}]
+)
+def test_a_plan_that_native_code_does_not_follow_is_the_loops(change: dict[str, Any]) -> None:
+    assert CompiledTrainer.of(small(), plan()) is not None
+    assert CompiledTrainer.of(small(), plan(**change)) is None
+
+
+def test_a_trainer_for_a_known_shape_is_none_if_the_shape_does_not_fit() -> None:
+    assert CompiledTrainer.of(small(), plan(), (6,)) is not None
+    assert CompiledTrainer.of(small(), plan(), (5,)) is None
+
+
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     model[0].register_forward_hook(lambda module, given, made: 2 * made)
@@ -455,6 +518,13 @@ def test_what_is_no_plain_chain(model: nn.Module) -> None:
         ((nn.Flatten(1, 2), nn.Linear(5, 3)), (1, 1, 5)),
         ((nn.Embedding(9, 8, padding_idx=0), nn.Flatten(), nn.Linear(24, 3)), (3,)),
         ((nn.Embedding(9, 8, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)), (3,)),
+        ((nn.Embedding(9, 8, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(24, 3)), (3,)),
+        ((nn.Embedding(9, 8, sparse=True), nn.Flatten(), nn.Linear(24, 3)), (3,)),
+        ((nn.Linear(3, 3), nn.Embedding(9, 8), nn.Flatten(), nn.Linear(24, 3)), (3,)),
+        ((nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 3)), (2, 5, 5)),
+        ((nn.Conv2d(2, 4, 3, padding="valid"), nn.Flatten(), nn.Linear(36, 3)), (2, 5, 5)),
+        ((nn.GroupNorm(1, 4), nn.Flatten(), nn.Linear(50, 3)), (2, 5, 5)),
+        ((nn.LayerNorm(6, bias=False), nn.Linear(6, 3)), (6,)),
         ((nn.Embedding(9, 5), nn.Linear(5, 3), nn.Flatten()), (3,)),
         ((nn.Embedding(9, 8),), (3,)),
     ],

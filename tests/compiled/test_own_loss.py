@@ -143,6 +143,14 @@ def test_an_error_of_the_loss_is_that_clients_alone() -> None:
     np.testing.assert_array_equal(updates(trainer, net, [good]), before)
 
 
+def test_it_is_neither_compiled_ahead_nor_run_by_two_threads() -> None:
+    trainer = OwnLossTrainer.of(dense(), plan(), (5,), Huber())
+    assert trainer is not None
+    assert not trainer.compile((5,))
+    with pytest.raises(NotImplementedError):
+        trainer.beside()
+
+
 def test_ctrl_c_in_a_loss_ends_the_training() -> None:
     net = dense()
     trainer = OwnLossTrainer.of(net, plan(), (5,), Stopped())

@@ -182,6 +182,19 @@ def test_a_layer_that_is_not_torchs_plain_one_is_the_loops(made: Callable[[], nn
 
 
 @natively
+def test_texts_of_different_lengths_are_trained_as_if_alone() -> None:
+    """Each length has its own layout of memory, and one length may be as long as 512."""
+    model, chosen = of_layers(CausalLayer(WIDTH, 2, 24)), plan_of_words()
+    cohort = [*of_words(clients((LENGTH,), 5, (6, 4))), *of_words(clients((3,), 5, (6,)))]
+    cohort = [cohort[0], cohort[2], cohort[1]]
+    trainer = compiled(model, chosen)
+    assert [trainer.serves((length,)) for length in (512, 513)] == [True, False]
+    together = train(trainer, model, cohort)
+    alone = [train(compiled(model, chosen), model, [client])[0] for client in cohort]
+    np.testing.assert_array_equal(together, alone)
+
+
+@natively
 @pytest.mark.parametrize(
     ("layers", "length"),
     [

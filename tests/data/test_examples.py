@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.example_arrays import items, ragged
-from fedveil.data.examples import holdout, make_dataset, owner_codes
+from fedveil.data.examples import Examples, holdout, make_dataset, owner_codes
+from fedveil.errors import DataInvalid
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80))
@@ -51,3 +53,40 @@ def test_values_are_kept_as_they_are():
     values = np.array([[0.1, -300.0], [1e30, 0]], np.float32)
     data = make_dataset("any", (values, [0, 1]), (values, [0, 1]))
     assert np.array_equal(data.train.x, values)
+
+
+def test_chosen_examples_keep_their_marks():
+    examples = Examples(np.arange(4.0), np.arange(4), np.array([True, False, True, False]))
+    chosen = examples.of(np.array([3, 2]))
+    assert (chosen.y.tolist(), chosen.usable.tolist()) == ([3, 2], [False, True])
+    assert examples.of(slice(1, 3)).usable.tolist() == [False, True]
+
+
+def test_the_outputs_of_a_model_follow_from_both_parts_and_what_is_declared():
+    x = np.zeros((2, 3), np.float32)
+    assert make_dataset("any", (x, [0, 1]), (x, [5, 2])).classes == 6
+    y = np.arange(12.0).reshape(2, 2, 3)
+    own = make_dataset("any", (x, y), (x, y), targets="own", classes=7)
+    assert (own.classes, own.target_shape, own.labels) == (7, (2, 3), None)
+    pair = np.zeros((2, 2))
+    assert make_dataset("any", (x, pair), (x, pair), targets="numbers").classes == 2
+    with pytest.raises(DataInvalid, match="y_test have 2 columns, but 3 are needed"):
+        make_dataset("any", (x, pair), (x, pair), targets="numbers", classes=3)
+
+
+def test_next_tokens_are_the_tokens_after_and_need_two():
+    x = np.array([[4, 2, 7], [1, 0, 3]], np.int16)
+    data = make_dataset("any", (x, None), (x, None), targets="tokens")
+    assert data.train.x.tolist() == [[4, 2], [1, 0]]
+    assert (data.train.y.tolist(), data.train.y.dtype) == ([[2, 7], [0, 3]], np.int64)
+    for tokens, sentence in (
+        (x[:, :1], r"x_train has shape \(2, 1\), but \[examples, tokens\] is needed"),
+        ([[4, 2], [7]], "example 1 of x_train has fewer than two tokens"),
+        (x - 5, "x_train holds -5, but a token is a whole number from 0, or -100"),
+    ):
+        with pytest.raises(DataInvalid, match=sentence):
+            make_dataset("any", (tokens, None), (x, None), targets="tokens")
+    learnt = np.array([[-100, 7], [0, -100]])
+    assert (
+        make_dataset("any", (x[:, 1:], learnt), (x[:, 1:], learnt), targets="tokens").classes == 8
+    )

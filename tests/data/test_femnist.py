@@ -84,6 +84,7 @@ def changed(**changes):
             "writer a: x is not rows of 784 numbers",
         ),
         (changed(user_data={"a": {"x": [[2.0] * 784], "y": [1]}}), "pixels outside"),
+        (changed(user_data={"a": {"x": [[0.0] * 783 + [-0.1]], "y": [1]}}), "pixels outside"),
         (changed(user_data={"a": {"x": [[float("nan")] * 784], "y": [1]}}), "pixels outside"),
         (changed(user_data={"a": {"x": [[0.0] * 784], "y": [62]}}), r"label 62 is outside \[0, 62"),
         (changed(user_data={"a": {"x": [[0.0] * 784], "y": [0.5]}}), "y_train holds 0.5 at exam"),

@@ -33,6 +33,7 @@ def test_the_first_bytes_tell_what_is_compressed(folder):
         (GOOD + b"\x00", "is not the published"),
         (b"", "is not the published"),
         (gzip.compress(GOOD[:-1], mtime=0), "is not the published"),
+        (gzip.compress(GOOD + b"\x00", mtime=0), "is not the published"),
         (gzip.compress(GOOD, mtime=0)[:-9], "is a damaged gzip file"),
         (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "is a damaged gzip file"),
         (b"\x1f\x8b" + bytes(40), "is a damaged gzip file"),

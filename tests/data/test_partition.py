@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.data.partition import SPLITS, _draw, by_client, dirichlet, iid, partition, shards
+from fedveil.data.partition import (
+    SPLITS,
+    _draw,
+    by_client,
+    dirichlet,
+    held_out,
+    iid,
+    partition,
+    shards,
+)
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from statistical_checks import ERROR_RATE
@@ -266,6 +275,45 @@ def test_alpha_moves_dirichlet_between_one_label_and_all():
     assert held == sorted(held)
 
 
+@pytest.mark.parametrize(
+    ("share", "counts"), [(0.34, [0, 1, 3, 3]), (0.01, [0, 1, 1, 1]), (0.99, [0, 1, 7, 9])]
+)
+def test_each_client_holds_out_its_share_at_least_one_and_never_all(share, counts):
+    owners = np.repeat([5, 2, 9, 7], [8, 1, 10, 2])[Seeded(3).permutation(21)]
+    whole = by_client(owners)  # clients of 1, 8, 2 and 10 examples
+    order = [0, 2, 1, 3]
+    trained, tested = held_out(whole, share, Seeded(4))
+    assert [tested.sizes[client] for client in order] == counts
+    for client in range(4):
+        parts = trained.of(client).tolist(), tested.of(client).tolist()
+        assert sorted(parts[0] + parts[1]) == whole.of(client).tolist()
+        assert all(part == sorted(part) for part in parts)
+
+
+def test_what_is_held_out_is_random_and_each_clients_own():
+    whole = by_client(np.repeat([0, 1], 30))
+    _, tested = held_out(whole, 0.3, Seeded(4))
+    first, second = tested.of(0), tested.of(1) - 30
+    assert first.tolist() != second.tolist()
+    assert all(held.tolist() != list(range(9)) for held in (first, second))
+    with pytest.raises(InvalidValue, match="a client with at least two examples"):
+        held_out(by_client([1, 2, 3]), 0.5, Seeded(4))
+
+
+def test_a_partition_is_restricted_to_chosen_examples():
+    whole = by_client(np.array([1, 0, 2, 1, 2, 0, 1]))
+    chosen = np.array([True, False, False, True, True, False, False])
+    some = whole.only(chosen)
+    assert [some.of(client).tolist() for client in range(3)] == [[], [0, 3], [4]]
+
+
+def test_alpha_is_handed_on():
+    labels = np.arange(90) % 9
+    for alpha in (1e-6, 1e6):
+        made = partition("dirichlet", labels, None, 10, alpha=alpha, entropy=Seeded(0, "p"))
+        assert same(made, dirichlet(labels, 10, alpha, Seeded(0, "p")))
+
+
 # --- what is said ---
 
 
@@ -278,6 +326,8 @@ def test_the_summary_reports_sizes_and_labels():
     )
     assert list(result.labels_held(labels)) == [2, 2, 1]
     assert iid(8, 4, Seeded(0)).summary() == "4 clients hold 2 examples each"
+    mixed = by_client([0, 1, 0, 1, 0, 1])
+    assert list(mixed.labels_held(np.array([0, 1, 0, 2, 0, 3]))) == [1, 3]
 
 
 LABELS = np.arange(10) % 3

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,56 +24,39 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.protections.base import Spending
 
 ONE = [Spending(PrivacyLoss(0.5))]
-PROCESSES, ATTEMPTS, LIMIT = 3, 100, 150
+PROCESSES, ATTEMPTS, LIMIT = 3, 50, 75
 
-_WORKER = """
-import sys, time
-from pathlib import Path
-from fedveil.errors import ClientWithheld, MessageInvalid
-from fedveil.flower.own_account import OwnLedger, count_report
-from fedveil.privacy.loss import PrivacyLoss
-from fedveil.protections.base import Spending
 
-kind, path, attempts, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-one = [Spending(PrivacyLoss(0.5))]
-print("ready", flush=True)
-sys.stdin.readline()
-granted = 0
-for _ in range(attempts):
-    try:
-        if kind == "count":
-            count_report(path, one, limit)
-        else:
-            OwnLedger(path).charge(one, [(limit * 0.5, 0.0)])
-        granted += 1
-    except (ClientWithheld, MessageInvalid):
-        pass
-print(granted)
-"""
+def granted(kind: str, path: Path, begin: Any, answers: Any) -> None:
+    """Charge an account many times in a process, which begins when all have begun."""
+    count = 0
+    begin.wait()
+    for _ in range(ATTEMPTS):
+        try:
+            if kind == "count":
+                count_report(path, ONE, LIMIT)
+            else:
+                OwnLedger(path).charge(ONE, [(LIMIT * 0.5, 0.0)])
+            count += 1
+        except (ClientWithheld, MessageInvalid):
+            pass
+    answers.put(count)
 
 
 @pytest.mark.parametrize("kind", ["count", "ledger"])
 def test_processes_together_are_granted_what_the_limit_says(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "account"
-    arguments = [kind, str(path), str(ATTEMPTS), str(LIMIT)]
+    fork = multiprocessing.get_context("fork")
+    begin, answers = fork.Barrier(PROCESSES), fork.SimpleQueue()
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _WORKER, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(PROCESSES)
+        fork.Process(target=granted, args=(kind, path, begin, answers)) for _ in range(PROCESSES)
     ]
     for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        process.start()
+    counts = [answers.get() for _ in processes]
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    granted = [int(process.communicate(timeout=60)[0]) for process in processes]
-    assert sum(granted) == LIMIT
+        process.join()
+    assert sum(counts) == LIMIT
     given = path.read_text() if kind == "count" else decode(path.read_bytes())["reports"]
     assert int(given) == LIMIT  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.remote import sessions
 from fedveil.vertical.remote.sessions import Machine, Meeting
+from fedveil.vertical.split import EmbeddingPrivacy
 from fedveil.vertical.task_settings import PanguSettings
 from small_pangu import SIZES, small_job
 
@@ -80,11 +82,14 @@ def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
     # 16 vectors fill the context and give 13 tokens; 8 again and 8 new ones give 9; 8 and 7, 8.
     assert found.times == 2
     assert found.vectors == 16 + (8 + 8) + (8 + 7)
-    told = [figure.epsilon for figure in generation.figures(split, found)]
-    assert told == [2.5, 2.5 * 32 * 2, 2.5 * 32 * found.vectors]
+    lines = generation.figures(split, found)
+    assert [line.epsilon for line in lines] == [2.5, 2.5 * 32 * 2, 2.5 * 32 * found.vectors]
+    assert str(lines[1]).endswith(" for a token's 32 bits of embedding, sent 2 times")
+    assert str(lines[2]).endswith(f" for the whole text, {found.vectors} vectors of embedding")
     short, split = generate(runs["private"], Request.seeded(b"abcd", 3, seed=0))
     assert (short.vectors, short.times) == (6, 1)
     assert generation.figures(split, short)[1].epsilon == 2.5 * 32
+    assert str(generation.figures(split, short)[1]).endswith("bits of embedding, sent once")
 
 
 def limited(run: Path, folder: Path, most: float) -> Path:
@@ -117,6 +122,25 @@ def test_a_text_ends_before_it_costs_more_than_the_limit(
             generate(limited(runs[kind], tmp_path / kind, most), wanted)
 
 
+def test_between_machines_a_text_has_the_jobs_limit_too() -> None:
+    """And a request that states nothing else asks for 100 tokens at temperature 0.8."""
+    leader, cloud = parties(privacy=EmbeddingPrivacy(5.0))
+    task, privacy = Pangu(small_settings(), seed=5), SimpleNamespace(max_epsilon=2.5 * 32 * 7)
+    job = SimpleNamespace(privacy=privacy)
+    run = SimpleNamespace(
+        party=leader, setting=SimpleNamespace(job=job, task=task, entropy=Seeded(1))
+    )
+    wanted = Request.seeded(b"abcd", seed=3)
+    assert (wanted.tokens, wanted.temperature) == (100, 0.8)
+    sides = {
+        "leader": generation.leading(wanted)(run),
+        "cloud": generation.assist(cloud, Seeded(1)),
+    }
+    found = drive_together(sides)["leader"]
+    assert found.vectors == 7
+    assert "above privacy.max_epsilon = 560" in found.stopped
+
+
 def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,9 +162,12 @@ def test_every_vector_and_every_choice_of_every_text_is_drawn_apart(
     assert len(drawn) == len(set(drawn)) == 2 * 2 * 5
 
 
+def small_settings(context: int = 16) -> PanguSettings:
+    return PanguSettings(**{**SIZES, "context": context, "tokenizer": "bytes"})
+
+
 def parties(context: int = 16, **privacy: Any) -> tuple[Party, Party]:
-    settings = PanguSettings(**{**SIZES, "context": context, "tokenizer": "bytes"})
-    task = Pangu(settings, seed=5)
+    task = Pangu(small_settings(context), seed=5)
     split = task.split_model()
     if privacy:
         split = split.replace("embedding", **privacy)

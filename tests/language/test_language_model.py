@@ -13,6 +13,7 @@ from fedveil.errors import InvalidValue
 from fedveil.language.transformer import (
     PRESETS,
     Backbone,
+    Layer,
     Shape,
     TiedHead,
     WordAndPosition,
@@ -89,6 +90,53 @@ def test_shapes_from_tokens_to_scores() -> None:
     assert hidden.shape == vectors.shape
     assert head(hidden).shape == (3, 7, SMALL.vocabulary)
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (vectors, hidden))
+
+
+def test_initial_weights_have_the_stated_scales() -> None:
+    embedding, backbone, _ = model(Shape(vocabulary=90, context=70, width=64, layers=3, heads=2))
+    found = {
+        name: weight.std().item()
+        for part in (embedding, backbone)
+        for name, weight in part.named_parameters()
+        if weight.dim() > 1
+    }
+    for name, std in found.items():
+        wanted = 0.02
+        if name in ("word.weight", "position.weight"):
+            wanted = 0.64 / 8 if name == "word.weight" else 0.25 * 0.64 / 8
+        if "attended" in name or "narrow" in name:
+            wanted = 0.02 / 6**0.5
+        assert std == pytest.approx(wanted, rel=0.06), name
+    assert torch.equal(backbone.entry.weight, torch.full((64,), 0.64 / 8))
+    assert not any(b.any() for n, b in backbone.named_parameters() if n.endswith("bias"))
+
+
+def test_it_is_the_model_of_its_definition() -> None:
+    """Every weight is drawn anew, so that none is like another."""
+    embedding, backbone, head = model()
+    torch.manual_seed(4)
+    for weight in (*embedding.parameters(), *backbone.parameters()):
+        nn.init.normal_(weight, mean=0.2, std=0.4)
+    text = tokens(2, 7)
+
+    def attended(layer: Layer, x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        asked, (keys, values) = layer.ask(query), layer.keys_and_values(x).chunk(2, dim=-1)
+        mixed = []
+        for q, k, v in zip(*(each.split(4, dim=-1) for each in (asked, keys, values)), strict=True):
+            scores = q @ k.transpose(-1, -2) / 2
+            scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+            mixed.append(scores.softmax(-1) @ v)
+        return layer.attended(torch.cat(mixed, dim=-1))
+
+    x = embedding.word.weight[text] + embedding.position.weight[:7]
+    x = backbone.entry(x)
+    for layer in (*backbone.layers, backbone.query_layer):
+        normed = layer.attention_norm(x)
+        query = backbone.query.weight[:7].expand(2, 7, 16)
+        x = x + attended(layer, normed, query if layer is backbone.query_layer else normed)
+        x = x + layer.narrow(nn.functional.gelu(layer.widen(layer.feed_norm(x))))
+    expected = backbone.final(x) @ embedding.word.weight.T
+    torch.testing.assert_close(head(backbone(embedding(text))), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("changed", [1, 5, 11])

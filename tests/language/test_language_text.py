@@ -62,6 +62,13 @@ def test_every_byte_has_a_token_of_its_own() -> None:
         assert {bytes([value]) for value in range(256)} <= set(tokenizer.pieces())
 
 
+def test_no_token_spans_a_letter_and_a_digit_and_line_ends_are_one() -> None:
+    pieces = PairTokenizer.train([b"ab12 ab12\n\n" * 40], 280).pieces()
+    assert {b"ab", b"12", b" ab", b"\n\n"} <= set(pieces)
+    assert not any(piece and re.search(rb"[a-z][0-9]", piece) for piece in pieces)
+    assert ByteTokenizer().pieces()[-1] is None
+
+
 def test_a_short_text_leaves_the_rest_of_the_vocabulary_unused() -> None:
     tokenizer = PairTokenizer.train([b"ab ab ab"], 1000)
     pieces = tokenizer.pieces()
@@ -88,6 +95,10 @@ def test_a_damaged_tokenizer_is_refused() -> None:
         PairTokenizer.from_bytes(b"{}", 300)
     with pytest.raises(DataInvalid, match="do not fit in vocabulary = 280"):
         PairTokenizer.from_bytes(PAIRS.to_bytes(), 280)
+    size = PAIRS._model.get_vocab_size()
+    assert PairTokenizer.from_bytes(PAIRS.to_bytes(), size + 1).pieces()[-1] is None
+    with pytest.raises(DataInvalid, match=f"has {size} tokens and the end of a document, which do"):
+        PairTokenizer.from_bytes(PAIRS.to_bytes(), size)
     with pytest.raises(InvalidValue, match=re.escape("vocabulary = 256 is outside [257, inf)")):
         PairTokenizer.train(CORPUS, 256)
 
@@ -126,6 +137,7 @@ def test_a_document_on_the_border_is_cut_where_a_line_begins() -> None:
     train, test = text.hold_out([b"one\n", b"two\nthree\nfour\n"], 0.5)
     assert train == [b"one\n", b"two\nthree\n"]
     assert test == [b"four\n"]
+    assert text.hold_out([b"on", b"e line only"], 0.5) == ([b"on", b"e li"], [b"ne only"])
     with pytest.raises(InvalidValue, match=re.escape("test_fraction = 1 is outside (0, 1)")):
         text.hold_out([b"one"], 1)
 

@@ -56,3 +56,21 @@ def test_an_own_loss_is_the_mean_over_all_examples_when_the_last_batch_is_short(
         outputs = model(torch.from_numpy(x))[:, 0].double().numpy()
     expected = np.square(outputs - y).mean()
     assert score(model, _Squares(), x, y).figures()["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(None, [1000, 300]), (450, [450, 450, 400])])
+def test_no_more_examples_are_scored_at_once_than_the_model_allows(
+    limit: int | None, sizes: list[int]
+) -> None:
+    seen: list[int] = []
+    model = nn.Linear(3, 2)
+    if limit is not None:
+        model.scored_at_once = limit
+    model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    draw = Seeded(2).generator()
+    x, y = draw.random((1300, 3), dtype=np.float32), draw.integers(0, 2, 1300)
+    scores = score(model, Classification(), x, y)
+    assert seen == sizes
+    chosen = np.array([1299, 3, 1000])
+    expected = accuracy_score(y[chosen], model(torch.from_numpy(x[chosen])).argmax(1))
+    assert scores.of(chosen)["accuracy"] == pytest.approx(expected)

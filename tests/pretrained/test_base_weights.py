@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from torch import nn
 import tiny_language
 from fedveil.errors import ModelInvalid
 from fedveil.learning.weight_layout import Layout
-from fedveil.pretrained.base_weights import base_names, mark_base
+from fedveil.pretrained.base_weights import base_names, digest_of, fingerprint, mark_base
 from fedveil.pretrained.continuation import continued
 from fedveil.pretrained.language_model import LanguageModel
 from fedveil.pretrained.model_folder import ModelFolder
@@ -99,7 +101,12 @@ def test_a_model_file_holds_only_what_is_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "token"),
-    [({"pad_token_id": 3, "eos_token_id": 5}, 3), ({"eos_token_id": [7, 8]}, 7), ({}, 0)],
+    [
+        ({"pad_token_id": 3, "eos_token_id": 5}, 3),
+        ({"pad_token_id": 0, "eos_token_id": 5}, 0),
+        ({"pad_token_id": None, "eos_token_id": [7, 8]}, 7),
+        ({}, 0),
+    ],
 )
 def test_short_examples_are_filled_by_the_models_own_token(
     config: dict[str, object], token: int
@@ -158,6 +165,85 @@ def test_a_continuation_ends_with_each_end_token_and_not_with_padding(
     assert continued(Next(ids, 6), rows, "a bird", 50) == rows.decode(ids[begin:-1])
 
 
+def test_a_fingerprint_is_of_the_base_and_of_what_is_trained() -> None:
+    """The base's own part is the digest that all models of a folder share."""
+    torch.manual_seed(1)
+    made = LanguageModel(Net(), None, 7)
+    mark_base(made, "base one")
+    first = fingerprint(made)
+    assert fingerprint(copy.deepcopy(made)) == first
+    mark_base(made, "base two")
+    assert fingerprint(made) != first
+    mark_base(made, "base one")
+    with torch.no_grad():
+        made.net.fixed.weight[3, 2] += 1  # not read again
+        assert fingerprint(made) == first
+        made.net.own.weight[1, 3] += 1
+    assert fingerprint(made) != first
+
+
+def test_a_digest_is_of_names_types_shapes_and_every_number() -> None:
+    numbers = torch.arange(40.0)
+    found = [
+        digest_of([("a", numbers)]), digest_of([("b", numbers)]), digest_of([("a", numbers)], "x"),
+        digest_of([("a", numbers.view(5, 8))]), digest_of([("a", numbers.view(torch.int32))]),
+        digest_of([("a", torch.cat([numbers[:-1], numbers[:1]]))]), digest_of([]),
+    ]  # fmt: skip
+    assert len(set(found)) == len(found)
+    net = Net()
+    plain = fingerprint(net)
+    net.norm.running_mean[2] = 1
+    assert fingerprint(net) != plain
+
+
+def test_a_classifier_does_not_see_filling_and_a_model_of_next_tokens_needs_no_mask() -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Noted(nn.Module):
+        def forward(self, **given: torch.Tensor) -> SimpleNamespace:
+            seen.append(given)
+            return SimpleNamespace(logits=given["input_ids"])
+
+    x = torch.tensor([[5, 3, 3], [3, 4, 6]])
+    LanguageModel(Noted(), 3, 1)(x)
+    LanguageModel(Noted(), None, 1)(x)
+    assert seen[0]["attention_mask"].tolist() == [[1, 0, 0], [0, 1, 1]]
+    assert "attention_mask" not in seen[1]
+
+
+def test_rows_are_filled_and_marked_as_the_models_folder_says(words: Path, tmp_path: Path) -> None:
+    """A tokeniser that pads, truncates, and puts tokens around a text."""
+    from tokenizers import Tokenizer, processors
+
+    folder = Path(shutil.copytree(words, tmp_path / "words"))
+    (folder / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 7}')
+    changed = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    changed.add_special_tokens(["<begin>"])
+    begin = changed.token_to_id("<begin>")
+    changed.post_processor = processors.TemplateProcessing(
+        single="<begin> $A", special_tokens=[("<begin>", begin)]
+    )
+    changed.enable_padding(length=30)
+    changed.enable_truncation(2)
+    changed.save(str(folder / "tokenizer.json"))
+    rows, plain = tiny_language.rows(folder, 9), tiny_language.rows(words, 9)
+    ids = plain.encode("a bird")
+    assert 2 < len(ids) < 8
+    assert (rows.size, rows.pad, begin) == (271, 7, 270)
+    assert rows.encode("a bird") == ids
+    filling = [7] * (8 - len(ids))
+    assert rows.whole("a bird").tolist() == [begin, *ids, *filling]
+    ((inputs, targets),) = rows.pieces("a bird")
+    assert inputs.tolist() == [*ids, *filling, 7]
+    assert targets.tolist() == [*ids[1:], 7, *[-100] * (9 - len(ids))]
+    long = plain.encode("a bird sings in the old tree at dawn")
+    assert rows.whole("a bird sings in the old tree at dawn").tolist() == [begin, *long[:8]]
+    inputs, targets = rows.answer("a bird", " sings in the old tree at dawn")
+    asked = [*ids, *plain.encode(" sings in the old tree at dawn")]
+    assert inputs.tolist() == asked[:9]
+    assert targets.tolist() == [*[-100] * (len(ids) - 1), *asked[len(ids) : 10]]
+
+
 class Next(nn.Module):
     """Predicts the token that follows in a text, and sees at most `most` tokens."""
 
@@ -167,6 +253,7 @@ class Next(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert x.shape[1] <= self.most
+        assert not self.training
         scores = torch.zeros(*x.shape, 270)
         place = next(
             i for i in range(len(self.ids)) if self.ids[i : i + x.shape[1]] == x[0].tolist()
@@ -182,6 +269,10 @@ def test_a_continuation_is_the_likeliest_tokens_to_the_end_of_the_text(words: Pa
     assert continued(model, rows, "a bird", 50) == " sings in the old tree"
     assert continued(model, rows, "a bird", 3) == rows.decode(ids[len(rows.encode("a bird")) :][:3])
     assert model.training
+    assert continued(Next([0, *ids], 6).eval(), rows, "", 50) == "a bird sings in the old tree"
+    one_more = Next(ids, 6).eval()
+    continued(one_more, rows, "a bird", 2)
+    assert not one_more.training
 
 
 def test_a_name_is_never_downloaded_and_pickles_are_never_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from fedveil.errors import ModelInvalid
+from fedveil.learning.weight_layout import Layout
 from fedveil.pretrained.language_model import Adapter, Trained, build
 from fedveil.pretrained.model_folder import ModelFolder
 from hostile_files import bounded, pipe
@@ -106,6 +108,36 @@ def test_more_tokens_than_the_model_has_are_refused(model: Path) -> None:
         built(model, length=33)
     with pytest.raises(ModelInvalid, match="the token 270, but the model knows 270"):
         built(model, tokens=271)
+
+
+def test_a_folder_is_another_when_any_of_its_files_is_written_again(copied: Path) -> None:
+    """Even with as many bytes, and in the same second."""
+    file, folder = copied / "model.safetensors", ModelFolder.of(f"hf:{copied}")
+    before, stat = folder.stamp, file.stat()
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert folder.stamp != before
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert folder.stamp == before
+
+
+def test_the_longest_examples_fit_and_scores_at_once_are_bounded(model: Path) -> None:
+    made = built(model, length=32, tokens=270)
+    assert made.scored_at_once == (1 << 23) // (32 * 270)
+    assert built(model, Trained(LORA.adapter, classes=3)).scored_at_once == (1 << 23) // 3
+
+
+def test_new_weights_follow_from_the_seed(model: Path) -> None:
+    """Those of adapters, of a classifier's last layer, and of a configuration of one's own."""
+    folder = ModelFolder.of(f"hf:{model}")
+    own = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 30}
+    for kind, part in (
+        (folder, LORA), (folder, Trained(head=True, classes=3)),
+        (ModelFolder.of(f"hf:{model}", own), Trained()),
+    ):  # fmt: skip
+        made = [Layout(build(kind, part, 11, 9, seed)).vector() for seed in (7, 8, 7)]
+        assert (made[0] == made[2]).all(), part
+        assert (made[0] != made[1]).any(), part
 
 
 def test_the_base_is_in_memory_once_and_mapped_from_its_file(model: Path) -> None:

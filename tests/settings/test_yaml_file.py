@@ -345,6 +345,20 @@ def test_aliases_that_stand_for_too_much_end_at_once(
     assert made == 0
 
 
+def test_a_text_that_is_read_again_is_as_it_was_and_names_its_own_file():
+    text = "a: &x {b: [1]}\nc: *x"
+    first = yaml_file.mapping(text, "one.yaml")
+    first["a"]["b"].append(2)
+    first["d"] = 3
+    assert yaml_file.mapping(text, "two.yaml") == {"a": {"b": [1]}, "c": {"b": [1]}}
+    for source in ("one.yaml", "two.yaml"):
+        with pytest.raises(JobError, match=f"^{source}, line 2: the key a is given twice$"):
+            yaml_file.mapping("a: 1\na: 2", source)
+    assert len(yaml_file.mapping("{a: 1, b: 2}", "x", 5)) == 2
+    with pytest.raises(JobError, match="more than 4 keys and values"):
+        yaml_file.mapping("{a: 1, b: 2}", "x", 4)
+
+
 def test_aliases_within_the_bound_are_read():
     text = f"name: &n x\nlist: [{', '.join(['*n'] * 10_000)}]"
     assert problems(text)[0].startswith("list = ['x', 'x', ")

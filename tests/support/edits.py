@@ -52,12 +52,14 @@ def damaged(raw: bytes) -> Iterator[tuple[str, bytes]]:
     yield "nested", b"[" * 100_000
 
 
-def sentence_of(folder: Path, go_on: Callable[[Path], object]) -> str | None:
+def sentence_of(
+    folder: Path, go_on: Callable[[Path], object], before: dict[str, str] | None = None
+) -> str | None:
     """Return the error that refuses to resume a run, or None if it resumes.
 
-    Checks that a refused run is unchanged.
+    Checks that a refused run is unchanged. `before` is its content, if that is known.
     """
-    before = _content(folder)
+    before = _content(folder) if before is None else before
     try:
         go_on(folder)
     except FedveilError as error:
@@ -73,13 +75,21 @@ def sentence_of(folder: Path, go_on: Callable[[Path], object]) -> str | None:
 def on_copies(
     folder: Path, name: str, edits: Iterator[tuple[str, bytes]], go_on: Callable[[Path], object]
 ) -> Edits:
-    """Yield the result of each edit of a file, applied to a copy of the folder."""
-    copy = folder.parent / "copy"
+    """Yield the result of each edit of a file, applied to a copy of the folder.
+
+    A refused copy is unchanged, so the next edit is applied to it.
+    """
+    copy, content = folder.parent / "copy", dict[str, str]()
     for how, data in edits:
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("report.html"))
+        if not content:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("report.html"))
+            content = _content(copy)
         (copy / name).write_bytes(data)
-        yield how, sentence_of(copy, go_on)
+        content[name] = hashlib.sha256(data).hexdigest()
+        sentence = sentence_of(copy, go_on, content)
+        content = {} if sentence is None else content
+        yield how, sentence
 
 
 def _content(folder: Path) -> dict[str, str]:

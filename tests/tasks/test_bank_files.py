@@ -22,6 +22,7 @@ from fedveil.record.run_folder import EVENTS
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import arrow_block, csv_format
 from fedveil.tasks.tables.disk_columns import Spool
+from fedveil.tasks.tables.id_rules import hint
 from fedveil.tasks.tables.number_column import Cells, NumberColumn
 from fedveil.tasks.tables.own_tables import Tables
 from fedveil.tasks.tables.refusals import Refusals
@@ -110,6 +111,48 @@ def test_a_stated_format_is_not_guessed() -> None:
     assert "t.csv, line 2 is not UTF-8 text" in refusal(b"id,x\n\xff,1\n", "x", encoding="utf-8")
 
 
+def test_utf16_without_a_mark_is_known_by_most_of_its_letters() -> None:
+    """The first ones may be of any script."""
+    for codec in ("utf-16-le", "utf-16-be"):
+        table = table_of("Ключ,id,x\n".encode(codec) + "жa,Jörg,1.5\nb,B,2\n".encode(codec), "x")
+        assert table.ids.tolist() == ["Jörg", "B"]
+        assert table.said == ["t.csv: UTF-16, separated by comma"]
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_lines_of_utf16_are_counted_in_any_script(codec: str) -> None:
+    """A line may begin with any letter, and two letters may have the bytes of a line end."""
+    half = b"\xd8\x01" if codec.endswith("be") else b"\x01\xd8"
+    content = "\ufeffid,x\nж\u0a0a\u0100,1\nя,2\n".encode(codec) + half + "a,3\n".encode(codec)
+    said = refusal(content, "x", encoding="utf-16")
+    assert said.startswith("t.csv, line 4 is not UTF-16 text")
+
+
+def test_a_stated_encoding_leaves_the_separator_stated_too() -> None:
+    content = "id,x;y\ni1,1;2\ni2,3;4\n"
+    Path("t.csv").write_text(content)
+    reading = ReadingSettings(encoding="utf-8", separator="semicolon")
+    assert header("t.csv", reading) == ["id,x", "y"]
+
+
+def test_a_row_that_is_too_short_does_not_hide_the_separator() -> None:
+    said = refusal("id;x\na;1\nb\nc;2\n", "x")
+    assert said == "t.csv, line 3 has 1 cells, but the header has 2"
+
+
+def test_lines_are_counted_through_blocks_of_either_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block may end between the two signs of a line end, and Python may read only the rest."""
+    for size in (5, 6, 7, 64):
+        monkeypatch.setattr(csv_format, "_AT_ONCE", size)
+        rows = "".join(f"r{row},{row}\r\n" for row in range(40))
+        table = table_of(f"id,x\r\n{rows}", "x")
+        assert [table.places[0], table.places[-1]] == [2, 41]
+        said = refusal(f'id,x\r\n{rows}"two\r\nlines",1\r\nz,old\r\n', "x")
+        assert said == "t.csv, line 44: x = 'old' is not a finite number"
+        said = refusal(f'id,x\r\n{rows}"two\r\nlines",1\r\nz,"1"2\r\n', "x")
+        assert said.startswith("t.csv, line 44 is not valid CSV")
+
+
 def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,7 +184,15 @@ def test_another_encoding_after_the_part_that_is_guessed_from_names_the_line(
         (["01/02/2024", "04-13-2024"], [19724, 19826], "dates (month first) in x"),
         (["31MAR2021", "01-Apr-2021"], [18717, 18718], "dates in x"),
         (["04/04/2024", "05/05/2024"], [19817, 19848], "dates (day first) in x"),
+        (["2024-01-01T00:00-03:00", "2024-1-1 00:00+0530"], [19723.125, 19723 - 11 / 48], "dates"),
+        (["13/04/2024 00:00+06:00"], [19825.75], "dates (day first) in x"),
+        (["04-13-2024 06:00"], [19826.25], "dates (month first) in x"),
+        (["01-Jul-2021", "02-Aug-2021"], [18809, 18841], "dates in x"),
         (["06:00", "23:59:59.5"], [0.25, 86399.5 / 86400], "times in x"),
+        (["00:00:00.25"], [0.25 / 86400], "times in x"),
+        (["J", "n"], [1, 0], "truth values in x"),
+        (["-0,123"], [-0.123], "decimal commas in x"),
+        (["1_000." + "1" * 900, "None"], [1000 + 1 / 9, NAN], ""),
         (["Ja", "nein"], [1, 0], "truth values in x"),
         (["FALSE", "yes"], [0, 1], "truth values in x"),
         (["0", "1"], [0, 1], ""),
@@ -171,6 +222,10 @@ def test_a_column_of_numbers_has_one_form(cells: list[str], numbers: Any, said: 
         (["5", "1.2.3"], "t.csv, line 3: x = '1.2.3' is not a finite number"),
         (["1 00", "5%"], "t.csv, line 2: x = '1 00' is not a finite number (2 such cells, such as"),
         (["24:00", "12:00"], "t.csv, line 2: x = '24:00' is not a time such as 23:59"),
+        (["12:00", "12:60"], "t.csv, line 3: x = '12:60' is not a time such as 23:59"),
+        (["12:00:00", "12:30:60"], "t.csv, line 3: x = '12:30:60' is not a time such as 23:59"),
+        (["01.02.2024", "12.13.2024"], "t.csv, line 3: x = '12.13.2024' is not a date such as 31"),
+        (["1_234 567", "2"], "t.csv, line 2: x = '1_234 567' is not a finite number"),
         (["2.5", "nan(7)"], "t.csv, line 3: x = 'nan(7)' is not a finite number"),
     ],
 )  # fmt: skip
@@ -200,6 +255,15 @@ def test_keys_state_what_a_guess_cannot_know() -> None:
     assert "b = '2' is not a truth value" in refusal(
         "id,b\n1,0\n2,2\n", "b", kinds={"b": "boolean"}
     )
+    table = table_of(ambiguous, "x", "d", decimal="comma", kinds={"d": "day-first"})
+    assert table.numbers("d").tolist() == [19754, 19816]
+    with_time = "id;d\n1;12/31/2023\n2;01/02/2024 06:00\n"
+    assert table_of(with_time, "d", kinds={"d": "date"}).numbers("d").tolist() == [19722, 19724.25]
+    assert "d = '31/12/2023' is not a date such as 12/31/2024" in refusal(
+        "id,d\n1,31/12/2023\n", "d", kinds={"d": "month-first"}
+    )
+    numbers = table_of("id,x\n1,-999\n2,3\n", "x", lacks=True, empty=["-999"]).numbers("x")
+    np.testing.assert_array_equal(numbers, [NAN, 3])
     marked = "id,x,w\n1,-999,.\n2,3,Bern\n3,.,-999\n"
     table = table_of(marked, "x", lacks=True, empty=[".", "-999"])
     np.testing.assert_array_equal(table.numbers("x"), [NAN, 3, NAN])
@@ -254,6 +318,35 @@ def test_a_first_piece_of_0_and_1_may_be_truth_values(monkeypatch: pytest.Monkey
     assert table_of(content + "z;7\n", "x").numbers("x")[-1] == 7
 
 
+def test_pieces_without_a_number_change_nothing_that_others_have_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first cells of y have a decimal comma, and x has two readings in every piece."""
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    rest = "".join(f"{row};2.000;{'k.A.' * (row > 450)}\n" for row in range(900))
+    for first in ("0,5", "1 000,5"):
+        table = table_of(f"id;x;y\na;1.000;{first}\nb;1.000;\n{rest}", "x", "y", lacks=True)
+        assert table.numbers("x")[[0, -1]].tolist() == [1000, 2000]
+    said = refusal(f"id;x;y\na;1.000;\n{rest}", "x", "y", lacks=True)
+    assert said.startswith("t.csv: x = '1.000' in line 2 has two readings; write files.bank.deci")
+
+
+def test_a_cached_cell_has_the_number_that_it_has_anew() -> None:
+    """Long cells are not cached, and so are not counted."""
+    cells, long = Cells(()), f"1{'0' * 50}"
+    for words in ([long, "5", "7"], ["9", "7", long, "8", "5"], ["8", "1,5"]):
+        np.testing.assert_array_equal(cells.numbers(words), Cells(()).numbers(words))
+
+
+def test_columns_of_one_form_are_named_up_to_five() -> None:
+    for count, more in ((5, ""), (6, " and 1 more"), (8, " and 3 more")):
+        names = [f"d{at}" for at in range(count)]
+        table = table_of(f"id,{','.join(names)}\na{',2024-02-03' * count}\n", *names)
+        assert table.said == [
+            f"t.csv: UTF-8, separated by comma; dates in d0, d1, d2, d3, d4{more}"
+        ]
+
+
 # All problems at once
 
 
@@ -281,6 +374,42 @@ def test_all_problems_of_a_file_are_one_error() -> None:
         "number; (5) line 2: z is empty (2 such cells, such as line 4); (6) line 2: w is empty; "
         "(7) line 5: the id 'c' is also in line 4, but ids must be distinct"
     )
+
+
+def test_cells_may_lack_only_in_the_columns_that_may() -> None:
+    Path("t.csv").write_text("id,x,y,v,w\na,1,,q,q\nb,,3,,q\n" + "c,5,6,,\n" * 4)
+    with pytest.raises(DataInvalid) as caught:
+        read("t.csv", Wanted(None, ("x", "y"), ("v", "w"), {"x", "v"}))
+    assert str(caught.value) == (
+        "t.csv has 2 problems: (1) line 2: y is empty; (2) line 4: w is empty (4 such cells, such "
+        "as lines 5, 6)"
+    )
+
+
+def test_problems_of_many_pieces_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 10)
+    content = "id,x,w\n" + "".join(f"{row},,\n" for row in range(900))
+    assert refusal(content, "x", words=("w",)) == (
+        "t.csv has 2 problems: (1) line 2: x is empty (900 such cells, such as lines 3, 4); (2) "
+        "line 2: w is empty (900 such cells, such as lines 3, 4)"
+    )
+
+
+def test_a_file_of_short_rows_alone_names_them_and_a_bad_column_has_one_problem() -> None:
+    assert refusal("id,x\nb\n", "x") == "t.csv, line 2 has 1 cells, but the header has 2"
+    Path("t.csv").write_text("id,y,x\n" + "".join(f"{n},{n % 2},bad\n" for n in range(40)))
+    with pytest.raises(DataInvalid, match=r"^t\.csv, line 2: x = 'bad' is not a .* lines 3, 4\)$"):
+        tables("t.csv").owned("lead", "train")
+
+
+def test_a_message_lists_up_to_twenty_columns_and_problems() -> None:
+    for count in (20, 21):
+        names = [f"c{at}" for at in range(count)]
+        content = f"{','.join(['id', *names[1:]])}\n" + ",".join(["a"] * count) + "\n"
+        said = refusal(content, "gone")
+        assert said.endswith(f"c19{', ...' if count > 20 else ''}"[: 3 + 5 * (count > 20)])
+        content = f"{','.join(['id', *names])}\n" + ",".join(["a"] * (count + 1)) + "\n"
+        assert refusal(content, *names)[-12:] == ("; and 1 more" if count > 20 else "inite number")
 
 
 def test_a_message_names_some_of_very_many_problems() -> None:
@@ -363,6 +492,10 @@ def test_a_held_out_file_has_the_kinds_of_the_training_file() -> None:
         ([" 12", "13.0 ", "014.00", "1.5"], {}, ["12", "13", "014", "1.5"]),
         (["12.0", "12"], {"whole_numbers": False}, ["12.0", "12"]),
         (["007", "0", "-08.0", "0a"], {"leading_zeros": "drop"}, ["7", "0", "-8", "0a"]),
+        (["007", "08", "009a"], {"leading_zeros": "drop"}, ["7", "8", "009a"]),
+        (["14.", "15"], {}, ["14", "15"]),
+        (["\u01f0"], {"case": "fold"}, ["\u01f0"]),
+        (["\u00a8a"], {"unicode": "NFKC"}, ["\u0308a"]),
         (["Mu\u0308ller"], {}, ["Müller"]),
         (["Mu\u0308ller"], {"unicode": "keep"}, ["Mu\u0308ller"]),
         (["\uff21\uff11", "\u00b2"], {"unicode": "NFKC"}, ["A1", "2"]),
@@ -382,6 +515,11 @@ def test_ids_that_become_equal_or_were_rounded_are_refused() -> None:
     assert (
         "'4.91E+11' is a number that a spreadsheet has rounded; export it as text (2 such" in said
     )
+    assert "'4,91e+11' is a number that a spreadsheet" in refusal("id;x\n4,91e+11;1\n", "x")
+    said = refusal("id,x\nb,1\na,2\nb,3\na,4\n", "x")
+    assert said.startswith("t.csv, line 4: the id 'b' is also in line 2, but ids")
+    longer = refusal(f"id;x\n{chr(0xFDFA) * 20};1\n", "x", rules={"unicode": "NFKC"})
+    assert longer.endswith("has 360 letters; an id has at most 256")
     with pytest.raises(
         JobError, match=r"task\.tables\.ids\.case = 'lower' is not one of keep, fold"
     ):
@@ -449,6 +587,15 @@ def test_near_misses_are_counted_where_all_ids_are_here() -> None:
     assert few.endswith("looser task.tables.ids: 68 under case: fold, 68 under all of these")
 
 
+def test_a_hint_changes_one_rule_and_keeps_the_others() -> None:
+    rules = {"whole_numbers": True, "unicode": "NFKC", "leading_zeros": "drop"}
+    ids = {"bank": ["K1", "007", "k2"]}
+    assert hint(ids, IdSettings(**rules)).startswith(
+        "a looser task.tables.ids would write ids of bank otherwise: 2 under case: fold. All"
+    )
+    assert hint(ids, IdSettings(**rules, case="fold")) == ""
+
+
 def test_between_machines_a_party_counts_only_its_own_ids_and_sends_none_of_it() -> None:
     """The error that the other party receives must not say how this party writes its ids."""
     task = tables("unread.csv")
@@ -505,7 +652,8 @@ ODD_NUMBERS = [
     "1.234", "1,234", "1_000", "1e3", " 5", "+5", "0x10", "NaN", "-0", "\u0661\u0662", "1.000",
     "1.", ".5", "1.5", "1,5", "007", "1e-3", "inf", "1e400", "nan(7)", "-NaN", "1.234.567",
     "1.234,5", "0.125", "0,125", "1 000", "12345678901234567890", "2024-12-31", "2024-2-1",
-    "0000-01-01", "2024-02-30", "12:30", "ja", "NULL", "null ", "1d5", "01", "--1", "5%",
+    "0000-01-01", "2024-02-30", "12:30", "ja", "NULL", "null ", "1d5", "01", "--1", "5%", "-",
+    "0X10",
 ]  # fmt: skip
 
 

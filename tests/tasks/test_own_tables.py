@@ -10,6 +10,8 @@ import runpy
 import shutil
 import signal
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ from fedveil.errors import (
 from fedveil.link.tls import write_certificates
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import column_encoding, csv_format
-from fedveil.tasks.tables.column_encoding import Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.drift import Summary
 from fedveil.tasks.tables.own_tables import Tables, held_out
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
@@ -311,6 +314,45 @@ def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     assert encoding.intervals(filled).tolist() == [0, 1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("bins", [3, 17, 20, 300])
+def test_a_number_on_a_bound_is_in_the_interval_above_it(bins: int) -> None:
+    """By comparison with each bound, or by a search among many."""
+    edges = np.arange(1.0, bins)
+    numbers = Numbers(scale=Scale(mean=0, deviation=1), edges=tuple(edges.tolist()))
+    values = np.array([0, 1, 1.5, 2, bins - 1.5, bins - 1, bins + 1])
+    assert numbers.intervals(values).tolist() == (values[:, None] >= edges).sum(axis=1).tolist()
+    write_table("t.csv", {"id": range(700), "x": range(700)})
+    made = Numbers.of(read("t.csv", Wanted("id", ("x",))), "x", bins)
+    (applied,) = Encoding(columns={"x": made}).applied(read("t.csv", Wanted("id", ("x",))))
+    expected = (np.arange(700)[:, None] >= np.array(made.edges)).sum(axis=1)
+    assert applied["intervals"][:, 0].tolist() == expected.tolist()
+
+
+def test_classes_are_in_the_order_of_their_numbers_before_texts() -> None:
+    names = ["b", "10", "9", "-30", "a"]
+    write_table("t.csv", {"id": range(10), "y": names * 2})
+    table = read("t.csv", Wanted("id", (), ("y",)))
+    assert Classes.of(table, "y", 5).classes == ("-30", "9", "10", "a", "b")
+    with pytest.raises(DataInvalid, match=r"has 5 classes, '-30', '9', '10', 'a', 'b', in the tra"):
+        Classes.of(table, "y", 4)
+    write_table("t.csv", {"id": range(12), "y": [*names, "c"] * 2})
+    table = read("t.csv", Wanted("id", (), ("y",)))
+    with pytest.raises(DataInvalid, match=r"6 classes, '-30', '9', '10', 'a', 'b', \.\.\., in the"):
+        Classes.of(table, "y", 5)
+
+
+def test_words_of_held_out_rows_alone_have_no_index_of_their_own() -> None:
+    write_table("t.csv", {"id": range(6), "w": ["b", "a", "only", "a", "b", "only"]})
+    table = read("t.csv", Wanted("id", (), ("w",)))
+    train = table.rows(np.array([True, True, False, True, True, False]))
+    words = Words.of(train, "w", 9)
+    assert words.words == ("a", "b")
+    assert words.applied(table, "w").tolist() == [1, 0, 8, 0, 1, 8]
+    full = Encoding(columns={"w": Words(words=("a", "b"), places=2)})
+    assert not full.fits({"w": 2}, 8), "no index is left for other words"
+    assert Encoding(columns={"w": Words(words=("a", "b"), places=3)}).fits({"w": 3}, 8)
+
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -364,6 +406,90 @@ def test_files_of_held_out_examples() -> None:
     sentence = rf"^bank-test\.csv, line {line}: the id {known} is also in bank\.csv, but held-out"
     with pytest.raises(DataInvalid, match=sentence):
         task_of(files, test_fraction=None).owned("bank", "test")
+
+
+def saved(task: Tables, *parties: str) -> Path:
+    """Save the files of these parties, as a run does in its folder."""
+    folder = Path("saved")
+    folder.mkdir(exist_ok=True)
+    for party in parties:
+        for name, data in task.files(party).items():
+            (folder / name).write_bytes(data)
+    return folder
+
+
+def test_a_saved_encoding_and_summary_are_of_a_partys_own_training_rows() -> None:
+    tables, task = two_tables(), task_of()
+    summary = Summary.read(task.files("bank")["summary-bank.json"], "file")
+    assert list(summary.columns) == ["income", "city"]
+    chosen = ~held_out(tables["bank"]["client"], 0.2)
+    assert summary.rows == chosen.sum()
+    counts = Counter(tables["bank"]["city"][chosen].tolist())
+    assert summary.columns["city"].words == counts
+    folder = saved(task, "lead", "bank")
+    expected = [part.output for part in task.split_model().parts]
+    for name in ("lead.csv", "bank.csv"):
+        Path(name).unlink()  # a saved encoding has all sizes
+    again = Tables(settings_of(), folder=folder)
+    assert [part.output for part in again.split_model().parts] == expected
+    with pytest.raises(DataInvalid, match=r"saved/table-\w+\.json is damaged: it is not an encodi"):
+        Tables(settings_of(bins=5), folder=folder).split_model()
+    two_tables()
+    with pytest.raises(DataInvalid, match=r"saved/table-bank\.json is damaged: it is not an enco"):
+        Tables(settings_of(bins=5), folder=folder).owned("bank", "train")
+
+
+def test_the_parts_of_tables_here_are_made_by_their_shapes() -> None:
+    two_tables()
+    assert task_of().by_shape == ["lead", "bank"]
+    nowhere = {**FILES, "bank": {**FILES["bank"], "path": None}}
+    assert task_of(nowhere).by_shape == ["lead"]
+    own = {**FILES, "lead": {"path": "lead.csv", "label": "rich"}}
+    assert task_of(own, owners=["bank", "shop"]).by_shape == ["bank", "lead"]
+
+
+def dated(dates: Sequence[str], name: str = "t.csv", first: int = 0) -> str:
+    write_table(name, {"id": [f"k{first + n}" for n in range(len(dates))],
+                       "y": [n % 2 for n in range(len(dates))], "d": dates})  # fmt: skip
+    return name
+
+
+def dates_task(folder: Path | None = None, **table: Any) -> Tables:
+    files = {"lead": {"path": "t.csv", "label": "y", **table}}
+    fraction = None if "test" in table else 0.2
+    return Tables(settings_of(files, test_fraction=fraction), folder=folder)
+
+
+def test_a_stated_kind_counts_more_than_that_of_the_training_rows() -> None:
+    """A later file may have only dates that either order reads."""
+    dated([f"{n % 28 + 1:02d}/{n % 12 + 1:02d}/2024" for n in range(40)])
+    dated(["01/02/2024", "03/04/2024"], "test.csv", 90)
+    task = dates_task(test="test.csv", kinds={"d": "day-first"})
+    scale = task._of("lead").encoding.columns["d"].scale
+    told = task.owned("lead", "test").columns["numbers"][:, 0].double() * scale.deviation
+    np.testing.assert_allclose(told + scale.mean, [19754, 19816], atol=1e-3)
+    with pytest.raises(DataInvalid, match=r"^test\.csv: d = '01/02/2024' in line 2 has two read"):
+        dates_task(test="test.csv").owned("lead", "test")
+    folder = saved(task, "lead")
+    dated(["05/06/2024", "07/08/2024", *["09/10/2024"] * 20])
+    assert len(dates_task(folder, kinds={"d": "day-first"}).owned("lead", "train")) > 10
+    dated(["20240601"] * 22)
+    with pytest.raises(DataInvalid, match=r"^t\.csv, line 2: d = '20240601' is not a date"):
+        dates_task(folder).owned("lead", "train")
+
+
+def test_each_way_of_reading_is_said_once_and_a_wrong_cell_before_a_share() -> None:
+    dated(["2024-01-02"] * 20 + ["2024-05-06"] * 20)
+    assert dates_task().notes("lead") == ["t.csv: UTF-8, separated by comma; dates in d"]
+    Path("test.csv").write_text("id;y;d\nz1;1;2024-02-03\nz2;0;2024-02-04\n")
+    assert dates_task(test="test.csv").notes("lead") == [
+        "t.csv: UTF-8, separated by comma; dates in d",
+        "test.csv: UTF-8, separated by semicolon; dates in d",
+    ]
+    dated(["2024-01-02", "old"])
+    file = {"lead": {"path": "t.csv", "label": "y"}}
+    with pytest.raises(DataInvalid, match=r"^t\.csv, line 3: d = 'old' is not a date"):
+        task_of(file, test_fraction=1e-9).owned("lead", "train")
 
 
 # Whose table it is
@@ -456,6 +582,14 @@ def test_a_category_that_is_not_text_is_one_sentence() -> None:
         ({"lead": {"features": ["age"]}}, "task.tables.files.lead.without = ['owes'] is only for "),
         ({"bank": {"features": ["a", "a"]}}, "task.tables.files.bank.features = ['a', 'a'] names "),
         ({"bank": {"features": ["client"]}}, "task.tables.files.bank.features names 'client', the"),
+        (
+            {"lead": {"features": ["rich"], "without": []}},
+            "task.tables.files.lead.features names 'rich', the column of ids or labels",
+        ),
+        (
+            {"bank": {"features": ["income"], "without": ["city"]}},
+            "task.tables.files.bank.without = ['city'] is only for features = null",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(data: dict[str, Any], sentence: str) -> None:
@@ -522,20 +656,23 @@ def test_columns_that_cannot_be_trained_on(column: str, values: list[Any], sente
 @pytest.mark.parametrize(
     ("column", "value", "sentence"),
     [
-        (
-            "rich",
-            "maybe",
-            r"lead\.csv, line \d+: rich = 'maybe' is a class that no training row has$",
-        ),
-        ("age", 1e80, r"lead\.csv, line \d+: age = 1e\+80 is too far from the training rows' num"),
+        ("rich", "maybe", r"rich = 'maybe' is a class that no training row has$"),
+        ("age", 1e80, r"age = 1e\+80 is too far from the training rows' num"),
     ],
 )
-def test_held_out_rows_that_training_rows_do_not_explain(column, value, sentence) -> None:
+def test_held_out_rows_that_training_rows_do_not_explain(
+    column: str, value: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any piece of the file."""
     columns = two_tables()["lead"]
+    monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 8)
+    monkeypatch.setattr(column_encoding, "_TOGETHER", 9)
+    row = int(np.flatnonzero(held_out(columns["id"], 0.2))[-2])
+    assert row > 30
     values = columns[column].tolist()
-    values[int(held_out(columns["id"], 0.2).argmax())] = value
+    values[row] = value
     write_table("lead.csv", {**columns, column: values})
-    with pytest.raises(DataInvalid, match=f"^{sentence}"):
+    with pytest.raises(DataInvalid, match=rf"^lead\.csv, line {row + 2}: {sentence}"):
         task_of().owned("lead", "test")
 
 

@@ -21,7 +21,7 @@ from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import Joined, Optimizer, SplitModel
 from fedveil.vertical.step import Batch
-from fedveil.vertical.task import averages
+from fedveil.vertical.task import averages, by_default
 from fedveil.vertical.task_settings import PanguSettings
 from small_pangu import SIZES, small_job
 
@@ -109,6 +109,14 @@ def test_plain_bytes_need_no_file(tmp_path: Path) -> None:
     assert task.split_model().last.output == (16, 257)
 
 
+def test_steps_follow_from_the_sizes_and_texts_are_numbered() -> None:
+    task = Pangu(PanguSettings(layers=3, width=40, heads=5, context=9, vocabulary=300))
+    chosen = Optimizer("adamw", lr=0.0064, weight_decay=0.01, warmup_steps=15)
+    assert {part.optimizer for part in task.split_model().parts} == {chosen}
+    assert by_default(task) == "digests"
+    assert Pangu(PanguSettings(tokenizer="bytes", vocabulary=257)).shape.vocabulary == 257
+
+
 def test_sizes_are_the_preset_s_where_nothing_else_is_said() -> None:
     assert Pangu().shape == PRESETS["tiny"]
     shape = Pangu(PanguSettings(preset="small", layers=3)).shape
@@ -126,9 +134,8 @@ def test_the_word_table_is_one_and_starts_as_the_seed_says(tmp_path: Path) -> No
         assert head.word.weight is embedding.word.weight
     states = [s.joined().state_dict() for s in (first, again, other)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert not torch.equal(
-        states[0]["parts.backbone.query.weight"], states[2]["parts.backbone.query.weight"]
-    )
+    for name in ("parts.backbone.query.weight", "parts.embedding.word.weight"):
+        assert not torch.equal(states[0][name], states[2][name])
 
 
 def trained_by(task: Pangu, rule: Optimizer) -> SplitModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import decimal
 import sys
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_ids_may_be_numbers_and_cells_may_lack() -> None:
     np.testing.assert_array_equal(table.numbers("x"), [1, np.nan, np.nan])
     np.testing.assert_array_equal(table.numbers("owed"), [1.25, np.nan, 2.5])
     assert [table.known["city"][code] for code in table.codes("city")] == ["Oslo", "", "Oslo"]
+
+
+def test_numbers_may_be_dates_times_of_a_zone_truth_values_and_large_whole_numbers() -> None:
+    """And a file may have one row alone, with texts of the large kind."""
+    arrow = pytest.importorskip("pyarrow")
+    noon = datetime(2024, 1, 2, 12, tzinfo=timezone(timedelta(hours=2)))
+    write(
+        "t.parquet", id=arrow.array(["a"], arrow.large_string()), day=[date(2024, 1, 2)],
+        time=arrow.array([noon], arrow.timestamp("ms", "Europe/Rome")), yes=[True],
+        plain=arrow.array([datetime(1969, 12, 31, 18)], arrow.timestamp("ns")), big=[2**53 + 1],
+    )  # fmt: skip
+    names = ("day", "time", "plain", "yes", "big")
+    table = read("t.parquet", Wanted("id", names))
+    assert table.ids.tolist() == ["a"]
+    found = [table.numbers(name).item() for name in names]
+    assert found == [19724, 19724 + 10 / 24, -0.25, 1, 2**53]
+    assert table.place(0) == "t.parquet, row 1"
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_su
 from fedveil.data.datasets import load
 from fedveil.entry.vertical import train
 from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
-from fedveil.tasks.wide_and_deep import Deep, Features
+from fedveil.tasks import tabular
+from fedveil.tasks.mnist_halves import Joint
+from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.task import Columns, Task, averages, build, initial
+from fedveil.vertical.task import Columns, Task, averages, build, by_default, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
 
 TASKS = [
@@ -169,6 +171,36 @@ def test_averages_count_tokens_where_there_are_some():
     assert averages(sums) == {"loss": 2.0, "accuracy": 0.5}
 
 
+@pytest.mark.parametrize(("name", "settings"), TASKS)
+def test_a_built_in_task_numbers_its_examples_and_makes_the_parts_of_those_here(name, settings):
+    task = build(name, settings, 1)
+    assert by_default(task) == "digests"
+    for here in parties(task):
+        made = task.split_model(here={here})
+        assert {p.name for p in made.parts if p.module} == {p.name for p in made.owned_by(here)}
+
+
+def test_a_joint_layer_reads_numbers_below_zero_as_bits_that_are_not_set():
+    joint, given = Joint(6, 4, 3), torch.tensor([[1.0, -2.0, 0.0, 1.0, -0.5, 1.0]])
+    assert torch.equal(joint(given[:, :2], given[:, 2:]), joint(given.clamp(min=0)))
+    assert [layer.out_features for layer in joint.layers if hasattr(layer, "out_features")] == [
+        4,
+        3,
+    ]
+
+
+def test_initial_tables_are_small_and_of_both_signs_and_what_crosses_is_normalised():
+    sizes = Features(intervals=(40, 30), places=(500,))
+    table = Wide(sizes, 6).rows.weight.detach()
+    assert -table.min().item() == pytest.approx(570**-0.5, rel=0.01)
+    assert table.max().item() == pytest.approx(570**-0.5, rel=0.01)
+    deep = Deep(sizes, 4, 9)
+    assert deep.words.weight.std().item() == pytest.approx(0.05, rel=0.1)
+    sent = deep(torch.randn(7, 2) * 9 + 5, torch.arange(7)[:, None])
+    torch.testing.assert_close(sent.mean(dim=1), torch.zeros(7), atol=1e-5, rtol=0)
+    torch.testing.assert_close(sent.std(dim=1, correction=0), torch.ones(7), atol=1e-2, rtol=0)
+
+
 # mnist_halves
 
 
@@ -236,6 +268,22 @@ def test_intervals_hold_equally_many_training_rows():
     places = task.owned("bank", "train").columns["intervals"]
     for interval in range(4):
         assert (((places == interval).float().mean(dim=0) - 0.25).abs() < 0.01).all()
+
+
+def test_a_value_on_a_bound_is_in_the_interval_above_it():
+    train = np.array([[1.0, 5], [2, 6], [3, 7], [9, 6]])
+    found = tabular._intervals(np.array([[2.5, 6.0], [2.4, 5.9], [9, 9]]), train, 2)
+    assert found.tolist() == [[1, 1], [0, 0], [1, 1]]
+
+
+def test_the_wide_parts_have_a_row_for_each_interval_and_each_class_is_held_out_alike():
+    task = build("tabular", TabularSettings(table="wine", bins=3), 1)
+    parts = task.split_model().by_name
+    rows = {name: parts[f"{name}_wide"].module.rows.num_embeddings for name in ("leader", "bank")}
+    assert rows == {"leader": 3 * 6, "bank": 3 * 7}
+    counts = np.bincount(datasets.load_wine().target)
+    held = np.bincount(task.owned("leader", "test").labels)
+    assert held.tolist() == [round(count / 5) for count in counts]
 
 
 def test_a_higher_value_is_in_a_higher_interval_held_out_or_not():

@@ -91,10 +91,10 @@ class CsvFormat:
 
     def _line_at(self, offset: int) -> int:
         """Return the number of the line that contains the byte at `offset`, by reading the file."""
-        line, mark = 1, b"\n\0" if self.encoding.startswith("utf-16") else b"\n"
+        line, decoder = 1, codecs.getincrementaldecoder(self.encoding)("replace")
         with opened(self.path, MOST_STREAMED_BYTES) as raw:
             while offset > 0 and (read := raw.read(min(_AT_ONCE, offset))):
-                line += read.count(mark)
+                line += decoder.decode(read).count("\n")
                 offset -= len(read)
         return line
 

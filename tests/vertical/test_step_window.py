@@ -1,0 +1,109 @@
+"""The numbers of a training record, what a bundle says was sent, and what a resumed run needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import vertical_parts
+from fedveil.entropy import Seeded
+from fedveil.errors import RunFolderError
+from fedveil.record.sealed_message import unsealed
+from fedveil.vertical import rows as rows_module
+from fedveil.vertical import step_window
+from fedveil.vertical.bundle import id_digests, sent_file
+from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.epsilon_limit import Limit
+from fedveil.vertical.rows import Rows
+from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.step_window import StepWindow
+
+
+def test_a_record_has_the_means_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes and seconds of an evaluation between two steps are no step's."""
+    clock = iter([10.0, 12.0, 50.0, 53.0, 54.5, 90.0])
+    monkeypatch.setattr(step_window, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    party = SimpleNamespace(sent_bytes=5, received_bytes=7, waited_s=1.0)
+
+    def passed(sent: int, received: int, waited: float) -> None:
+        party.sent_bytes += sent
+        party.received_bytes += received
+        party.waited_s += waited
+
+    window = StepWindow(party)
+    for evaluated, (sent, received, waited), loss, count in (
+        (False, (100, 30, 0.25), 0.5, 4), (True, (200, 50, 0.5), None, 6),
+        (False, (300, 10, 0.125), 2.0, 1),
+    ):  # fmt: skip
+        if evaluated:
+            passed(9_000, 8_000, 7.0)
+            window.look_away()
+        passed(sent, received, waited)
+        window.add(loss, count)
+    assert window.figures("tokens", 16) == {
+        "loss": 1.25, "bytes_sent_per_step": 200.0, "bytes_received_per_step": 30.0,
+        "unit": "tokens", "seconds_per_unit": (2 + 3 + 1.5) / (11 * 16), "seconds_waiting": 0.875,
+    }  # fmt: skip
+    resumed = StepWindow(party, window.kept)
+    resumed._rows = 1
+    again = resumed.figures("tokens", 16)
+    assert (again["loss"], again["bytes_sent_per_step"], again["seconds_waiting"]) == (1.25, 200, 0)
+
+
+def test_a_bundle_says_how_often_each_id_was_sent_and_which_had_labels() -> None:
+    ids = [np.array(["a", "bé", "c"]), np.empty(0, "U1"), np.array(["zz"])]
+    times = [np.array([3, 1, 2]), np.array([9]), np.array([5])]
+    found = unsealed(sent_file(ids, times, [True, True, False]))
+    assert found["times"].tolist() == [3, 1, 2, 5]
+    assert found["labelled"].tolist() == [1, 1, 1, 0]
+    assert np.array_equal(found["ids"], id_digests(np.array(["a", "bé", "c", "zz"])))
+    assert len(np.unique(found["ids"], axis=0)) == 4
+    assert unsealed(sent_file(ids[1:2], times[1:2], [True]))["ids"].shape == (0, 16)
+
+
+def test_every_report_that_was_sent_is_required_to_its_last_byte(tmp_path: Path) -> None:
+    split = vertical_parts.Bottoms().split_model()
+    crossing = replace(split.crossings[0], output=(3, 7))  # 21 bits are three bytes
+    reports, path = Reports(Seeded(1), tmp_path), tmp_path / f"reports-{crossing.part}-train"
+    path.write_bytes(bytes(5 * (8 + 3)))
+    reports.require(crossing, 5)
+    for size in (5 * (8 + 3) - 1, 0):
+        path.write_bytes(bytes(size))
+        with pytest.raises(RunFolderError, match="is missing or cut short"):
+            reports.require(crossing, 5)
+
+
+def test_without_a_limit_all_may_be_scored_and_with_one_nothing_unprotected() -> None:
+    bare = vertical_parts.Bottoms().split_model()
+    private = bare.replace("left", privacy=EmbeddingPrivacy(1.0))
+    allowed = [
+        Limit(split, "bank", most, 1e-5, None).allows(0, labelled=False, scored=900)
+        for split in (bare, private)
+        for most in (None, 1e6)
+    ]
+    assert allowed == [True, False, True, True]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7])
+def test_a_fingerprint_is_of_all_rows_however_many_are_read_at_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {"x": torch.arange(20.0).reshape(10, 2)}
+    at = np.array([4, 0, 9, 2, 7, 1, 3])
+    rows = Rows(7, stored, torch.arange(7), np.arange(7), at)
+    whole = rows.fingerprint()
+    monkeypatch.setattr(rows_module, "_AT_ONCE", at_once)
+    assert rows.fingerprint() == whole
+    for place in range(7):
+        other = Rows(
+            7, stored, torch.arange(7), np.arange(7), np.where(np.arange(7) == place, 5, at)
+        )
+        assert other.fingerprint() != whole
+        labels = torch.arange(7)
+        labels[place] = 8
+        assert Rows(7, stored, labels, np.arange(7), at).fingerprint() != whole
