@@ -19,7 +19,7 @@ from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing, is_
 from fedveil.tasks.tables.csv_format import key
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
+from fedveil.tasks.tables.table_piece import Piece
 from fedveil.vertical.task_settings import ReadingSettings
 
 _DECIMALS = ("point", "comma")
@@ -81,30 +81,19 @@ class NumberColumn:
         if settings.decimal is not None:
             forms = tuple(f for f in forms if f not in _DECIMALS or f == settings.decimal)
         self.forms, self._cells = list(forms), cells
-        self.plain = True
         self._differs: dict[tuple[str, str], tuple[int, str]] = {}
         self._seen = False
 
     def add(self, piece: Piece) -> None:
-        found = None if self._cells.empty else self._plain_numbers(piece)
+        may_be = not self._cells.empty and any(form in self.forms for form in _DECIMALS)
+        found = piece.numbers(self.name, self.forms) if may_be else None
         if found is None or np.isinf(found.values).any():
-            self.plain = False
             self._add_texts(piece)
             return
         if not np.isnan(found.values).all():
             self._seen, self.forms = True, list(found.forms)
         self._check_missing(found.values, piece)
         self._spool.append([self._key(form) for form in self.forms], found.values)
-
-    def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
-        """Return the column's numbers, if the piece can parse them without a text for each cell.
-
-        Returns None if it cannot.
-        """
-        if self.forms == ["iso"] and (days := piece.dates(self.name)) is not None:
-            return PlainNumbers(days, self.forms)
-        may_be = any(form in self.forms for form in _DECIMALS)
-        return piece.numbers(self.name, self.forms) if may_be else None
 
     def _add_texts(self, piece: Piece) -> None:
         codes, words = piece.coded(self.name)
