@@ -109,9 +109,7 @@ def test_a_wide_tables_rows_are_taken_fewer_at_a_time(monkeypatch: pytest.Monkey
     Path("t.csv").write_text("id,x,y,z,w\n" + "".join(f"{row},1,2,3,4\n" for row in range(13)))
 
     def sizes() -> list[int]:
-        pieces = csv_file.pieces(
-            find_format("t.csv", ReadingSettings()), ["id"], Refusals("")
-        )
+        pieces = csv_file.pieces(find_format("t.csv", ReadingSettings()), ["id"], Refusals(""))
         return [len(piece.places) for piece in pieces]
 
     assert sizes() == [6, 6, 1]

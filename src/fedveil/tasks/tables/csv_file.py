@@ -63,16 +63,23 @@ def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterat
             begun.readline()
         rest = chain(filter(None, [begun.read()]), blocks)
 
-        def following(line: int) -> tuple[str, csv_block.CsvBlock | None]:
+        def following(
+            line: int, asked: list[csv_block.Asked]
+        ) -> tuple[str, csv_block.CsvBlock | None]:
             block = next(rest, "")
-            return block, csv_block.read(found, columns, names, block, line) if block else None
+            made = csv_block.read(found, columns, names, block, line) if block else None
+            if made is not None:
+                made.prepare(asked)
+            return block, made
 
+        asked: list[csv_block.Asked] = []
         with ThreadPoolExecutor(1) as thread:
-            block, fast = following(line + 1)
+            block, fast = following(line + 1, asked)
             while fast is not None:
                 line += len(fast.places)
-                ahead = thread.submit(following, line + 1)
+                ahead = thread.submit(following, line + 1, asked)
                 yield fast
+                asked = list(fast.read)
                 block, fast = ahead.result()
         records = _records(found, chain([block], rest), line, columns, refusals)
         yield from _slowly(found.path, columns, records)

@@ -10,14 +10,10 @@ import numpy.typing as npt
 
 from fedveil.base.array_types import Int64s, are_distinct
 from fedveil.settings.allowed import plain, shown
-from fedveil.tasks.tables.id_rules import ROUNDED, keep_plain, normalised
+from fedveil.tasks.tables.id_rules import MOST_ID_LETTERS, ROUNDED, keep_plain, normalised
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_piece import Piece
 from fedveil.vertical.task_settings import IdSettings
-
-#: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
-#: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
-MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
@@ -31,7 +27,7 @@ class IdColumn:
         if self._name is None:
             return
         if keep_plain(self._rules):
-            plain_ids = piece.plain_ids(self._name, MOST_ID_LETTERS)
+            plain_ids = piece.plain_ids(self._name)
             if plain_ids is not None:
                 self._ids.append(plain_ids)
                 return

@@ -56,7 +56,7 @@ def locate(block: Array, separator: int, kept: Array, starts: Array, ends: Array
 
     They may disagree on a quote inside a cell, a line end inside quotes or other than LF and CRLF,
     an empty line, a row of another length than `kept`, and a line of more than `most` bytes.
-    `kept` has the row of `starts` and `ends` for each column of the file, or -1.
+    `kept` has the column of `starts` and `ends` for each column of the file, or -1.
     """
     at, size, width, row = 0, len(block), len(kept), 0
     while at < size:
@@ -71,7 +71,7 @@ def locate(block: Array, separator: int, kept: Array, starts: Array, ends: Array
                     break
                 at += 1
             if kept[column] >= 0:
-                starts[kept[column], row], ends[kept[column], row] = start, at
+                starts[row, kept[column]], ends[row, kept[column]] = start, at
             if quoted:
                 if at == size or block[at] != 34:
                     return -1
@@ -122,9 +122,9 @@ def _scaled(whole: np.uint64, power: int) -> float:
     upper = high >> np.uint64(63)
     dropped = upper + np.uint64(9)
     mantissa = high >> dropped
-    if low <= _ONE and -4 <= power <= 23 and mantissa & np.uint64(3) == _ONE:
-        if mantissa << dropped == high:  # halfway between two numbers: the even one
-            mantissa -= _ONE
+    even = low <= _ONE and -4 <= power <= 23 and mantissa & np.uint64(3) == _ONE
+    if even and mantissa << dropped == high:  # halfway between two numbers: the even one
+        mantissa -= _ONE
     mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
     exponent = ((217706 * power) >> 16) + 11 + np.int64(upper) - shift
     return math.ldexp(np.float64(mantissa), exponent)
@@ -159,10 +159,9 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
         short = end - at == 1
         negative = block[at] == 45
         at += negative or block[at] == 43
-        first, whole, digits = at, np.uint64(0), 0
+        first, whole = at, np.uint64(0)
         while at < end and 48 <= block[at] <= 57:
             whole = whole * np.uint64(10) + np.uint64(block[at] - 48)
-            digits += digits > 0 or block[at] > 48
             at += 1
         before, after = at - first, 0
         if at < end and (block[at] == 46 or block[at] == 44):
@@ -171,12 +170,15 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
             mark = at
             while at < end and 48 <= block[at] <= 57:
                 whole = whole * np.uint64(10) + np.uint64(block[at] - 48)
-                digits += digits > 0 or block[at] > 48
                 at += 1
             after = at - mark
             groups = after == 3 and 1 <= before <= 3 and block[first] != 48
             noted |= (COMMA if comma else POINT) * (1 if groups else 5)
-        power, read = -after, before + after > 0 and digits <= _DIGITS
+        power, digits = -after, before + after
+        while digits > _DIGITS and (block[first] == 48 or block[first] == 46 or block[first] == 44):
+            digits -= block[first] == 48
+            first += 1
+        read = 0 < digits <= _DIGITS
         if read and at < end - 1 and block[at] | 32 == 101:
             at += 1
             below = block[at] == 45
@@ -195,6 +197,59 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
             noted |= NOT_BINARY
         values[row] = -value if negative else value
     return many, noted
+
+
+@compiled()
+def letters(block: Array, starts: Array, ends: Array, plain: Array, texts: Array) -> bool:
+    """Write a column's cells to `texts`, a letter in each place. The rest is zero.
+
+    Returns False if a cell is empty, or has a byte that is not `plain`.
+    """
+    for row in range(len(texts)):
+        start, length = starts[row], ends[row] - starts[row]
+        for at in range(length):
+            if not plain[block[start + at]]:
+                return False
+            texts[row, at] = block[start + at]
+        for at in range(length, texts.shape[1]):
+            texts[row, at] = 0
+        if length == 0:
+            return False
+    return True
+
+
+@compiled()
+def dates(block: Array, starts: Array, ends: Array, days: Array, odd: Array) -> int:
+    """Read cells such as 2024-12-31 as days since 1970. An empty cell becomes NaN.
+
+    Writes the rows of all cells that it cannot read to `odd`, and returns their number.
+    """
+    many = 0
+    for row in range(len(days)):
+        at, whole, read = starts[row], 0, ends[row] - starts[row] == 10
+        if starts[row] == ends[row]:
+            days[row] = np.nan
+            continue
+        for place in range(10 if read else 0):
+            code = block[at + place]
+            if place == 4 or place == 7:
+                read &= code == 45
+            else:
+                read &= 48 <= code <= 57
+                whole = whole * 10 + code - 48
+        year, month, day = whole // 10_000, whole // 100 % 100, whole % 100
+        leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+        last = 28 + leap if month == 2 else 30 if month in (4, 6, 9, 11) else 31
+        if not (read and year >= 1 and 1 <= month <= 12 and 1 <= day <= last):
+            odd[many] = row
+            many += 1
+            continue
+        # Years are counted from March, so that a leap day is the last day of its year.
+        after = (month + 9) % 12
+        years = year - (month < 3)
+        whole_days = 365 * years + years // 4 - years // 100 + years // 400
+        days[row] = whole_days + (153 * after + 2) // 5 + day - 719_469
+    return many
 
 
 @compiled()

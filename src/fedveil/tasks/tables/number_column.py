@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing, is_short_date
 from fedveil.tasks.tables.csv_format import key
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_piece import Piece
+from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 from fedveil.vertical.task_settings import ReadingSettings
 
 _DECIMALS = ("point", "comma")
@@ -85,15 +85,25 @@ class NumberColumn:
         self._seen = False
 
     def add(self, piece: Piece) -> None:
-        may_be = not self._cells.empty and any(form in self.forms for form in _DECIMALS)
-        found = piece.numbers(self.name, self.forms) if may_be else None
+        found = None if self._cells.empty else self._plain_numbers(piece)
         if found is None or np.isinf(found.values).any():
             self._add_texts(piece)
             return
-        if not np.isnan(found.values).all():
+        missing = np.isnan(found.values)
+        if not missing.all():
             self._seen, self.forms = True, list(found.forms)
-        self._check_missing(found.values, piece)
+        self._check_missing(missing, piece)
         self._spool.append([self._key(form) for form in self.forms], found.values)
+
+    def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
+        """Return the column's numbers, if the piece can parse them without a text for each cell.
+
+        Returns None if it cannot.
+        """
+        if self.forms == ["iso"] and (days := piece.dates(self.name)) is not None:
+            return PlainNumbers(days, self.forms)
+        may_be = any(form in self.forms for form in _DECIMALS)
+        return piece.numbers(self.name, self.forms) if may_be else None
 
     def _add_texts(self, piece: Piece) -> None:
         codes, words = piece.coded(self.name)
@@ -113,7 +123,7 @@ class NumberColumn:
             self._refuse(piece, rows, cell, short or f"is not {NOUNS[self.forms[0]]}")
             table = np.where(bad, 0.0, table)
         self._seen |= not np.isnan(table).all()
-        self._check_missing(table[codes, 0], piece)
+        self._check_missing(np.isnan(table[codes, 0]), piece)
         self._store(table, codes, words, piece)
 
     def _store(
@@ -136,9 +146,9 @@ class NumberColumn:
                 row = int(unequal[codes].argmax())
                 self._differs.setdefault(pair, (piece.places[row], words[codes[row]]))
 
-    def _check_missing(self, values: Float64s, piece: Piece) -> None:
-        if not self._lacks and np.isnan(values).any():
-            rows = np.flatnonzero(np.isnan(values))
+    def _check_missing(self, missing: Bools, piece: Piece) -> None:
+        if not self._lacks and missing.any():
+            rows = np.flatnonzero(missing)
             places = [piece.places[row] for row in rows[:3]]
             said = f": {plain(self.name)} is empty"
             self._refusals.rows(self.name, "empty", said, places, len(rows))

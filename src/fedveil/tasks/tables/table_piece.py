@@ -43,8 +43,12 @@ class Piece(ABC):
         """
         return None
 
-    def plain_ids(self, column: str, most: int) -> npt.NDArray[np.str_] | None:
-        """Return the ids if they are ASCII and have at most `most` letters.
+    def dates(self, column: str) -> Float64s | None:
+        """Return a column of ISO dates as days since 1970. None if it must be read as texts."""
+        return None
+
+    def plain_ids(self, column: str) -> npt.NDArray[np.str_] | None:
+        """Return the ids if they are ASCII and none is too long.
 
         None if an id is empty or has a space, a control character, a point or a plus sign.
         """

@@ -1,17 +1,18 @@
-"""Keyed BLAKE2b digests (RFC 7693) of many short texts at once, in native code."""
+"""BLAKE2b digests (RFC 7693) of many texts, which native code computes 64 at a time."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Array, Uint8s
+from fedveil.base.array_types import Array, Uint8s, utf8
 from fedveil.base.kernels import HAVE_NUMBA, compiled
 
-#: A text of one block of the hash function, which has 128 bytes.
-MOST_BYTES: Final = 128
+#: The bytes of a block of the hash function. Native code hashes texts of one block.
+_BLOCK: Final = 128
 #: With fewer texts, hashlib is faster than the start of native code.
 _FEW, _LANES = 1 << 14, 64
 _INITIAL = np.array([
@@ -72,9 +73,9 @@ def _compress(
 
 @compiled()
 def _digests(
-    state: Array, prefix: Array, letters: Array, blocks: Array, v: Array, words: Array
+    state: Array, before: int, prefix: Array, letters: Array, blocks: Array, v: Array, words: Array
 ) -> None:
-    """Write the digest of each text to a row of `words`. `state` has hashed the key."""
+    """Write the digest of each text to a row of `words`. `state` has hashed `before` bytes."""
     lanes = v.shape[1]
     hashed = np.zeros(lanes, np.uint64)
     for first in range(0, len(letters), lanes):
@@ -89,30 +90,43 @@ def _digests(
                 else:
                     code = np.uint64(letters[first + lane, at - len(prefix)])
                 blocks[at >> 3, lane] |= code << np.uint64(8 * (at & 7))
-            hashed[lane] = MOST_BYTES + len(prefix) + size
+            hashed[lane] = before + len(prefix) + size
         _compress(state, blocks, hashed, True, v, words[first : first + lanes])
 
 
-def digests(
-    prefix: bytes, texts: npt.NDArray[np.str_], key: bytes, digest_bytes: int
-) -> Uint8s | None:
-    """Return the digest of `prefix` and each text, a row each, as hashlib.blake2b does.
+def text_digests(
+    texts: npt.NDArray[np.str_], digest_bytes: int, key: bytes = b"", prefix: bytes = b""
+) -> Uint8s:
+    """Return the digest of `prefix` and each text as UTF-8, one per row.
 
-    Returns None if hashlib is needed: for few texts, other letters than ASCII, and long texts.
     `digest_bytes` must be a multiple of 8.
     """
     width = texts.dtype.itemsize // 4
-    if not HAVE_NUMBA or len(texts) < _FEW or len(prefix) + width > MOST_BYTES:
-        return None
-    letters = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), width)
-    if letters.max() > 127:
-        return None
+    if HAVE_NUMBA and len(texts) >= _FEW and len(prefix) + width <= _BLOCK:
+        letters = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), width)
+        if letters.max() < 128:
+            return _native(letters, digest_bytes, key, prefix)
+    keyed = hashlib.blake2b(prefix, key=key, digest_size=digest_bytes)
+
+    def digest(text: bytes) -> bytes:
+        one = keyed.copy()  # costs half of a new one
+        one.update(text)
+        return one.digest()
+
+    return np.frombuffer(b"".join(map(digest, utf8(texts))), np.uint8).reshape(-1, digest_bytes)
+
+
+def _native(letters: Array, digest_bytes: int, key: bytes, prefix: bytes) -> Uint8s:
     state = _INITIAL.copy()
     state[0] ^= np.uint64(0x01010000 ^ len(key) << 8 ^ digest_bytes)
     blocks, v = np.zeros((16, _LANES), np.uint64), np.empty((16, _LANES), np.uint64)
-    blocks[:, 0] = np.frombuffer(key.ljust(MOST_BYTES, b"\0"), "<u8")
-    keyed = np.empty((1, 8), np.uint64)
-    _compress(state, blocks, np.full(_LANES, MOST_BYTES, np.uint64), False, v, keyed)
-    words = np.empty((len(texts), digest_bytes // 8), np.uint64)
-    _digests(keyed[0], np.frombuffer(prefix, np.uint8), letters, blocks, v, words)
+    before = 0
+    if key:  # it is hashed first, as a block of its own
+        before, keyed = _BLOCK, np.empty((1, 8), np.uint64)
+        blocks[:, 0] = np.frombuffer(key.ljust(_BLOCK, b"\0"), "<u8")
+        _compress(state, blocks, np.full(_LANES, before, np.uint64), False, v, keyed)
+        state = keyed[0]
+    words = np.empty((len(letters), digest_bytes // 8), np.uint64)
+    first = np.frombuffer(prefix, np.uint8)
+    _digests(state, before, first, letters, blocks, v, words)
     return words.view(np.uint8)
