@@ -46,8 +46,8 @@ def test_a_number_is_the_nearest_to_what_is_written(cells: list[str]) -> None:
 
 def test_most_numbers_are_read_in_native_code() -> None:
     draw = np.random.default_rng(3)
-    cells = [repr(n) for n in draw.normal(0, 1e-3, 50)] + [
-        repr(n) for n in draw.lognormal(5, 9, 50)
+    cells = [repr(n) for n in draw.normal(0, 1e-3, 50).tolist()] + [
+        repr(n) for n in draw.lognormal(5, 9, 50).tolist()
     ]
     block = block_of([*cells, "0.0012750739802463253", "1e-300"])
     _values, odd, noted = block._read("numbers", "x")

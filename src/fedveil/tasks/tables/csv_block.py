@@ -43,13 +43,6 @@ class CsvBlock(Piece):
         self.read: dict[Asked, Any] = {}
         self.places = range(line, line + len(starts))
 
-    def parse(self, columns: Sequence[str]) -> None:
-        """Read columns as numbers before they are asked for, which another thread may do."""
-        for column in columns:
-            values, odd = np.empty(len(self.places)), np.empty(len(self.places), np.int32)
-            many, noted = native_cells.numbers(self._block, *self._of(column), values, odd)
-            self.parsed[column] = values, odd[:many], noted
-
     def prepare(self, asked: Iterable[Asked]) -> None:
         """Read columns before they are asked for, which another thread may do."""
         for what, column in asked:
@@ -90,6 +83,7 @@ class CsvBlock(Piece):
         return PlainNumbers(values, kept)
 
     def dates(self, column: str) -> Float64s | None:
+        days: Float64s
         days, odd = self._read("dates", column)
         if 8 * len(odd) > len(days):  # such as dates with times
             return None

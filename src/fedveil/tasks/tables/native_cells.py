@@ -105,8 +105,8 @@ def _scaled(whole: np.uint64, power: int) -> float:
     if whole == 0:
         return 0.0
     if whole <= 2**53 and -22 <= power <= 22:
-        exact = np.float64(whole)
-        return exact / _TENS[-power] if power < 0 else exact * _TENS[power]
+        ten: float = _TENS[abs(power)]
+        return float(whole) / ten if power < 0 else float(whole) * ten
     if power < _LEAST or power > _MOST:
         return np.nan
     shift = 0
@@ -126,8 +126,7 @@ def _scaled(whole: np.uint64, power: int) -> float:
     if even and mantissa << dropped == high:  # halfway between two numbers: the even one
         mantissa -= _ONE
     mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
-    exponent = ((217706 * power) >> 16) + 11 + np.int64(upper) - shift
-    return math.ldexp(np.float64(mantissa), exponent)
+    return math.ldexp(float(mantissa), ((217706 * power) >> 16) + 11 + int(upper) - shift)
 
 
 @compiled()
@@ -185,7 +184,7 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
             at += below or block[at] == 43
             read, stated = 1 <= end - at <= 4, 0
             while at < end and 48 <= block[at] <= 57:
-                stated = stated * 10 + np.int64(block[at] - 48)
+                stated = stated * 10 + int(block[at]) - 48
                 at += 1
             power += -stated if below else stated
         value = _scaled(whole, power) if read and at == end else np.nan
