@@ -35,7 +35,7 @@ KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLay
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """Translate layers into operations. Returns these, the input's layout and the scores' layout.
+    """Translate layers into operations. Also returns the layouts of the input and of the scores.
 
     `shape` is the shape of an example. `scores_of` is `ROW` if an example has one row of scores,
     `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.
@@ -68,8 +68,8 @@ def follow(
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the layers that have an effect, with each max-pooling merged into its convolution.
 
-    A monotone activation between both is moved behind the pooling, where it runs on fewer values
-    with the same result.
+    A monotone activation between a convolution and its pooling is moved behind the pooling, where
+    it runs on fewer values with the same result.
     """
     left = [
         layer

@@ -71,7 +71,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Room:
-    """A compiled model with its working memory, for batches of up to `batch` examples."""
+    """A compiled model with its own working memory, for batches of up to `batch` examples."""
 
     model: Model
     batch: int
@@ -101,7 +101,7 @@ class CompiledTrainer:
     ) -> None:
         """Create a trainer for `model`, whose layers in order are `layers`.
 
-        `loop` trains the clients with unusual data (default: torch's loop).
+        `loop` trains the clients whose data native code cannot read. By default it is torch's loop.
         """
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
@@ -124,7 +124,8 @@ class CompiledTrainer:
     ) -> Self | None:
         """Return a trainer for `model`, or None if a layer or a setting of `plan` is not supported.
 
-        `shape` is the shape of an example, if it is known. `more` are arguments of a subclass.
+        `shape` is the shape of an example, if it is known. `more` are further arguments of a
+        subclass's constructor.
         """
         try:
             return cls.made(model, plan, shape, *more)
@@ -158,7 +159,7 @@ class CompiledTrainer:
         return trainer
 
     def beside(self) -> CompiledTrainer:
-        """Copy the trainer for another thread. Both share the weights and the compiled code."""
+        """Return a copy for another thread, which shares the weights and the compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other
@@ -253,9 +254,9 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train a client. It runs again if the training must be repeated.
+        """Prepare for a training of `client`. Does nothing here; subclasses override it.
 
-        Subclasses override it.
+        It is called again if the training must be repeated.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:

@@ -29,13 +29,13 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Start a residual connection: copy the input x to the output y."""
+    """Start the residual connection in table row `op`: copy the input x to the output y."""
     _add(m, op, False, False)
 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the output gradient dy to the input gradient dx.
+    """Add the output gradient dy of the branch `op` to the input gradient dx.
 
     `join_back` has already written the other part of dx, which comes from the end of the
     connection.
@@ -45,19 +45,22 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End a residual connection: add x, the value that the branch copied, to the output y."""
+    """End the residual connection in table row `op`: add x, copied by `branch`, to the output y."""
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy the output gradient dy to dx, the gradient of the value that the branch copied."""
+    """Copy the output gradient dy to dx, the gradient of the value that `branch` copied."""
     _add(m, op, True, False)
 
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the position embeddings, the first rows of the weight, to x in place."""
+    """Add the layer's position embeddings, the first rows of its weight, to x in place.
+
+    `op` is the layer's row in the model's table.
+    """
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
@@ -66,7 +69,7 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add every example's output gradient to the gradient of the position embeddings."""
+    """Add each example's output gradient to the gradient of the layer's position embeddings."""
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 

@@ -1,6 +1,7 @@
-"""Reads NumPy arrays, torch tensors and MindSpore Tensors without importing either library.
+"""Reads NumPy arrays, torch tensors and MindSpore Tensors, but imports neither torch nor MindSpore.
 
-Whoever passes a tensor has imported its library, so the library is found in `sys.modules`.
+A caller who passes a tensor has already imported its library, so the library is found in
+`sys.modules`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def values_of(name: str, tensor: Any) -> Array:
 
 
 def same_kind(tensor: Any, values: Array) -> Any:
-    """Return `values` in the library, dtype and device of `tensor`. The memory may be shared."""
+    """Convert `values` to the library, dtype and device of `tensor`. The memory may be shared."""
     library = _library_of(tensor)
     if library is None:
         return values.astype(tensor.dtype, copy=False)

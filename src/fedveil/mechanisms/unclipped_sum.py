@@ -35,8 +35,8 @@ class GaussianSum:
     vectors at a distance of 2 · moved(clip) (eps, delta)-indistinguishable. `moved(clip)` is the
     largest distance by which one example can move z, including the rounding to the grid.
 
-    Privacy: (eps, delta) if one example that is certainly in the batch is replaced. With the random
-    batch, the guarantee is `loss`, which composes by its own distribution.
+    Privacy: (eps, delta) if one example that is certainly in the batch is replaced. With the secret
+    random batch the guarantee is stronger. `loss` states it, and composes by its own distribution.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure
@@ -83,9 +83,9 @@ class GaussianSum:
     def drawing(
         self, update: npt.NDArray[np.floating[Any]], entropy: Entropy
     ) -> Callable[[slice], Int64s]:
-        """Return a function that returns slices of `multiples`.
+        """Return a function that makes the result of `multiples` slice by slice.
 
-        It is called with one slice of `packing.parts` after another.
+        It must be called with one slice of `packing.parts` after another.
         """
         vector = finite_vector("update", update)
 

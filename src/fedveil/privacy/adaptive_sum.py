@@ -1,13 +1,13 @@
 """The joint cost of charges that were chosen one after the other, depending on earlier results.
 
-- If all charges are equal, only their number was chosen. They are composed as usual.
+- If all charges are equal, only their number was chosen. They are composed exactly (`compose`).
 - Gaussian losses compose to one Gaussian loss. The squares of their inverse noise ratios add up.
   This holds even for losses chosen adaptively, within a fixed limit (Smith and Thakurta, 2022).
 - Different charges cost the smaller of two numbers: the sum of their epsilons (Rogers, Roth, Ullman
   and Vadhan, 2016), or the epsilon of a Rényi filter (`renyi_filter`).
 
-Each of these holds at the stated delta. If earlier results also decide whether all charges are
-equal, a limit on epsilon holds at twice the delta.
+Each of these bounds holds at the stated delta. If earlier results also decide whether all charges
+are equal, a limit on epsilon holds at twice the delta.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. `add` is equally fast for any number of reports."""
+    """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases.
+
+    `add` only counts, so it is equally fast for any number of reports.
+    """
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
@@ -48,12 +51,12 @@ class AdaptiveSum:
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add the charges of `times` reports. Each report has all charges in `kind`."""
+        """Add the cost of `times` equal reports. `kind` has the charges of one of them."""
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """Return the number of reports with each kind, a combination of charges."""
+        """Return the number of reports with each combination of charges (`Kind`)."""
         self.settle()
         return Counter(self._kinds)
 
@@ -74,7 +77,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta`, or at delta = 0 if it is as small there."""
+        """Return the epsilon of all charges at `delta`, or at delta = 0 if that is as small."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
@@ -92,7 +95,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Update the running sums with all added charges now. The next `figure` then is fast."""
+        """Add the charges that `add` has counted to the sums, so that the next `figure` is fast."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

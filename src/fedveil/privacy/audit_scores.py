@@ -20,7 +20,10 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Return one row for each output: the count of its numbers, the numbers, and NaN as padding."""
+    """Convert outputs of any kind to rows of numbers. The first number of a row is their count.
+
+    Shorter rows are padded with NaN.
+    """
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -72,7 +75,11 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by one column: the log-likelihood ratio of its value or bin, from counts."""
+    """Scores a row of an output by the value in one column, or by the bin that contains this value.
+
+    The score is a log-likelihood ratio between the two inputs. It is estimated from how often the
+    value, or the bin, occurs in outputs for each input.
+    """
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -129,7 +136,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a function that scores rows by how often they occur. None if rows hardly repeat.
+    """Return a function that scores rows by how often they occur, or None if rows hardly repeat.
 
     A row's score is the log ratio of its frequencies in `ahead` and in `back`.
     """

@@ -117,7 +117,7 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised if the tilt changes weights too much from one grid point to the next."""
+    """Raised if a tilt changes the weights too much from one grid point to the next."""
 
 
 Part: TypeAlias = tuple[Tilted, int]
@@ -159,9 +159,9 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
 
-    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. The width and the step of a block
-    grow with the square root of the number of copies, so all blocks have about the same number of
-    points.
+    `block(k)` must return the distribution of the sum of BLOCK copies of `block(k - 1)`. Its width
+    and its grid step should grow with the square root of the number of copies, so that all blocks
+    have about the same number of points.
     """
     parts, level = [], 0
     while count:
@@ -193,7 +193,7 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest value of `bound(order)` over `orders`. The bound holds for every order."""
+    """Return the lowest of the bounds `bound(order)` over `orders`, which are all valid."""
     # The search starts at the order that is best for a Gaussian, and continues in either direction
     # until the value rises. A moment's logarithm is convex, so no lower value follows.
     first = _FACTORS.index(1.0)

@@ -74,8 +74,8 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        If a target epsilon is set, it is the ratio that meets the target at `delta` over `rounds`
-        rounds.
+        It is the noise multiplier or, if a target epsilon is set instead, the ratio that meets the
+        target at `delta` over `rounds` rounds.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)
@@ -100,8 +100,8 @@ class CentralGaussian(Clipped):
     against everyone who sees only the mean and what is computed from it. Nothing is guaranteed
     against the server, or against anyone who reads a report in transit. Both see the clipped
     update. With secret cohorts (`JobContext.poisson`), a round releases the noised sum divided by a
-    constant, even if nobody reported. Against everyone who receives only the models, the secret
-    draw then amplifies the guarantee.
+    constant, even if nobody reported. The secret draw of clients then amplifies the guarantee
+    against everyone who receives only the models.
 
     If the unit is an example, which only statistics use, the update is a client's sum of
     contributions and is not clipped (`CentralSum`). A client that lies can then move each entry of

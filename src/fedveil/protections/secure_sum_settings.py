@@ -69,7 +69,7 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets.
+        """Return the largest number of clients that share secrets, in a round of `clients` clients.
 
         It is ceil(share_secrets_ratio * clients). The ratio is taken as the decimal in the job
         file, so 0.07 of 100 clients is 7.
@@ -80,9 +80,9 @@ class SecureSumSettings(Settings):
         """Return how many of `clients` clients are needed to reconstruct a secret.
 
         The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret.
-        Then a server that lies and colludes with a third of them cannot unmask the others
-        (docs/secure-aggregation.md). The default is at most s - 1, so that one client may drop out,
-        and at least 2.
+        With it, a server that lies and colludes with a third of these clients cannot unmask the
+        others (docs/secure-aggregation.md). The default is at most s - 1, so that one client may
+        drop out, and at least 2.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -114,7 +114,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many clients hold shares of one client's secrets, including that client."""
+        """Return how many clients, that client included, hold shares of one client's secrets."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
@@ -214,10 +214,10 @@ def shared_weaker(
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
     `asked` applies to a round of `clients` clients, and `demanded` to a round of `expected`
-    clients. `asked` must have at least the threshold of `demanded`, and at least its ratio of
-    threshold to neighbours. If `expected` is None, the threshold must be more than half of the
-    neighbours instead. In a round of `clients` clients, `asked` must also have at least as many
-    neighbours as `demanded`.
+    clients, or None if that is unknown. `asked` must have at least the threshold of `demanded`, and
+    at least its ratio of threshold to neighbours. If `expected` is None, the threshold must be more
+    than half of the neighbours instead. In a round of `clients` clients, `asked` must also have at
+    least as many neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

@@ -7,7 +7,7 @@
     mean, variance, correlation     powers of scaled numbers; under rr and oue one-hot cells of
                     numbers that are drawn as -1 or 1
     quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
-                    under rr and oue: whether a value is below an edge, another one in every round
+                    under rr and oue: whether a value is below an edge, another edge in each round
     heavy_hitters   one-hot prefixes, new ones in every round
 
 Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
@@ -58,7 +58,11 @@ FAN_OUT = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One section of a client's vector: the encoding of a question, or of one level of its tree."""
+    """One section of a client's vector: the encoding of a question, or of one level of its tree.
+
+    Rows that do not meet the conditions `where` are excluded. A question's weight is divided among
+    its parts. `share` is the fraction that this part gets.
+    """
 
     question: str
     encoding: Encoding
@@ -66,7 +70,10 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients. Rows that do not meet the conditions are excluded."""
+        """Encode all rows of the clients. Rows that do not meet the conditions are excluded.
+
+        `entropy` is for encodings that round at random.
+        """
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
             encoded = encoded.without(condition.mask(clients.table))
@@ -74,19 +81,25 @@ class Part:
 
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
-    """Return the edges of the cells at a level of a quantile tree. Levels are counted from 1."""
+    """Return the edges of the cells at a level of the tree of a quantiles question.
+
+    Levels are counted from 1.
+    """
     cells = min(FAN_OUT**level, question.cells)
     low, high = question.range
     return np.linspace(low, high, cells + 1, dtype=np.float64)
 
 
 def levels(question: QuestionSettings) -> int:
-    """Return the number of levels of a quantile tree."""
+    """Return the number of levels of the tree of a quantiles question."""
     return math.ceil(math.log(question.cells, FAN_OUT) - 1e-9)
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the cells of the first column or, with the prefix "other_", of the second column."""
+    """Return the cells of a question's first column.
+
+    With the prefix "other_", returns the cells of its second column.
+    """
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -128,7 +141,7 @@ def _encodings(question: QuestionSettings, *, local: bool) -> Iterator[Encoding]
 
 
 def columns_of(question: QuestionSettings) -> list[Scaled]:
-    """Return the scaled columns of a mean, a variance or a correlation."""
+    """Return the scaled columns of a question for a mean, a variance or a correlation."""
     assert question.column is not None, "the rules have checked it"
     columns = [Scaled(question.column, question.range)]
     if question.ask == "correlation":
@@ -140,7 +153,8 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    It is one round in the search for the quantile `q` of `group`, which is None without groups.
+    One round in the search for the quantile `q` of the rows in `group` asks about this part.
+    `group` is None without groups.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -150,7 +164,10 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part of a heavy_hitters round: it counts the candidates of each group."""
+    """Return the part of a heavy_hitters round. It counts the rows of each candidate prefix.
+
+    `candidates` has the candidates of each group.
+    """
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
@@ -160,11 +177,12 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 class Ball:
     """The affine map from a client's vector for one part to its section of the joint vector.
 
-    The section is (vector - `centre`) / `scale`, which bounds its length. `weight` is w_i in the
-    module's docstring. If `centred` is True, a vector is the sum of at most `rows` encoded rows.
-    Otherwise (`unit: row`) a client adds up an unknown number of rows, and each row is bounded. The
-    centre is then 0, because it is unknown how often to add it back. If `plain` is True
-    (not_encrypt), nothing is bounded: vectors do not change, so sums of whole numbers stay exact.
+    The section is (vector - `centre`) / `scale`, which bounds its length. The larger the part's
+    `weight`, the smaller the noise relative to the vector. The squares of all parts' weights sum to
+    1. If `centred` is True, a vector is the sum of at most `rows` encoded rows. Otherwise (`unit:
+    row`) a client adds up an unknown number of rows, and each row is bounded. The centre is then 0,
+    because it is unknown how often to add it back. If `plain` is True (not_encrypt), nothing is
+    bounded: vectors do not change, so sums of whole numbers stay exact.
     """
 
     part: Part
@@ -175,7 +193,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the client's vector that the map sends to zero."""
+        """Return the vector that the map sends to zero, in the units of the client's vector."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -187,13 +205,16 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given the sum of their joint vectors."""
+        """Undo the map for a sum: return the sum of the vectors of `reports` clients.
+
+        `total` is the sum of these clients' sections of the joint vector.
+        """
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
 
 class Layout:
-    """The positions of several parts in the joint vector."""
+    """The positions of several parts in a client's joint vector. Each part has a section of it."""
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:
         self.parts = parts
@@ -215,7 +236,10 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of a client that contributes the rows `chosen`."""
+        """Return the joint vector of a client that contributes the rows at the positions `chosen`.
+
+        `rows` has the encoded rows of all clients, for each part.
+        """
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

@@ -53,7 +53,7 @@ class ByLabel:
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return sums over a batch: `loss_sum` (without class weights), `examples` and `correct`.
 
-        `correct` is the number of right predictions. It is only there if labels are classes.
+        `correct`, the number of right predictions, is included only if labels are classes.
         """
         examples = float(len(labels))
         if self.classes is None:
@@ -87,9 +87,10 @@ class ByLabel:
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Convert numbers back to the unit of the original data.
+        """Convert scaled labels or predictions back to the unit of the original data.
 
-        Tasks that scale labels override it.
+        Labels are not scaled here, so the values do not change. Tasks that scale labels override
+        it.
         """
         return scaled.astype(np.float64)
 

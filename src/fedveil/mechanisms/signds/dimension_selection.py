@@ -23,7 +23,10 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The public parameters of a selection, for updates with a given number of dimensions."""
+    """The public parameters of a selection: the sizes of its sets, and the threshold.
+
+    They depend only on the settings and on the number of dimensions of an update.
+    """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -80,8 +83,9 @@ class SignDS:
 
     Without `dim_out`, h is the largest number for which the best threshold gives an expected share
     E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
-    `FedveilWarning` says what to expect. `thr_ratio` = 1 cannot be reached with a finite eps.
-    Planning takes milliseconds for hundreds of selected dimensions, and grows with the square of h.
+    `FedveilWarning` states the share to expect. `thr_ratio` = 1 cannot be reached with a finite
+    eps. Planning takes milliseconds for hundreds of selected dimensions, and grows with the square
+    of h.
 
     Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
     mechanism".
@@ -114,7 +118,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the plan for updates of `dim` dimensions. It is cached."""
+        """Return the public parameters of a selection from `dim` dimensions. They are cached."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
@@ -146,9 +150,10 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return ln Pr[indices, sign] of the likeliest selections: those that reach the threshold.
+        """Return the largest ln Pr[indices, sign] that a selection can have.
 
-        All of them are equally likely. `dim` is the number of dimensions.
+        It is that of any selection that reaches the threshold, because all of these are equally
+        likely. `dim` is the number of dimensions of an update.
         """
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
@@ -156,8 +161,8 @@ class SignDS:
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
         """Return a function from eps to the probability that a selection reaches the threshold.
 
-        `dim` is the number of dimensions. The numbers of dimensions and the threshold do not change
-        with eps. They are those for this object's own eps.
+        The threshold and the number of selected dimensions stay as planned for this object's own
+        eps. `dim` is the number of dimensions of an update.
         """
         return self.plan(dim).law.chance_of_favoured
 

@@ -1,10 +1,11 @@
 """Finds the largest entries of a vector, without sorting it.
 
-A radix select finds the smallest of these entries. It maps each float to an integer, its key, such
-that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time. That
-takes two passes for float32 and four for float64. After the first pass, only the few entries are
-read whose keys begin with the bits found so far. A last pass counts the set's entries in each short
-row of the vector. Then the r-th entry of the set is found by reading one row.
+A radix select finds the smallest of the largest entries. It maps each float to an integer, its key,
+such that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time,
+which takes two passes for float32 and four for float64. Passes after the first read only the few
+entries whose keys begin with the bits found so far. A last pass counts the set's entries in each
+short row of the vector. With these counts, the r-th entry of the set is found by reading a single
+row.
 
 The time does not depend on the order of the values. Without numba, NumPy's partition finds the same
 entry.
@@ -62,11 +63,18 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the members with these ranks, in order."""
+        """Return the indices of members of the set, given their `ranks` in ascending order.
+
+        Members above the smallest one are ranked first, by index. Members equal to it follow.
+        """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the entries outside the set with these ranks, in order."""
+        """Return the indices of entries outside the set, given their `ranks` in ascending order.
+
+        Entries below the set's smallest member are ranked first, by index. Entries equal to it
+        follow.
+        """
         return self._indices(_BELOW, ranks, self._equal_members)
 
     def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
@@ -131,7 +139,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return n such that the n smallest and the n largest digits are those of NaN or infinity.
+    """Return n such that the n smallest and the n largest digits occur only in NaN and infinity.
 
     A digit is the top 16 bits of a float's key (see `_key`).
     """
@@ -164,12 +172,12 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Return the digit of the `size`-th largest entry, and three counts of entries.
+    """Find the digit of the `size`-th largest entry. Returns it, and three counts of entries.
 
-    A digit is 16 bits of an entry's key, starting at bit `shift`, with the bits in `bias` inverted
-    so that digits of signed keys have their order. `flip` and `magnitude` are as in `_key`. The
-    counts are of entries with a larger digit, with the same digit, and with one of the `special`
-    smallest or largest digits.
+    A digit is 16 bits of an entry's key, from bit `shift` on. `flip` and `magnitude` are as in
+    `_key`. The bits in `bias` are inverted, so that the digits of signed keys are ordered as the
+    keys are. The counts are: entries with a larger digit; entries with the same digit; and entries
+    with one of the `special` smallest or `special` largest digits, which mean NaN or infinity.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -190,7 +198,10 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key among entries with this digit (see `_boundary`)."""
+    """Return the smallest and the largest key among entries whose key has the digit `digit`.
+
+    The other arguments are as in `_boundary`.
+    """
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -204,7 +215,10 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the few entries whose key has this digit (see `_boundary`) to `out`."""
+    """Copy the few entries whose key has the digit `digit` to `out`.
+
+    The other arguments are as in `_boundary`.
+    """
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]
@@ -237,9 +251,10 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count each row's entries whose `sign * value` is above `least`, and those equal to `least`.
+    """Count, in each row, the entries whose `sign * value` is above `least`, and those equal to it.
 
-    Also adds up the magnitudes of the entries above `least`. `lanes` has a partial sum for each
+    A row is a short stretch of the vector. The counts are written to `above` and `equal`. The
+    magnitudes of the entries above `least` are added to `lanes`, which has a partial sum for each
     position in a row, so that the compiled and the NumPy version add in the same order.
     """
     for row in range(len(above)):

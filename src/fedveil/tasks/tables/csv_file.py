@@ -52,7 +52,8 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
     """Yield the file's rows in pieces, with the columns `names`.
 
-    A row whose length differs from the header's is omitted and reported to `refusals`.
+    `found` is the file's format. A row whose length differs from the header's is omitted and
+    reported to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")

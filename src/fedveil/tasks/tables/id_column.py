@@ -17,7 +17,10 @@ from fedveil.vertical.task_settings import IdSettings
 
 
 class IdColumn:
-    """Reads and normalises the ids in the column `name`. If `name` is None, rows have no ids."""
+    """Reads the ids in the column `name`, and normalises them by `rules`.
+
+    Problems with the ids are added to `refusals`. If `name` is None, rows have no ids.
+    """
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
         self._name, self._rules, self._refusals = name, rules, refusals

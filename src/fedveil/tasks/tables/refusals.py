@@ -32,17 +32,17 @@ class Refusals:
     _others: list[str] = field(default_factory=list)
 
     def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
-        """Add a problem that `count` rows have in `column`. `kind` names the problem.
+        """Add a problem that `count` rows have in `column`.
 
         `rows` are the line numbers of the first few of these rows, and `said` describes the problem
-        of the first one.
+        of the first one. Problems of the same `kind` and column are counted together.
         """
         problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
         problem.count += count
         problem.rows.extend(rows[: _ROWS - len(problem.rows)])
 
     def add(self, sentence: str) -> None:
-        """Add a problem of the whole file. `sentence` must not name the file."""
+        """Add a problem of the whole file, as a sentence that does not name the file."""
         self._others.append(sentence)
 
     def __len__(self) -> int:

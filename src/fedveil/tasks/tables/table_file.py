@@ -78,7 +78,7 @@ class Table:
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Select the rows of a whole table for which the mask `chosen` is True."""
+        """Return the rows of this table, a whole file, for which the mask `chosen` is True."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
@@ -108,7 +108,8 @@ class Table:
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
     """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
 
-    `reading` states the format of a CSV file, and `place` is its path in the job, for messages.
+    `reading` states the format of a CSV file, and `place` is the path of `reading` in the job, for
+    messages.
     """
     if is_parquet(path):
         return parquet_file.header(path)
@@ -137,7 +138,8 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """Read the requested columns of a file, piece by piece.
 
     Raises DataInvalid with all problems of its cells. If `refusals` is given, problems are added to
-    it instead, and a table with problems only serves to find further ones.
+    it instead. The returned table may then have invalid cells, and only serves to find further
+    problems.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
@@ -180,7 +182,10 @@ def _row_numbers(places: Sequence[int]) -> Int64s:
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
-    """Yield sentences about number columns in unusual forms, such as dates."""
+    """Yield sentences that tell the user which number columns have unusual forms, such as dates.
+
+    `forms` maps each number column to the form of its cells.
+    """
     kinds = {
         "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
         "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",
