@@ -1,4 +1,4 @@
-"""What decides about the accuracy under DP_ENCRYPT: clients in a round, clip, size of the model."""
+"""Accuracy under DP_ENCRYPT by the clients in a round, the clip, and the size of the model."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def judged(runs: Mapping[str, Swept], number: int) -> Iterator[Verdict]:
         high <= SLACK, "accuracy lost to noise, by the number of clients in a round",
         "from 1,000 clients on the noise cancels, without a visible effect", told,
         held_to=f"with all {number:,} clients, the interval ends at {SLACK:g} at most",
-        same="the mean of so many reports has little noise left",
+        same="little noise is left in the mean",
         other=f"even the mean of {number:,} reports has enough noise to be seen",
         nothing=idle({"plain, 1": plain["plain, 1"]}, _DIGITS),
     )  # fmt: skip

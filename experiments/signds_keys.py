@@ -26,7 +26,7 @@ _DIGITS = 10
 #: Parameters of the LeNet with 62 classes.
 DIM = 66_126
 _TEST_PART = 5
-#: The estimate of the step is read after every so many rounds.
+#: The number of rounds between two readings of the estimate of the step.
 _STRIDE = 2
 _ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 16}
 _RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 20}
