@@ -35,9 +35,8 @@ _KNOWN = {
     b"PAR1": "a Parquet file; name it .parquet", b"%PDF": "a PDF document",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook", b"{\\rtf": "a rich text document",
 }  # fmt: skip
-#: Bytes read at a time, which stay in the processor's cache while their columns are read, those
-#: that decide on the encoding, and those that decide on UTF-16.
-_AT_ONCE, _BEGINNING, _HEAD = 1 << 20, 1 << 23, 1 << 16
+#: Bytes read at a time, those that decide on the encoding, and those that decide on UTF-16.
+_AT_ONCE, _BEGINNING, _HEAD = 1 << 22, 1 << 23, 1 << 16
 _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 
 
