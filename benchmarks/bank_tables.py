@@ -83,6 +83,8 @@ def settings(files: dict[str, range]) -> dict[str, Any]:
 
 
 def encode(told: Any) -> None:
+    import numba  # noqa: F401 - fedveil imports it at its first use
+
     from fedveil.tasks.tables.own_tables import Tables
     from fedveil.vertical.task_settings import TablesSettings
 

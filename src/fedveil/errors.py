@@ -231,6 +231,17 @@ class PeerRefused(FedveilError):
     """The other party refuses to work with this one. The message says why."""
 
 
+class RightMissing(PeerRefused):
+    """A party's `tls.yaml` does not give another party a right.
+
+    `told` is the sentence that the other party receives. It does not name the file.
+    """
+
+    def __init__(self, reason: str, told: str) -> None:
+        self.told = told
+        super().__init__(reason)
+
+
 class CertificateError(FedveilError):
     """A party's certificate, key or certificate authority cannot be created, read or used."""
 

@@ -20,7 +20,7 @@ from fedveil.errors import DataInvalid, ExchangeError, FewCommon, JobError
 from fedveil.link.channel import drive_together
 from fedveil.record.run_folder import EVENTS
 from fedveil.settings.differences import differences
-from fedveil.tasks.tables import arrow_block, csv_format
+from fedveil.tasks.tables import csv_block, csv_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_rules import hint
 from fedveil.tasks.tables.number_column import Cells, NumberColumn
@@ -627,8 +627,8 @@ cells = st.text(st.sampled_from('ab,;"\n\r \té\u00a0.1'), max_size=5)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(cells, cells), min_size=1, max_size=6), st.booleans())
 def test_both_readers_give_the_same_cells(rows: list[tuple[str, str]], raw: bool) -> None:
-    """pyarrow reads a block as Python does, or leaves it to Python."""
-    pytest.importorskip("pyarrow")
+    """Native code reads a block as Python does, or leaves it to Python."""
+    pytest.importorskip("numba")
     file = io.StringIO(newline="")
     csv.writer(file).writerows((f"r{at}", *row) for at, row in enumerate(rows))
     text = file.getvalue()
@@ -638,7 +638,7 @@ def test_both_readers_give_the_same_cells(rows: list[tuple[str, str]], raw: bool
     for slowly in (False, True):
         with pytest.MonkeyPatch.context() as patch:
             if slowly:
-                patch.setattr(arrow_block, "read", lambda *given: None)
+                patch.setattr(csv_block, "read", lambda *given: None)
             try:
                 table = table_of(f"id,v,w\n{text}", words=("v", "w"), separator="comma", lacks=True)
                 words = [[table.known[n][c] for c in table.codes(n)] for n in ("v", "w")]
@@ -663,7 +663,7 @@ def test_both_readers_read_odd_numbers_alike(
     usual: str | None, separator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone in a column, and in a block that follows a block of usual cells."""
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("numba")
     monkeypatch.setattr(csv_format, "_AT_ONCE", 1 << 8)
     before = [[f"r{at}", usual] for at in range(0 if usual is None else 60)]
     for odd in ODD_NUMBERS if usual != "0" else ("ja", "01", "1.000", "-0", "NULL"):
@@ -671,9 +671,9 @@ def test_both_readers_read_odd_numbers_alike(
         writer = csv.writer(file, delimiter=separator, lineterminator="\n")
         writer.writerows([["id", "x"], *before, ["z", odd]])
         both: list[Any] = []
-        for reader in (arrow_block.read, lambda *given: None):
+        for reader in (csv_block.read, lambda *given: None):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(arrow_block, "read", reader)
+                patch.setattr(csv_block, "read", reader)
                 try:
                     table = table_of(file.getvalue(), "x", lacks=True)
                     numbers = (table.numbers("x") + 0.0).tolist()  # without the sign of -0
@@ -692,13 +692,12 @@ def test_both_readers_read_odd_numbers_alike(
         ('a,"1\n', None), (f"a,{'1' * 140_000}\n", None),
     ],
 )  # fmt: skip
-def test_pyarrow_reads_only_blocks_that_leave_no_choice(block: str, rows: int | None) -> None:
-    pytest.importorskip("pyarrow")
+def test_native_code_reads_only_blocks_that_leave_no_choice(block: str, rows: int | None) -> None:
+    pytest.importorskip("numba")
     from fedveil.tasks.tables.csv_format import CsvFormat
-    from fedveil.tasks.tables.table_piece import Plan
 
     found = CsvFormat("t.csv", "utf-8-sig", ",", None)
-    read_ = arrow_block.read(found, ["id", "x"], Plan(["id", "x"], "id"), block, 7)
+    read_ = csv_block.read(found, ["id", "x"], ["id", "x"], block, 7)
     assert (None if read_ is None else list(read_.places)) == (rows and list(range(7, 7 + rows)))
 
 

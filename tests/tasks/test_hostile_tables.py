@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import DataInvalid
-from fedveil.tasks.tables import arrow_block, csv_file
+from fedveil.tasks.tables import csv_block, csv_file
 from fedveil.tasks.tables.csv_format import find_format
 from fedveil.tasks.tables.id_column import MOST_ID_LETTERS
 from fedveil.tasks.tables.own_tables import Tables
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Wanted, header, read
-from fedveil.tasks.tables.table_piece import Plan
 from fedveil.vertical.task_settings import ReadingSettings, TablesSettings
 from hostile_files import bounded
 
@@ -62,7 +61,7 @@ class Compared(str):
         return Compared(super().strip(chars))
 
 
-@pytest.mark.parametrize("cell", ["3", '"3\n"'], ids=["by pyarrow", "by Python"])
+@pytest.mark.parametrize("cell", ["3", '"3\n"'], ids=["in native code", "by Python"])
 @pytest.mark.parametrize("missing", ["refuse", "mean"])
 def test_a_columns_name_is_not_compared_with_all_others(
     missing: str, cell: str, monkeypatch: pytest.MonkeyPatch
@@ -106,13 +105,11 @@ def test_a_table_wider_than_any_is_refused() -> None:
 
 def test_a_wide_tables_rows_are_taken_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_file, "_CELLS_AT_ONCE", 32)
-    monkeypatch.setattr(arrow_block, "read", lambda *given: None)
+    monkeypatch.setattr(csv_block, "read", lambda *given: None)
     Path("t.csv").write_text("id,x,y,z,w\n" + "".join(f"{row},1,2,3,4\n" for row in range(13)))
 
     def sizes() -> list[int]:
-        pieces = csv_file.pieces(
-            find_format("t.csv", ReadingSettings()), Plan(["id"]), Refusals("")
-        )
+        pieces = csv_file.pieces(find_format("t.csv", ReadingSettings()), ["id"], Refusals(""))
         return [len(piece.places) for piece in pieces]
 
     assert sizes() == [6, 6, 1]

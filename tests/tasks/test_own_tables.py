@@ -310,8 +310,21 @@ def test_a_missing_number_is_the_mean_of_those_that_are_there() -> None:
     spread, scaled = np.std([1, 3, 8]), encoding.scale.applied(table, "x")
     np.testing.assert_allclose(scaled, np.array([-3, 0, -1, 0, 4]) / spread, rtol=1e-6)
     np.testing.assert_allclose(encoding.edges, (7 / 3, 14 / 3))
-    filled = encoding.scale.filled(table.numbers("x"))
-    assert encoding.intervals(filled).tolist() == [0, 1, 1, 1, 2]
+    again, places = np.empty(5, np.float32), np.empty(5, np.uint8)
+    encoding.encode(table.numbers("x"), again, places)
+    assert (again.tolist(), places.tolist()) == (scaled.tolist(), [0, 1, 1, 1, 2])
+
+
+@pytest.mark.parametrize("bins", [1, 4, 40])
+def test_native_code_encodes_numbers_as_numpy_does(bins: int) -> None:
+    values = np.array([*Seeded(8).generator().normal(3, 50, 97), np.nan, 1e300, -0.0, 3.0])
+    edges = np.sort(np.append(values[:97:5], 3.0))[: bins - 1]
+    both = []
+    for encode in (column_encoding._encode, column_encoding._encode_numpy):
+        scaled, places = np.empty((101, 3), np.float32), np.empty((101, 2), np.uint8)
+        encode(values, 2.5, 0.7, edges, scaled[:, 1], places[:, 1])
+        both.append((scaled[:, 1].tobytes(), places[:, 1].tobytes()))
+    assert both[0] == both[1]
 
 
 @pytest.mark.parametrize("bins", [3, 17, 20, 300])

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fedveil.errors import CertificateError, ExchangeError, InvalidValue, PeerRefused
+from fedveil.errors import CertificateError, ExchangeError, InvalidValue, RightMissing
 from fedveil.link.rights import check_right
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
+from fedveil.vertical.remote.sessions import _told_of
 from fedveil.vertical.scoring import http_server
 from fedveil.vertical.scoring.service import PredictionService
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
@@ -245,8 +246,12 @@ def test_a_session_needs_the_right_of_its_purpose(tmp_path: Path) -> None:
     own = credentials(tmp_path, "bank", {"lead": ["predict"]})
     check_right(own, "lead", "predict")
     for right in ("train", "evaluate", "generate"):
-        with pytest.raises(PeerRefused, match=f"lead may not {right} with bank: roles in"):
+        with pytest.raises(
+            RightMissing, match=f"lead may not {right} with bank: roles in"
+        ) as caught:
             check_right(own, "lead", right)
+        # The other party learns the reason, and not where this party's files are.
+        assert _told_of(caught.value) == f"its roles do not let lead {right}"
     for roles, why in (
         ({"lead": ["predicts"]}, "a right that is not known, predicts \\(did you mean predict"),
         ({"lead": "train"}, "not a list of rights"),

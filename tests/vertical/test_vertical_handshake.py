@@ -154,9 +154,9 @@ def beginning(by: str, attempt: int) -> Message:
 
 
 def test_ids_travel_as_digests_under_a_key_of_the_attempt() -> None:
-    ids = np.array([1, 2, 300])
-    one, other = (alignment.digests(ids, bytes([k]) * 32) for k in (1, 2))
-    assert not set(map(bytes, one)) & set(map(bytes, other))
+    for ids in (np.array([1, 2, 300]), np.array(["1", "2", "300"])):
+        one, other = (alignment.digests(ids, bytes([k]) * 32) for k in (1, 2))
+        assert not set(map(bytes, one)) & set(map(bytes, other))
     assert len({bytes(beginning("digests", n)["key"]) for n in (1, 2)}) == 2  # type: ignore[arg-type]
 
 

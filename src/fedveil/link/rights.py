@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedveil.errors import PeerRefused
+from fedveil.errors import RightMissing
 from fedveil.link.tls import Credentials
 from fedveil.link.tls_settings import FILE
 
@@ -23,7 +23,7 @@ def may(own: Credentials, names: Iterable[str], right: str) -> bool:
 
 
 def check_right(own: Credentials | None, party: str, right: str) -> None:
-    """Raise PeerRefused if this party's `tls.yaml` does not give `right` to `party`.
+    """Raise RightMissing if this party's `tls.yaml` does not give `right` to `party`.
 
     `party` is a party of the job. `own` are this party's credentials. None means no TLS, which
     gives all rights.
@@ -31,7 +31,8 @@ def check_right(own: Credentials | None, party: str, right: str) -> None:
     if own is None or own.settings.roles is None:
         return
     if not may(own, [own.name_of(party)], right):
-        raise PeerRefused(
+        raise RightMissing(
             f"{party} may not {right} with {own.party}: roles in {own.settings.path(FILE)} do not "
-            f"give it that right"
+            f"give it that right",
+            told=f"its roles do not let {party} {right}",
         )

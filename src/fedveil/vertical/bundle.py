@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 from torch import nn
 
 from fedveil import __version__
-from fedveil.base.array_types import utf8
+from fedveil.base.text_digests import text_digests
 from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened
 from fedveil.errors import BundleInvalid, MessageInvalid
 from fedveil.record.model_file import write_model
@@ -200,10 +200,8 @@ def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequenc
 
 
 def id_digests(ids: Ids) -> np.ndarray:
-    """Return a digest of 16 bytes for each id, one per row."""
-    blake2b = hashlib.blake2b
-    made = [blake2b(text, digest_size=DIGEST_BYTES).digest() for text in utf8(ids.astype(np.str_))]
-    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, DIGEST_BYTES)
+    """Return a digest of each id, one per row."""
+    return text_digests(ids.astype(np.str_), DIGEST_BYTES)
 
 
 def digest(data: bytes) -> str:

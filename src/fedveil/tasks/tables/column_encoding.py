@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 
 from fedveil.base.array_types import Array, Float32s, Float64s
+from fedveil.base.kernels import compiled
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
@@ -109,14 +110,41 @@ class Numbers(Settings):
         kind = table.kinds.get(column, "number")
         return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
-    def intervals(self, values: Float64s) -> Array:
-        """Return the index, from 0, of the interval that contains each number."""
-        if len(self.edges) > _FEW_EDGES:
-            return np.searchsorted(np.array(self.edges), values, side="right")
-        places = np.zeros(len(values), np.uint8)
-        for edge in self.edges:
-            places += values >= edge
-        return places
+    def encode(self, values: Float64s, scaled: Float32s, intervals: Array) -> None:
+        """Write each number's scaled value, and the index of its interval, from 0."""
+        edges = np.array(self.edges)
+        _encode(values, self.scale.mean, self.scale.deviation, edges, scaled, intervals)
+
+
+def _encode_numpy(
+    values: Float64s, mean: float, deviation: float, edges: Float64s, scaled: Float32s,
+    intervals: Array,
+) -> None:  # fmt: skip
+    scale = Scale(mean=mean, deviation=deviation)
+    filled = scale.filled(values)
+    scaled[:] = scale.scaled(filled)
+    intervals[:] = np.searchsorted(edges, filled, side="right")
+
+
+@compiled(_encode_numpy)
+def _encode(
+    values: Float64s, mean: float, deviation: float, edges: Float64s, scaled: Float32s,
+    intervals: Array,
+) -> None:  # fmt: skip
+    for row in range(len(values)):
+        value = mean if np.isnan(values[row]) else values[row]
+        scaled[row] = np.float32((value - mean) / deviation)
+        place, steps = 0, len(edges) if len(edges) <= _FEW_EDGES else 0
+        for edge in edges[:steps]:
+            place += edge <= value
+        high = len(edges) if steps == 0 else place
+        while place < high:
+            middle = (place + high) // 2
+            if edges[middle] <= value:
+                place = middle + 1
+            else:
+                high = middle
+        intervals[row] = place
 
 
 class Words(Settings):
@@ -244,9 +272,8 @@ class Encoding(Stored):
             count = len(next(iter(columns.values())))
             encoded = {key: np.empty((count, *each[:1]), each[1]) for key, each in widths.items()}
             for at, (name, number) in enumerate(self._numbers.items()):
-                values = number.scale.filled(columns[name])
-                encoded["numbers"][:, at] = number.scale.scaled(values)
-                encoded["intervals"][:, at] = number.intervals(values)
+                scaled, intervals = encoded["numbers"][:, at], encoded["intervals"][:, at]
+                number.encode(columns[name], scaled, intervals)
             for at, (name, known) in enumerate(places.items()):
                 encoded["words"][:, at] = known[columns[name]]
             for table, arrays in zip(tables, stored, strict=True):

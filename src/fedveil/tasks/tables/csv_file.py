@@ -1,7 +1,8 @@
 """Reads a table from CSV with a header. Empty lines are skipped.
 
-If pyarrow is installed, it reads the blocks whose quotes and lines are unambiguous. From the first
-ambiguous block to the end of the file, Python's csv module is used. Both give the same cells.
+If numba is installed, native code reads the blocks whose quotes and lines are unambiguous, each
+while the one before is encoded. From the first ambiguous block to the end of the file, Python's csv
+module is used. Both give the same cells.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
 from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import shown
-from fedveil.tasks.tables import arrow_block
+from fedveil.tasks.tables import csv_block
 from fedveil.tasks.tables.csv_format import CsvFormat
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_piece import Piece, Plan
+from fedveil.tasks.tables.table_piece import Piece
 
 Record: TypeAlias = tuple[int, list[str]]
 
@@ -47,8 +49,8 @@ def header(found: CsvFormat) -> list[str]:
         return _header(found.path, _reader(found, blocks))
 
 
-def pieces(found: CsvFormat, plan: Plan, refusals: Refusals) -> Iterator[Piece]:
-    """Yield the file's rows in pieces, with the columns of `plan`.
+def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
+    """Yield the file's rows in pieces, with the columns `names`.
 
     `found` is the file's format. A row whose length differs from the header's is omitted and
     reported to `refusals`.
@@ -61,14 +63,27 @@ def pieces(found: CsvFormat, plan: Plan, refusals: Refusals) -> Iterator[Piece]:
         for _ in range(line):
             begun.readline()
         rest = chain(filter(None, [begun.read()]), blocks)
-        for block in rest:
-            fast = arrow_block.read(found, columns, plan, block, line + 1)
-            if fast is None:
-                records = _records(found, chain([block], rest), line, columns, refusals)
-                yield from _slowly(found.path, columns, records)
-                return
-            yield fast
-            line += len(fast.places)
+
+        def following(
+            line: int, asked: list[csv_block.Asked]
+        ) -> tuple[str, csv_block.CsvBlock | None]:
+            block = next(rest, "")
+            made = csv_block.read(found, columns, names, block, line) if block else None
+            if made is not None:
+                made.prepare(asked)
+            return block, made
+
+        asked: list[csv_block.Asked] = []
+        with ThreadPoolExecutor(1) as thread:
+            block, fast = following(line + 1, asked)
+            while fast is not None:
+                line += len(fast.places)
+                ahead = thread.submit(following, line + 1, asked)
+                yield fast
+                asked = list(fast.read)
+                block, fast = ahead.result()
+        records = _records(found, chain([block], rest), line, columns, refusals)
+        yield from _slowly(found.path, columns, records)
 
 
 def _slowly(path: str, columns: Sequence[str], records: Iterator[Record]) -> Iterator[Piece]:

@@ -8,16 +8,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Array, Int64s, are_distinct
+from fedveil.base.array_types import Int64s, are_distinct
 from fedveil.settings.allowed import plain, shown
-from fedveil.tasks.tables.id_rules import ROUNDED, keep_plain, normalised
+from fedveil.tasks.tables.id_rules import MOST_ID_LETTERS, ROUNDED, keep_plain, normalised
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_piece import Piece
 from fedveil.vertical.task_settings import IdSettings
-
-#: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
-#: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
-MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
@@ -33,11 +29,10 @@ class IdColumn:
     def add(self, piece: Piece) -> None:
         if self._name is None:
             return
-        plain_ids = piece.plain_ids(self._name)
-        if plain_ids is not None and keep_plain(self._rules):
-            codes, lengths = plain_ids
-            if lengths.max() <= MOST_ID_LETTERS:
-                self._ids.append(_texts(codes, lengths))
+        if keep_plain(self._rules):
+            plain_ids = piece.plain_ids(self._name)
+            if plain_ids is not None:
+                self._ids.append(plain_ids)
                 return
         written = piece.cells(self._name)
         refused: set[int] = set()
@@ -99,19 +94,6 @@ _PROBLEMS: Final = {
     "NUL": "contains a NUL character, which an id must not",
     "rounded": "is a number that a spreadsheet has rounded; export it as text",
 }
-
-
-def _texts(codes: Array, lengths: Array) -> npt.NDArray[np.str_]:
-    """Return texts from the code points of their letters.
-
-    `codes` has the letters of all texts, one text after another, and `lengths` has each text's
-    number of letters.
-    """
-    longest = int(lengths.max())
-    letters = np.zeros((len(lengths), longest), np.uint32)
-    letters[np.arange(longest) < lengths[:, None]] = codes
-    texts: npt.NDArray[np.str_] = letters.view(f"U{longest}")[:, 0]
-    return texts
 
 
 def _kind(cell: str) -> str:

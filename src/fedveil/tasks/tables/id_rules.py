@@ -9,6 +9,9 @@ from typing import Final, Literal
 
 from fedveil.vertical.task_settings import IdSettings
 
+#: All ids of a table take as much memory as the longest one: NumPy's texts have one width, with 4
+#: bytes for each letter. A UUID has 36 letters, and a SHA-512 in hexadecimal digits 128.
+MOST_ID_LETTERS: Final = 256
 _DECIMAL_ZERO = re.compile(r"([+-]?[0-9]+)\.0*")
 _ZEROS = re.compile(r"([+-]?)0+(?=[0-9]+\Z)")
 #: A spreadsheet's form of a long number, whose last digits are lost.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from fedveil.base.array_types import Float64s
+from fedveil.base.array_types import Bools, Float64s
 from fedveil.settings.allowed import plain, shown
 from fedveil.tasks.tables.cell_forms import FORMS, KINDS, NOUNS, is_missing, is_short_date
 from fedveil.tasks.tables.csv_format import key
@@ -84,19 +84,18 @@ class NumberColumn:
         if settings.decimal is not None:
             forms = tuple(f for f in forms if f not in _DECIMALS or f == settings.decimal)
         self.forms, self._cells = list(forms), cells
-        self.plain = True
         self._differs: dict[tuple[str, str], tuple[int, str]] = {}
         self._seen = False
 
     def add(self, piece: Piece) -> None:
         found = None if self._cells.empty else self._plain_numbers(piece)
         if found is None or np.isinf(found.values).any():
-            self.plain = False
             self._add_texts(piece)
             return
-        if not np.isnan(found.values).all():
+        missing = np.isnan(found.values)
+        if not missing.all():
             self._seen, self.forms = True, list(found.forms)
-        self._check_missing(found.values, piece)
+        self._check_missing(missing, piece)
         self._spool.append([self._key(form) for form in self.forms], found.values)
 
     def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
@@ -127,7 +126,7 @@ class NumberColumn:
             self._refuse(piece, rows, cell, short or f"is not {NOUNS[self.forms[0]]}")
             table = np.where(bad, 0.0, table)
         self._seen |= not np.isnan(table).all()
-        self._check_missing(table[codes, 0], piece)
+        self._check_missing(np.isnan(table[codes, 0]), piece)
         self._store(table, codes, words, piece)
 
     def _store(
@@ -151,9 +150,9 @@ class NumberColumn:
                 for form in alike:  # a later piece may exclude any of them
                     self._differs.setdefault((self.forms[form], self.forms[at]), cell)
 
-    def _check_missing(self, values: Float64s, piece: Piece) -> None:
-        if not self._lacks and np.isnan(values).any():
-            rows = np.flatnonzero(np.isnan(values))
+    def _check_missing(self, missing: Bools, piece: Piece) -> None:
+        if not self._lacks and missing.any():
+            rows = np.flatnonzero(missing)
             places = [piece.places[row] for row in rows[:3]]
             said = f": {plain(self.name)} is empty"
             self._refusals.rows(self.name, "empty", said, places, len(rows))

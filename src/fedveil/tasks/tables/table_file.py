@@ -24,7 +24,7 @@ from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.id_column import IdColumn
 from fedveil.tasks.tables.number_column import Cells, NumberColumn, settle
 from fedveil.tasks.tables.refusals import Refusals
-from fedveil.tasks.tables.table_piece import Piece, Plan
+from fedveil.tasks.tables.table_piece import Piece
 from fedveil.vertical.task_settings import IdSettings, ReadingSettings
 
 _SHOWN_COLUMNS = 20
@@ -145,8 +145,7 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
     columns_there = header(path, wanted.reading, wanted.place)
     check_known(path, {"the job": names}, columns_there)
-    # pyarrow reads all columns if none is named.
-    plan, spool = Plan(tuple(dict.fromkeys(names)) or (columns_there[0],), wanted.id), Spool()
+    spool = Spool()
     ids = IdColumn(wanted.id, wanted.rules, found)
     cells = Cells(wanted.reading.empty)
     numbers = [
@@ -156,14 +155,13 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     words = [_WordColumn(name, wanted, spool, found) for name in wanted.words]
     columns: list[NumberColumn | _WordColumn] = [*numbers, *words]
     places = []
-    pieces, said = _pieces(path, wanted, plan, found)
+    pieces, said = _pieces(path, wanted, names or columns_there[:1], found)
     for piece in pieces:
         found.unit = piece.unit
         places.append(_row_numbers(piece.places))
         ids.add(piece)
         for column in columns:
             column.add(piece)
-        _expect(plan, numbers)
     if not places and not len(found):
         raise DataInvalid(f"{path} has a header but no rows")
     forms = settle(numbers, wanted.place) if places else {}
@@ -181,18 +179,6 @@ def _row_numbers(places: Sequence[int]) -> Int64s:
     if isinstance(places, range):  # np.array would read it number by number
         return np.arange(places.start, places.stop)
     return np.array(places, np.int64)
-
-
-def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
-    """Choose which columns of the next piece are read as plain numbers, and update `plan`.
-
-    The choice depends on the forms of number that `columns` still allow.
-    """
-    marks = {column.evidence for column in columns} & {"point", "comma"}
-    form = "comma" if marks == {"comma"} else "point"
-    plan.decimal = "," if form == "comma" else "."
-    plan.numbers = {c.name for c in columns if c.plain and c.forms == [form]}
-    plan.wholes = {c.name for c in columns if c.plain and c.forms == ["point", "comma"]}
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
@@ -233,18 +219,18 @@ class _WordColumn:
 
 
 def _pieces(
-    path: str, wanted: Wanted, plan: Plan, refusals: Refusals
+    path: str, wanted: Wanted, names: Sequence[str], refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str]]:
-    """Open the file to read the columns of `plan`.
+    """Open the file to read the columns `names`.
 
     Returns the file's pieces, and sentences that describe its format.
     """
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)
-        return parquet_file.pieces(path, plan.names), ["Parquet"]
+        return parquet_file.pieces(path, names), ["Parquet"]
     found = find_format(path, wanted.reading, wanted.place)
-    return csv_file.pieces(found, plan, refusals), [found.said]
+    return csv_file.pieces(found, list(dict.fromkeys(names)), refusals), [found.said]
 
 
 def is_parquet(path: str) -> bool:

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fedveil.base.array_types import Array, Float64s, Int32s
-
-
-@dataclass
-class Plan:
-    """The columns to read from a file, and their types. Updated during reading.
-
-    `numbers` are the columns with only plain numbers so far, whose decimal separator is `decimal`.
-    `wholes` have only digits and signs so far. All other columns are read as texts.
-    """
-
-    names: Sequence[str]
-    id: str | None = None
-    numbers: set[str] = field(default_factory=set)
-    wholes: set[str] = field(default_factory=set)
-    decimal: str = "."
+from fedveil.base.array_types import Float64s, Int32s
 
 
 class PlainNumbers(NamedTuple):
@@ -65,8 +50,8 @@ class Piece(ABC):
         """Return a column of ISO dates as days since 1970. None if it must be read as texts."""
         return None
 
-    def plain_ids(self, column: str) -> tuple[Array, Array] | None:
-        """Return the ASCII codes of all ids, one id after another, and the length of each id.
+    def plain_ids(self, column: str) -> npt.NDArray[np.str_] | None:
+        """Return the ids if they are ASCII and none is too long.
 
         None if an id is empty or has a space, a control character, a point or a plus sign.
         """

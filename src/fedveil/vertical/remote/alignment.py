@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import row_values
+from fedveil.base.text_digests import text_digests
 from fedveil.errors import DataInvalid, FewCommon
-from fedveil.vertical.remote.blinding import texts
+from fedveil.vertical.remote.blinding import TEXT, texts
 from fedveil.vertical.rows import Ids, Positions, align
 
 KEY_BYTES = 32
@@ -101,14 +102,11 @@ def _lacking(
 
 def digests(ids: Ids, key: bytes) -> Digests:
     """Return a digest of 16 bytes for each id, one per row, keyed with `key`."""
-    keyed = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
-
-    def digest(text: bytes) -> bytes:
-        one = keyed.copy()  # costs half of a new one
-        one.update(text)
-        return one.digest()
-
-    return np.frombuffer(b"".join(map(digest, texts(ids))), np.uint8).reshape(-1, DIGEST_BYTES)
+    if ids.dtype.kind == "U":
+        return text_digests(ids, DIGEST_BYTES, key, TEXT)
+    blake2b = hashlib.blake2b
+    made = (blake2b(number, key=key, digest_size=DIGEST_BYTES).digest() for number in texts(ids))
+    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def holds_twice(rows: Digests) -> bool:

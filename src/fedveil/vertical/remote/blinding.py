@@ -29,6 +29,8 @@ from fedveil.vertical.rows import Ids
 _NO_POINTS = np.empty((0, POINT_BYTES), np.uint8)
 #: The number of points that a thread processes at a time.
 _PIECE = 512
+#: The bytes before an id that is a text.
+TEXT = b"text "
 _DOMAIN = b"fedveil: an id of %s\0"
 
 
@@ -121,7 +123,7 @@ def texts(ids: Ids) -> Iterable[bytes]:
     So the bytes of a whole number and of a text are never equal.
     """
     if ids.dtype.kind == "U":
-        return map(b"text ".__add__, utf8(ids))
+        return map(TEXT.__add__, utf8(ids))
     return (b"number %d" % number for number in ids.tolist())
 
 

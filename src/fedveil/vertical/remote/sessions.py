@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from fedveil.base.message import Message, Value
 from fedveil.base.quantity import quantity
-from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, Unfit
+from fedveil.errors import ExchangeError, FedveilError, LinkLost, PeerRestarted, RightMissing, Unfit
 from fedveil.link.channel import Exchange, drive
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
@@ -233,7 +233,7 @@ def closing(links: Iterable[Link]) -> Iterator[None]:
 
 def _told_of(error: BaseException) -> str:
     match error:
-        case ExchangeError():
+        case ExchangeError() | RightMissing():
             return error.told
         case KeyboardInterrupt():
             return "it was interrupted"

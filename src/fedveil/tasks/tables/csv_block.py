@@ -1,0 +1,168 @@
+"""Reads a block of a CSV file in native code, if Python's csv module would find the same cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.base.array_types import Array, Float64s, Int32s
+from fedveil.base.kernels import HAVE_NUMBA
+from fedveil.tasks.tables import native_cells
+from fedveil.tasks.tables.cell_forms import FORMS, is_missing
+from fedveil.tasks.tables.csv_format import CsvFormat
+from fedveil.tasks.tables.id_rules import MOST_ID_LETTERS
+from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
+
+#: The bytes of ids that no rule of `id_rules` but letters' case and leading zeros can change.
+_PLAIN = np.array([33 <= code < 127 and chr(code) not in ".+" for code in range(256)])
+#: Python's reader refuses cells of more than 131,072 characters.
+_MOST_LINE = 1 << 17
+_MARKS = ("point", "comma")
+#: A reader of cells and the column that it reads.
+Asked: TypeAlias = tuple[str, str]
+
+
+class CsvBlock(Piece):
+    """Rows of a CSV file, whose cells are located but not yet read.
+
+    `starts` and `ends` have the first byte of each cell and the one after it, for the columns
+    `names`, and `line` is the line number of the first row.
+    """
+
+    unit = "line"
+
+    def __init__(
+        self, path: str, names: Sequence[str], block: bytes, starts: Int32s, ends: Int32s, line: int
+    ) -> None:
+        self.path, self._text, self._block = path, block, np.frombuffer(block, np.uint8)
+        self._place = {name: at for at, name in enumerate(names)}
+        self._starts, self._ends = starts, ends
+        self.read: dict[Asked, Any] = {}
+        self.places = range(line, line + len(starts))
+
+    def prepare(self, asked: Iterable[Asked]) -> None:
+        """Read columns before they are asked for, which another thread may do."""
+        for what, column in asked:
+            self._read(what, column)
+
+    def cells(self, column: str) -> list[str]:
+        return list(self._decoded(column, slice(None)))
+
+    def coded(self, column: str) -> tuple[Int32s, list[str]]:
+        codes, firsts = self._read("distinct", column)
+        if firsts is None:
+            return super().coded(column)
+        return codes, list(self._decoded(column, firsts))
+
+    def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
+        values, odd, noted = self._read("numbers", column)
+        possible = {form for form in forms if form in _MARKS}
+        for form, mark, sure in (
+            ("point", native_cells.POINT, native_cells.SURE_POINT),
+            ("comma", native_cells.COMMA, native_cells.SURE_COMMA),
+        ):
+            if noted & mark:  # the other form may read the mark as one of thousands
+                if form not in possible or not (noted & sure or possible == {form}):
+                    return None
+                possible = {form}
+        binary = not noted & native_cells.NOT_BINARY
+        for row, text in zip(odd.tolist(), self._decoded(column, odd), strict=True):
+            if is_missing(text, ()):
+                values[row] = np.nan
+                continue
+            read = {form: FORMS[form](text) for form in possible}
+            possible = {form for form in possible if read[form] is not None}
+            numbers = {read[form] for form in possible}
+            if len(numbers) != 1:
+                return None
+            values[row], binary = numbers.pop(), binary and text in ("0", "1")
+        kept = [form for form in forms if form in possible or (form == "boolean" and binary)]
+        return PlainNumbers(values, kept)
+
+    def dates(self, column: str) -> Float64s | None:
+        days: Float64s
+        days, odd = self._read("dates", column)
+        if 8 * len(odd) > len(days):  # such as dates with times
+            return None
+        for row, text in zip(odd.tolist(), self._decoded(column, odd), strict=True):
+            read = np.nan if is_missing(text, ()) else FORMS["iso"](text)
+            if read is None:
+                return None
+            days[row] = read
+        return days
+
+    def plain_ids(self, column: str) -> npt.NDArray[np.str_] | None:
+        ids: npt.NDArray[np.str_] | None = self._read("ids", column)
+        return ids
+
+    def _read(self, what: str, column: str) -> Any:
+        """Return a column as read by one of `native_cells`, which happens once."""
+        if (what, column) not in self.read:
+            self.read[what, column] = _READERS[what](self._block, *self._cells(column))
+        return self.read[what, column]
+
+    def _cells(self, column: str) -> tuple[Int32s, Int32s]:
+        place = self._place[column]
+        # Contiguous copies, because each is read several times.
+        return self._starts[:, place].copy(), self._ends[:, place].copy()
+
+    def _decoded(self, column: str, rows: Any) -> Iterator[str]:
+        starts, ends = (of[rows].tolist() for of in self._cells(column))
+        for start, end in zip(starts, ends, strict=True):
+            yield self._text[start:end].decode().strip()
+
+
+def _distinct(block: Array, starts: Int32s, ends: Int32s) -> tuple[Int32s, Int32s | None]:
+    count = len(starts)
+    codes, firsts = np.empty(count, np.int32), np.empty(count, np.int32)
+    table = np.zeros(1 << (2 * count).bit_length(), np.int32)
+    found = native_cells.distinct(block, starts, ends, table, codes, firsts)
+    return codes, None if found < 0 else firsts[:found]
+
+
+def _numbers(block: Array, starts: Int32s, ends: Int32s) -> tuple[Float64s, Int32s, int]:
+    values, odd = np.empty(len(starts)), np.empty(len(starts), np.int32)
+    many, noted = native_cells.numbers(block, starts, ends, values, odd)
+    return values, odd[:many], noted
+
+
+def _dates(block: Array, starts: Int32s, ends: Int32s) -> tuple[Float64s, Int32s]:
+    days, odd = np.empty(len(starts)), np.empty(len(starts), np.int32)
+    return days, odd[: native_cells.dates(block, starts, ends, days, odd)]
+
+
+def _ids(block: Array, starts: Int32s, ends: Int32s) -> npt.NDArray[np.str_] | None:
+    longest = int((ends - starts).max())
+    if not 0 < longest <= MOST_ID_LETTERS:
+        return None
+    texts = np.empty((len(starts), longest), np.uint32)
+    plain = native_cells.letters(block, starts, ends, _PLAIN, texts)
+    return texts.view(f"U{longest}")[:, 0] if plain else None
+
+
+_READERS: Final = {"distinct": _distinct, "numbers": _numbers, "dates": _dates, "ids": _ids}
+
+
+def read(
+    found: CsvFormat, columns: Sequence[str], names: Sequence[str], text: str, line: int
+) -> CsvBlock | None:
+    """Locate the cells of a block of text whose first line is number `line` of the file.
+
+    `found` is the file's format, `columns` its header, and `names` the columns to read. Returns
+    None if numba is not installed, or if Python's reader might find different cells: each line must
+    be a row, and quotes may only surround whole cells.
+    """
+    if not HAVE_NUMBA:
+        return None
+    block, place = text.encode(), {name: at for at, name in enumerate(names)}
+    kept = np.array([place.get(name, -1) for name in columns])
+    most_rows = block.count(b"\n") + 1
+    starts, ends = (np.empty((most_rows, len(names)), np.int32) for _ in range(2))
+    bytes_, separator = np.frombuffer(block, np.uint8), ord(found.separator)
+    rows = native_cells.locate(bytes_, separator, kept, starts, ends, _MOST_LINE)
+    if rows < 0:
+        return None
+    return CsvBlock(found.path, names, block, starts[:rows], ends[:rows], line)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from fedveil.base import text_digests
+
+
+@pytest.mark.parametrize(("key", "prefix"), [(b"key" * 9, b"text "), (b"", b"")])
+def test_native_digests_are_those_of_hashlib(
+    key: bytes, prefix: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ["k" * length + str(length) for length in range(1, 121)]
+    for texts in (np.array([*short, "a\0b", ""]), np.array(["é", "k"]), np.array(["k" * 129, "k"])):
+        expected = b"".join(
+            hashlib.blake2b(prefix + text.encode(), key=key, digest_size=16).digest()
+            for text in texts.tolist()
+        )
+        for few in (len(texts), len(texts) + 1):
+            monkeypatch.setattr(text_digests, "_FEW", few)
+            made = text_digests.text_digests(texts, 16, key, prefix)
+            assert (made.shape, made.tobytes()) == ((len(texts), 16), expected)
