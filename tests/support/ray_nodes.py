@@ -16,7 +16,7 @@ _PORTS = (
     "runtime_env_agent_port",
 )
 #: A node's shared memory for objects.
-_STORE_BYTES = 80 << 20
+STORE_BYTES = 80 << 20
 
 # Ray's nodes read these. By default their workers give way to every other process.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
@@ -36,4 +36,4 @@ def node(cores: int, **more: Any) -> dict[str, Any]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         ports = {name: s.getsockname()[1] for name, s in zip(_PORTS, sockets, strict=True)}
-    return {"num_cpus": cores, "object_store_memory": _STORE_BYTES, **ports, **more}
+    return {"num_cpus": cores, "object_store_memory": STORE_BYTES, **ports, **more}
