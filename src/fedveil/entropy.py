@@ -47,7 +47,10 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Entropy(ABC):
-    """A keystream with exact samplers. Not safe to share between threads."""
+    """A source of random bytes (a keystream), with samplers whose distributions are exact.
+
+    Not safe to share between threads.
+    """
 
     #: The name of this source in a run's record and report.
     description: str
@@ -81,7 +84,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write the keystream to `target` without the buffer, except to a short rest at its end.
+        """Write keystream into `target` without the buffer, except into a short rest at its end.
 
         Returns the number of bytes written.
         """
@@ -128,9 +131,9 @@ class Entropy(ABC):
     def integers(self, high: int, count: int) -> Int64s:
         """Return `count` independent integers, uniform on 0..high-1.
 
-        Each is a random 64-bit word modulo `high`. Words at or above the largest multiple of `high`
-        are rejected, so the distribution is exactly uniform. This rejects less than half of all
-        words. (Lemire's multiplication would need 128-bit products.)
+        Each is a random 64-bit word modulo `high`. Let m be the largest multiple of `high` that is
+        at most 2^64. Words from m on are rejected, so the distribution is exactly uniform. This
+        rejects less than half of all words. (Lemire's multiplication would need 128-bit products.)
         """
         high = integer("high", high, 1, 1 << 63)
         limit = (1 << _WORD) - (1 << _WORD) % high

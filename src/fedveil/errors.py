@@ -89,7 +89,7 @@ class TaskInvalid(FedveilError, ValueError):
 
 
 class MessageInvalid(FedveilError, ValueError):
-    """Received bytes are not a message in canonical encoding."""
+    """A received message is not in canonical encoding, or its content is invalid."""
 
 
 class MessageTooLong(FedveilError, ValueError):

@@ -10,6 +10,7 @@ from fedveil.entropy import Seeded
 def generator(seed: int, *path: int | str) -> torch.Generator:
     """Return a torch generator for one purpose. Equal arguments give equal random numbers.
 
-    `path` names the purpose, such as "gradient", "cohort", 3.
+    `seed` is the job's seed. `path` names the purpose, such as "gradient", "cohort", 3, and
+    different purposes get independent numbers.
     """
     return torch.Generator().manual_seed(Seeded(seed, "attack", *path).integer(1 << 63))

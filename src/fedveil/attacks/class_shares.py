@@ -1,13 +1,15 @@
 """Inference of a client's classes from its report: the count of each, and the predominant one.
 
 Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
-(`gradient.label_counts`). Property inference decides if more than half of the examples are of one
-class. The attacker simulates clients with its own examples, with and without that property, and
-trains them from the round's weights. The difference of the mean updates of both groups is a
-direction. The score of a report is how far it points in this direction.
+(`gradient.label_counts`). Property inference decides if more than half of the client's examples are
+of one class. The attacker simulates two groups of clients with its own examples, one with that
+property and one without it, and trains them from the round's weights. The difference between the
+mean updates of the two groups is a direction. The score of a report is how far it points in this
+direction.
 
-Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". There
-a classifier is trained on the updates. Here it is linear: the difference of the means.
+Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". The
+paper trains a classifier on the updates. The classifier here is linear: the difference of the
+means.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates what the server sees of clients with given updates.
+    """Simulates what the server sees when clients report given updates.
 
     The server sees each client's report or, if reports reveal nothing, the smallest sum of reports
     that the protection allows.
@@ -51,10 +53,10 @@ class Observer:
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield one `Reading` for each update: what the attacker learns from that client's report.
+        """Yield a `Reading` for each update: the attacker's estimate of it from the report.
 
-        If reports reveal nothing, the reading is that of a sum: the client's update plus the
-        updates of other clients, drawn at random.
+        If single reports reveal nothing, the estimate is that of a sum: the client's update plus
+        the updates of other clients, drawn at random.
         """
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
@@ -95,7 +97,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients with `count` examples each, most of them of one class.
+    """Simulates clients that each hold `count` examples, mostly of one class.
 
     `wanted` lists the classes that the attack tries one after another.
     """
@@ -107,10 +109,11 @@ class Classes:
 
     @classmethod
     def of(cls, target: Target, most: int) -> Classes:
-        """Choose at most `most` classes that are common enough to fill most of a client's examples.
+        """Choose up to `most` classes to attack, and return the simulation of their clients.
 
-        The training data must have enough examples of the class for a client, and the test data
-        enough for the attacker.
+        A class qualifies if both the training data and the test data have enough examples of it for
+        one client. The attacked clients get training examples, the attacker's own clients test
+        examples.
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
         count = int(np.median(target.partition.sizes))
@@ -126,7 +129,7 @@ class Classes:
         return cls(target, count, sorted(map(int, wanted)), entropy)
 
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
-        """Train `number` simulated clients, and return their updates.
+        """Train `number` simulated clients on random `examples`, and return their updates.
 
         If `has` is True, most examples of each client are of class `wanted`. Otherwise at most half
         are.
@@ -148,9 +151,9 @@ class Classes:
     ) -> tuple[list[Float64s], list[Float64s]]:
         """Return the scores of the attacker's simulated clients, and those of the attacked clients.
 
-        Each result is a list of two arrays: the scores of clients that hold mostly the class
-        `wanted`, and those of other clients. `shadows` is the length of the arrays of simulated
-        clients, and `cases` that of the arrays of attacked clients.
+        Each of the two results is a list of two arrays: the scores of clients that hold mostly the
+        class `wanted`, and the scores of other clients. The arrays have `shadows` entries for
+        simulated clients and `cases` entries for attacked clients.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -193,9 +196,9 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
     """Return two metrics of iLRG: the labels counted correctly, and the clients without an error.
 
     The first is the median over the clients of the share of labels that are counted correctly. It
-    comes with the share that an attacker gets who guesses from the class frequencies of the test
-    data. Returns an empty list if the optimiser is not SGD, or if the model does not end in a dense
-    layer.
+    is compared with an attacker who guesses the counts from the class frequencies of the test data.
+    The second is the share of clients whose counts are all right. Returns an empty list if the
+    optimiser is not SGD, or if the model does not end in a dense layer.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))

@@ -72,9 +72,10 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 
 
 def said(view: Seen, sums: bool = False) -> Reading:
-    """Return the attacker's reading of the first client's report in the server's `view`.
+    """Return the attacker's estimate of the first client's update in a round.
 
-    If reports reveal nothing, or if `sums` is True, returns the reading of the sum instead.
+    `view` is all that the server sees of the round. The estimate comes from that client's report.
+    If reports reveal nothing, or if `sums` is True, it comes from the sum of all reports.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:
@@ -96,8 +97,8 @@ def evidence(
 ) -> tuple[Float64s, Float64s]:
     """Simulate a client that always reports `pair.a`, and one that always reports `pair.b`.
 
-    Each takes part in `rounds` rounds, and is simulated `trials` times with new noise. Returns an
-    array [trials, rounds] for each of the two: the evidence of every report for `a` against `b`
+    Each takes part in `rounds` rounds, and is simulated `trials` times with new noise. Returns two
+    arrays [trials, rounds], one for each client: the evidence of every report for `a` against `b`
     (see `telling`). With `sums`, the attacker sees only the sum of all reports. `step` is called
     after each trial.
     """
@@ -124,11 +125,12 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    It is the best of several candidates: two opposite updates that every protection clips, and one
-    of these against one of almost no size. Both kinds are tried, since a protection may hide an
-    update's size better or worse than its direction. With seeded `entropy`, all candidates get the
-    same noise. The best pair has the largest distance between the mean evidence of its two updates,
-    in standard deviations. With `sums`, the evidence is that of the sum of all reports.
+    It is the best of several candidate pairs. In one, the updates are opposite and so long that
+    every protection clips them. In the others, one update is that long and the other is almost
+    zero. Both kinds are tried, since a protection may hide an update's size better or worse than
+    its direction. With seeded `entropy`, all candidates get the same noise. The best pair has the
+    largest distance between the mean evidence of its two updates, in standard deviations. With
+    `sums`, the evidence is that of the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -164,7 +166,9 @@ class Distinguished:
     def figures(self) -> Iterator[Measured]:
         """Yield the metrics: lower bounds on epsilon, their limits, and the share of right guesses.
 
-        The metric "distance to the ledger" is the claimed epsilon minus the bound in `audit`.
+        The metric "distance to the ledger" is the claimed epsilon minus the lower bound of `audit`.
+        The metric "most that ... trials can show" is the largest bound that this number of trials
+        allows.
         """
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
@@ -180,7 +184,7 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that maps a factor to the charges of `rounds` reports.
+    """Return a function from a cost factor to the charges of `rounds` reports, or None.
 
     A charge is a privacy loss and its number of releases. The factor 1 gives the charges of
     `protection`. A larger factor gives those of a protection with a costlier value of the parameter
@@ -208,11 +212,12 @@ def distinguish(
     claim: Figure,
     family: Family | None = None,
 ) -> Distinguished:
-    """Measure how well evidence distinguishes clients with one update from those with another.
+    """Return how well evidence distinguishes clients with one update from clients with another.
 
-    `ahead` holds the summed evidence of clients with the first update, `back` that of clients with
-    the second. Evidence above 0 favours the first. `pair` names the updates. `claim` is the epsilon
-    that the ledger states for `rounds` reports. `family` is the result of `curves`.
+    `ahead` has the summed evidence of each simulated client with the first update, and `back` that
+    of each client with the second. Evidence above 0 favours the first update. `pair` names the
+    updates. `claim` is the epsilon that the ledger states for `rounds` reports. `family` is the
+    result of `curves`.
 
         >>> import numpy as np
         >>> from fedveil.attacks.distinguishing import distinguish
@@ -250,7 +255,7 @@ def distinguished(
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
     For each update of a pair, `trials` runs are simulated. Every report of a run also counts as a
     single report, so there are `trials` times `rounds` single reports. With `sums` the attacker
-    sees only the sum of all reports.
+    sees only the sum of all reports. Returns two results for each pair, or one if `rounds` is 1.
     """
     found, done = [], 0
     watch = watch or Watch()

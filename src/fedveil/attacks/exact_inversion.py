@@ -12,10 +12,10 @@ The bias gradient gives the scales.
 
 The paper draws such neurons at random, in about 2^(b - 1) draws. Here an iteration makes directions
 sparse (iteratively reweighted least squares). It starts from a random direction. Each step takes
-the direction that is least on all neurons, each weighted inversely to its previous response, ever
-more sharply. Starts differ in four ways: the neurons on which they are zero at first, the initial
-sharpness, the weight of neurons that few examples move, and the found columns to which they are
-orthogonal.
+the unit direction with the least weighted squared responses over all neurons. The weights are the
+inverse squared responses of the previous step, with an ever sharper peak at 0. Starts differ in
+four ways: the neurons on which they are zero at first, the initial sharpness, the weight of neurons
+that few examples move, and the found columns to which they are orthogonal.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and a loss's gradients in both, up to a common factor."""
+    """A dense layer's weights and biases, and a loss's gradients in them, up to a common factor."""
 
     weights: Float64s
     biases: Float64s
@@ -79,9 +79,9 @@ class DenseGradient:
 
 @dataclass(frozen=True)
 class _Factors:
-    """A gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
+    """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A neuron counts as silent in a direction if its response is below `zero`.
+    A direction is zero on a neuron if its product with that row of `left` is below `zero`.
     """
 
     left: Float64s
@@ -99,7 +99,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples, and for each the share of neurons whose activity it predicts right."""
+    """Candidate examples, and for each the share of neurons it predicts right, active or silent."""
 
     examples: Float64s
     shares: Float64s
@@ -112,12 +112,12 @@ class _Explanation:
 def invert(
     gradient: DenseGradient, starts: int, rng: np.random.Generator, batch: int | None = None
 ) -> Float64s | None:
-    """Return the batch [examples, features] whose mean loss has this gradient, or None.
+    """Return the batch [examples, features] whose mean loss has this gradient. None if not found.
 
-    The attacker knows the layer and the gradient, and the batch's size if `batch` is given;
-    otherwise it takes the gradient's rank. It searches from at most `starts` random starts, drawn
-    with `rng`. The returned batch predicts almost exactly which neurons each example leaves silent,
-    so most or all of its examples are right.
+    The attacker knows the layer and the gradient. `batch` is the number of examples; None means the
+    gradient's rank. The search begins at up to `starts` random starts, drawn with `rng`. The
+    returned batch predicts almost exactly which neurons each example leaves silent, so most or all
+    of its examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -146,7 +146,7 @@ def _zeros(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Return the gradient's factors, of rank `batch` if it is given. None if no small rank fits."""
+    """Factor the weight gradient, at rank `batch` if given. Returns None if no small rank fits."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:
@@ -164,7 +164,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Return directions [rank, number] zero on many neurons. `known` are those found already."""
+    """Search for directions [rank, number], zero on many neurons. `known` were found before."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -212,9 +212,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from all neurons on which it is zero, and count these neurons.
 
-    The score is this count, or half of it if the direction is undetermined without one of these
-    neurons. Such a direction exists for any choice of neurons, so it is weak evidence for an
-    example.
+    The score is this count. It is halved if leaving out one of the neurons makes the direction
+    undetermined: such directions exist for any choice of neurons, so they are weak evidence.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -231,7 +230,7 @@ def _refined(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _distinct(*parts: _Found) -> _Found:
-    """Merge the directions without repetitions, the best first."""
+    """Merge the directions without repetitions, those with the largest scores first."""
     directions = np.hstack([part.directions for part in parts])
     largest = np.argmax(np.abs(directions), axis=0)
     signs = np.sign(directions[largest, np.arange(directions.shape[1])])
@@ -248,8 +247,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If their examples explain most activations, each other direction is tried in place of the chosen
-    one with the worst example, then of the second worst. It is kept if that explains more.
+    If their examples explain most activations, each other direction is tried in place of the one
+    with the worst example, then of the second worst. It is kept if more is explained.
     """
     rank = len(directions)
     chosen: list[int] = []

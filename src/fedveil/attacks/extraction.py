@@ -88,7 +88,7 @@ def _check(target: Target) -> None:
 
 
 def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
-    """Draw `of_each` phrases for each number of copies, and equally many that are not planted."""
+    """Draw random phrases: `of_each` for each number of copies, and equally many for no client."""
     tokens = np.unique(dataset.test.x)
     copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
     generator = entropy.stream("phrases").generator()
@@ -126,7 +126,7 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
     """Return each phrase's exposure in bits, by its rank among `candidates` random secrets.
 
-    The ranks are by loss, smallest first. A candidate with an equal loss ranks before the phrase.
+    A rank counts losses from the smallest. A candidate with an equal loss ranks before the phrase.
     """
     found = []
     for i, phrase in enumerate(phrases.rows):
@@ -172,9 +172,10 @@ def extracted(model: nn.Module, phrase: Int64s) -> bool:
 
 
 def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
-    """Yield the metrics: exposure, extraction and membership, for each number of copies.
+    """Yield the metrics for each number of copies: exposure, extraction and membership.
 
-    `bits` are the phrases' exposures.
+    `bits` holds each phrase's exposure. Membership is how well exposure tells phrases that a client
+    had from phrases that nobody had.
     """
     never = bits[phrases.copies == 0]
     yield median("exposure of phrases that nobody had", never)

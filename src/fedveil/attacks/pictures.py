@@ -20,7 +20,7 @@ def mse(original: Float64s, other: Float64s) -> float:
 
 
 def psnr(original: Float64s, other: Float64s) -> float:
-    """Return the peak signal-to-noise ratio in decibels, for values in [0, 1]."""
+    """Return the peak signal-to-noise ratio of two images in decibels, for values in [0, 1]."""
     error = mse(original, other)
     return math.inf if error == 0 else -10 * math.log10(error)
 
@@ -28,8 +28,8 @@ def psnr(original: Float64s, other: Float64s) -> float:
 def ssim(original: Float64s, other: Float64s) -> float:
     """Return the structural similarity of two images [channels, height, width] in [0, 1].
 
-    Source: Wang et al. 2004. Windows are 7 pixels wide and high, or as large as a smaller image
-    allows.
+    Equal images give 1. Windows are 7 pixels wide and high, or as large as a smaller image allows.
+    Source: Wang et al. 2004.
     """
     side = min(original.shape[1:])
     window = min(7, side - 1 + side % 2)
@@ -41,7 +41,7 @@ def ssim(original: Float64s, other: Float64s) -> float:
 
 
 def grid(rows: list[list[Float64s]]) -> bytes:
-    """Return a PNG of rows of images, [channels, height, width] with values in [0, 1]."""
+    """Return a PNG that shows rows of images [channels, height, width] with values in [0, 1]."""
     channels, height, width = rows[0][0].shape
     columns = max(len(row) for row in rows)
     shape = (len(rows) * (height + _GAP) + _GAP, columns * (width + _GAP) + _GAP, channels)

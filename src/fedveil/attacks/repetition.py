@@ -34,10 +34,11 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 
 
 class Averaged:
-    """Running average of estimates of one update, weighted entry by entry as each `Reading` says.
+    """Running average of an attacker's estimates of one update.
 
-    Estimates that give only a direction are summed instead. Then an entry that occurs in more
-    reports becomes larger.
+    Each entry of an estimate is weighted by its reliability (`Reading.weight`). Estimates that give
+    only the direction of the update are summed instead. Then an entry that occurs in more reports
+    becomes larger.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -60,7 +61,7 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Return three measures of an estimate of the update: cosine, correlation and relative error.
+    """Compare an estimate with the true update. Returns cosine, correlation and relative error.
 
     The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
     correlation is 0 if a vector is constant.
@@ -82,8 +83,8 @@ class After:
     """Results of the attack after each client has sent `count` reports.
 
     `cosines`, `correlations` and `errors` have an entry per client, as returned by `likeness`.
-    `hits` counts the right guesses. `scaled` is False if the estimates have only a direction and no
-    size.
+    `hits` is the number of clients for which the attacker guessed right which of two updates was
+    reported. `scaled` is False if the estimates have only a direction and no size.
     """
 
     count: int
@@ -105,7 +106,7 @@ class After:
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
         """Yield medians over the clients, the share of right guesses, and the claimed epsilon.
 
-        `claim` is what the ledger states for this number of reports, or None if it is left out.
+        `claim` is the ledger's epsilon for this number of reports, or None to leave it out.
         """
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
@@ -129,7 +130,8 @@ def averaged(
 ) -> list[After]:
     """Attack `trials` clients with the pair's first update, and equally many with its second.
 
-    Each client reports its update repeatedly. Returns the results after each of `counts` reports.
+    Each client reports its update repeatedly. Returns one result for each number of reports in
+    `counts`, in ascending order.
     """
     found = [After(count) for count in sorted(counts)]
     watch = watch or Watch()
@@ -151,11 +153,12 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """Average one client's reports, and add the results to each of `found` at its `count`.
+    """Average the estimates from one client's reports, and add the outcome to `found`.
 
-    `readings` are what the attacker reads in the reports, in order. `update` is the client's
-    update, and `other` the other update of the pair. `first` is True if `update` is the pair's
-    first one. If the reports reveal nothing, the attacker guesses the pair's second update.
+    `found` are the results to fill, each for a number of reports (`count`). `readings` are the
+    estimates from the reports, in order. `update` is the client's update, and `other` the other
+    update of the pair. `first` is True if `update` is the pair's first one. If the reports reveal
+    nothing, the attacker guesses the pair's second update.
     """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
@@ -178,9 +181,10 @@ def embedding_repeated(
 ) -> dict[int, Measured]:
     """Return the share of bits that a majority vote over k reports gets right, by k in `counts`.
 
-    `vectors` are [examples, values]. A report is EmbeddingDP's, with loss `eps` for a one-hot row.
-    A value's true bit is 1 if the value is above 0. With `reuse` an example's first report is
-    repeated, so that k reports reveal no more than one. Ties are decided by a fair coin.
+    `vectors` is [examples, values]. A report has a bit for each value, flipped by EmbeddingDP with
+    the parameter `eps`. A value's true bit is 1 if the value is above 0. With `reuse` an example's
+    first report is repeated, so that k reports reveal no more than one. Ties are decided by a fair
+    coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))
@@ -203,8 +207,8 @@ def embedding_repeated(
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
     """Return the ledger's epsilon at `delta` for `count` EmbeddingDP reports of one vector.
 
-    The vector has `values` entries, and one report costs `eps`. With `reuse` the first report is
-    repeated, and only it costs.
+    The vector has `values` entries, and each of them costs eps / 2 in a report. With `reuse` the
+    first report is sent again, and only the first costs.
     """
     paid = 1 if reuse else count
     figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]

@@ -1,7 +1,7 @@
-"""Metrics, with intervals, for how well scores distinguish members from others.
+"""Metrics, with confidence intervals, for how well scores distinguish members from non-members.
 
 A larger score means that an example is likelier a member. `members` are the scores of members,
-`others` those of other examples. Every metric also states the value of guessing.
+`others` those of non-members. Every metric also states the value that guessing reaches.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class Seen:
-    """A server's view of a round: its readings of the reports, and the aggregate.
+    """A server's view of a round: an estimate of each client's update, and the aggregate.
 
-    `state` is the protection's state after the round. `told` is the server's message that asked the
-    first client for its update.
+    `readings[i]` is the estimate from client i's report. `state` is the protection's state after
+    the round. `told` is the message with which the server asked the first client for its update.
     """
 
     readings: Sequence[Reading]
@@ -34,7 +34,7 @@ class Seen:
 
     @property
     def mean(self) -> Reading:
-        """Return the aggregate, noise included, as the attacker's reading of the mean update."""
+        """Return the aggregate, noise included, as the attacker's estimate of the mean update."""
         mean = self.aggregate.astype(np.float64)
         return Reading(mean, np.ones_like(mean))
 

@@ -48,7 +48,7 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return a job, its data and partition without the examples that clients hold out."""
+    """Return a job with its data and partition, without the examples that clients hold out."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -61,7 +61,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 
 @dataclass(frozen=True)
 class Target:
-    """A job, its data and each client's share, and the model with the clients' starting weights.
+    """A job, its data, each client's part of them, and a model with the clients' starting weights.
 
     `trained` is True if these weights are a run's result, False if they are initial.
 
@@ -136,7 +136,7 @@ class Target:
         return replace(target, trained=True)
 
     def under(self, protection: str) -> Target:
-        """Copy the target with a different protection, whose parameters come from the job."""
+        """Copy the target with the named protection, whose parameters come from the job."""
         return replace(self, job=self.job.under(protection))
 
     @cached_property
@@ -233,6 +233,9 @@ class Target:
         return make_trainer(self.job, self.model, self.dataset.example_shape).native
 
     def seen(self, updates: Sequence[Float32s], round: int = 1, repeat: int = 0) -> Seen:
-        """Return the server's view of a round with these updates. Each `repeat` draws new noise."""
+        """Return the server's view of a round in which client i reports `updates[i]`.
+
+        Another `repeat` draws other noise.
+        """
         entropy = report_entropy(self.job).stream("attacked", repeat)
         return seen(self.protection, self.weights, updates, entropy, round=round)

@@ -1,4 +1,4 @@
-"""Array types, each named by the type of its elements."""
+"""Type aliases for NumPy arrays, named by element type: `Float64s` is an array of float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def into_floats(numbers: Int64s, unit: float = 1.0) -> Float64s:
-    """Convert integers to floats times `unit`, in place. `numbers` must not be used afterwards."""
+    """Return whole numbers as float64, each multiplied by `unit`.
+
+    The result uses the memory of `numbers`, so `numbers` must not be used afterwards.
+    """
     if numbers.dtype != np.int64:
         return numbers.astype(np.float64) * unit
     floats = numbers.view(np.float64)
@@ -50,7 +53,7 @@ def utf8(texts: npt.NDArray[np.str_]) -> list[bytes]:
 
 
 def are_distinct(values: Array) -> bool:
-    """Return True if no text or whole number occurs twice in the array."""
+    """Return True if no value occurs twice. `values` are texts or whole numbers."""
     keys = values
     if values.dtype.kind == "U" and len(values):
         keys = np.zeros(len(values), np.uint64)

@@ -1,8 +1,8 @@
-"""Arrays of examples, including examples with several inputs or of different lengths.
+"""Arrays of examples that have several inputs, such as an image and a text, or different lengths.
 
-Such examples are one structured array, with a field for each input. Examples of different lengths
-are padded and stored with their length. A structured array can be sliced, shared and compared like
-any other array.
+They are stored as one NumPy structured array. Several inputs have a field each. Examples of
+different lengths are padded with zeros in one field, and a second field has their lengths. A
+structured array can be sliced, shared and compared like any other array.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
-    """Combine several inputs into one structured array, with a field for each input."""
+    """Combine the inputs of examples into one structured array, with a field for each input.
+
+    `columns` has an array for each input, by name, with a row for each example.
+    """
     fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
     whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
     for name, part in columns.items():
@@ -43,7 +46,10 @@ def joined(columns: Mapping[str, Array]) -> Array:
 
 
 def ragged(items: Sequence[Array] | Array) -> Array:
-    """Combine examples whose first dimensions differ into one structured array, padded."""
+    """Combine `items`, examples of different lengths, into one structured array.
+
+    It has each example, padded with zeros to the longest, and each example's length.
+    """
     lengths = [len(item) for item in items]
     values = np.zeros((len(items), max(lengths), *items[0].shape[1:]), np.result_type(*items))
     for row, item in zip(values, items, strict=True):
@@ -52,7 +58,7 @@ def ragged(items: Sequence[Array] | Array) -> Array:
 
 
 def stacked(parts: Sequence[Array]) -> Array:
-    """Concatenate arrays of examples. Raises ValueError if they do not fit together."""
+    """Concatenate arrays of examples. Raises ValueError if their inputs or shapes do not match."""
     first, *others = alike(parts)
     if not others:
         return first
@@ -65,10 +71,10 @@ def stacked(parts: Sequence[Array]) -> Array:
 
 
 def alike(parts: Sequence[Array]) -> list[Array]:
-    """Convert arrays to one common form. Raises ValueError if they have different inputs.
+    """Convert arrays of examples to one form, so that they can be concatenated.
 
-    If the examples of any array differ in length, all get the form for examples of different
-    lengths.
+    If the examples of any array differ in length, all results have the form that `ragged` returns.
+    Raises ValueError if the arrays have different inputs.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
@@ -93,7 +99,10 @@ def is_ragged(dtype: npt.DTypeLike) -> bool:
 
 
 def shape_of(array: Array) -> Shape:
-    """Return the shape of one example."""
+    """Return the shape of one example of an array, or a dict with the shape of each input.
+
+    A length that differs between the examples is -1.
+    """
     if is_plain(array):
         return array.shape[1:]
     if is_ragged(array.dtype):
@@ -108,19 +117,25 @@ def _plain_shape(column: Array) -> tuple[int, ...]:
 
 
 def opened(rows: Array) -> Opened:
-    """Return each input of the examples as an ordinary array, or as a list if lengths differ."""
+    """Return the examples as an ordinary array, or as a dict with such an array for each input.
+
+    Examples of different lengths are returned as a list of arrays.
+    """
     if rows.dtype.names is None or is_ragged(rows.dtype):
         return _column(rows)
     return {name: _column(rows[name]) for name in rows.dtype.names}
 
 
 def items(rows: Array) -> list[Array]:
-    """Return examples with a single input as a list of arrays."""
+    """Return a list with an array for each example. The examples have a single input."""
     return list(_column(rows))
 
 
 def values(rows: Array) -> Array:
-    """Return all numbers of examples with a single input, concatenated if lengths differ."""
+    """Return all examples as one ordinary array. The examples have a single input.
+
+    Examples of different lengths are concatenated along their first dimension.
+    """
     column = _column(rows)
     return np.concatenate(column) if isinstance(column, list) else column
 
@@ -133,14 +148,14 @@ def _column(rows: Array) -> Array | list[Array]:
 
 
 def as_finite(array: Array) -> tuple[Array, Bools]:
-    """Convert to float32. Returns the array and a mask of the examples that are still finite."""
+    """Convert examples to float32. Also returns a mask: True if an example is then finite."""
     with np.errstate(all="ignore"):
         rows = np.ascontiguousarray(array, np.float32)
     return rows, all_of(np.isfinite(rows))
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Convert to int64. Returns the array and a mask of the examples that fit exactly."""
+    """Convert examples to int64. Also returns a mask: True if an example fits without rounding."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (
@@ -153,14 +168,14 @@ def as_whole(array: Array) -> tuple[Array, Bools]:
 
 
 def all_of(entries: Array) -> Bools:
-    """Return a mask of the examples whose entries are all true."""
+    """Return a mask: True for each example (row of `entries`) of which all entries are true."""
     width = prod(entries.shape[1:])
     rows: Bools = np.all(entries.reshape(len(entries), width), axis=1)
     return rows
 
 
 def blank(rows: Array, usable: Bools) -> Array:
-    """Copy the examples, with zeros in place of those that are not `usable`."""
+    """Return the examples, with zeros in place of those for which the mask `usable` is False."""
     if usable.all():
         return rows
     blank = rows.copy()

@@ -21,14 +21,20 @@ PARTIAL = ".part"
 
 
 def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
-    """Create a file whose permissions never exceed `mode`. Raises FileExistsError if it exists."""
+    """Create a file with the content `data` and at most the permissions `mode`.
+
+    Raises FileExistsError if it exists.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file atomically: a reader sees either all old bytes or all new ones."""
+    """Write or replace a file atomically: a reader sees either all old bytes or all new ones.
+
+    `data` is the new content, and `mode` has the permissions of the file.
+    """
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     write_new(partial, data, mode)
@@ -43,14 +49,18 @@ def put_in_place(partial: Path, path: Path) -> None:
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file to append to it, or create it. Raises OSError for a link, a pipe or a device."""
+    """Open a file to append to it, or create it.
+
+    Raises OSError for a symbolic link, a pipe or a device.
+    """
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open a file to modify it in place. Raises OSError for a link, a pipe or a device.
+    """Open a file with the `flags` of `os.open`, to modify it in place. Returns its descriptor.
 
-    The creator of the folder may have put a link there that points to one of the user's files.
+    Raises OSError for a symbolic link, a pipe or a device. Someone who can write to the folder
+    could otherwise put a link there that points to another of the user's files.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -69,7 +79,7 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_inner_folder(path: Path) -> None:
-    """Create a folder inside a folder of fedveil's, unless it exists. Raises OSError for a link."""
+    """Create the folder `path`, unless it exists. Raises OSError if `path` is a symbolic link."""
     if path.is_symlink():
         raise _link(path)
     path.mkdir(exist_ok=True)
@@ -90,9 +100,10 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock `path` against other processes that call `alone`. Released if this process dies.
+    """Hold a lock on `path` in a `with` block, against other processes that call `alone`.
 
-    Without `wait`, raises BlockingIOError if another process has the lock.
+    The lock is the file `<path>.lock`. It is released if this process dies. Without `wait`, raises
+    BlockingIOError if another process has the lock.
     """
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

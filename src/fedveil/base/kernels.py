@@ -1,4 +1,4 @@
-"""Compiled inner loops, each with a NumPy version for machines without numba."""
+"""Compiles inner loops with numba. A loop may have a NumPy version for machines without numba."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _REORDER = {"contract", "reassoc", "nsz"}
 def compiled(
     fallback: Callable[..., object] | None = None, *, reorder: bool = False, numbers: bool = False
 ) -> Callable[[Loop], Loop]:
-    """Compile the decorated loop with numba, or use `fallback`, which computes equal bytes.
+    """Return a decorator that compiles a loop with numba when the loop is first called.
 
-    Without numba and `fallback`, the loop runs as Python: check `HAVE_NUMBA` before calling a slow
-    one. With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits depend on
-    the kind of machine. With `numbers`, the data must not contain NaN, for which the result is
-    undefined.
+    Without numba, `fallback` is called in place of the loop. It must compute equal bytes. Without
+    `fallback`, the loop then runs as plain Python, so callers of a slow loop first check
+    `HAVE_NUMBA`. With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits
+    depend on the kind of machine. With `numbers`, the data must not contain NaN, for which the
+    result is undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -62,7 +63,10 @@ class _Kernel:
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if the compiled code of this loop is on disk."""
+    """Return True if a call of this loop compiles nothing.
+
+    Its compiled code is on disk, or the loop is not compiled at all because numba is missing.
+    """
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -70,11 +74,11 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Make a loop call the compiled versions of its module's other loops. Returns the loop.
+    """Make a loop call the compiled versions of its module's other loops. Returns it, renamed.
 
-    It also renames the loop, so that numba's cache depends on all files in its folder. numba itself
-    only checks if the loop's own file has changed, not the loops that it calls or the constants
-    that it reads.
+    numba's cache only checks if the file of the loop has changed. The loop also depends on loops
+    and constants in other files, so the new name contains a hash of the state of all files in the
+    folder.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

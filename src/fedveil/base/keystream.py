@@ -1,4 +1,4 @@
-"""The AES-256-CTR keystream of a key, which starts at counter zero."""
+"""The AES-256-CTR keystream of a key, with a counter that starts at zero."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _LAST_BYTES = (1 << 36) - 2 * MOST_AT_ONCE
 
 
 class Keystream:
-    """Writes the keystream in pieces. Each piece but the last has a multiple of 16 bytes."""
+    """Writes a key's keystream to memory, one piece after another.
+
+    The size of each piece but the last is a multiple of 16 bytes.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = algorithms.AES(key)
@@ -28,7 +31,10 @@ class Keystream:
         self._update_into = self._from(0)
 
     def write(self, target: memoryview, size: int) -> None:
-        """Overwrite the first `size` bytes of `target`. Up to 15 bytes after them may change."""
+        """Write the next `size` bytes of the keystream to the beginning of `target`.
+
+        Up to 15 bytes of `target` after them may change too.
+        """
         if self._made >= self._until:
             self._turn()
         self._update_into(_ZEROS[:size], target)

@@ -51,7 +51,7 @@ def encode(message: Message, *, header: bytes = b"") -> bytes:
 
 
 def encoded_bytes(message: Message) -> int:
-    """Return the length in bytes of the encoding, without building the encoding."""
+    """Return the length in bytes of the encoding of `message`, without building the encoding."""
     return sum(map(len, encoded_parts(message)))
 
 
@@ -65,7 +65,7 @@ def check_carried(what: str, size: int) -> None:
 
 
 def encoded_parts(message: Message) -> list[bytes | memoryview]:
-    """Return the encoding as a list of pieces. Large arrays are not copied."""
+    """Return the encoding of `message` as a list of pieces. Large arrays are not copied."""
     parts: list[bytes | memoryview] = [MAGIC]
     for name in sorted(message):
         raw = name.encode()
@@ -98,7 +98,10 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
 
 
 def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """Return a field of an untrusted message. Raises `MessageInvalid` unless it is a `kind`."""
+    """Return the field `name` of an untrusted message.
+
+    Raises `MessageInvalid` if the field is missing, or if its type is not exactly `kind`.
+    """
     value = message.get(name)
     if value is None or type(value) is not kind:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -108,9 +111,10 @@ def take(message: Message, name: str, kind: type[Any]) -> Any:
 def take_array(
     message: Message, name: str, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
 ) -> Array:
-    """Return the array `name` of an untrusted message. It must have exactly this type and shape.
+    """Return the array `name` of an untrusted message.
 
-    A None in `shape` allows any size of that dimension. Raises `MessageInvalid` otherwise.
+    Raises `MessageInvalid` unless it has exactly this dtype and shape. A None in `shape` allows any
+    size of that dimension.
     """
     value: Array = take(message, name, np.ndarray)
     if value.dtype != np.dtype(dtype):
@@ -171,12 +175,12 @@ def _varint(value: int) -> bytes:
 
 
 def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
-    """Return the fields with `prefix` before each name, so that groups can share a message."""
+    """Rename each field to `<prefix>.<name>`, so that groups of fields can share a message."""
     return {f"{prefix}.{name}": value for name, value in fields.items()}
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields whose names begin with `prefix`, and remove the prefix from the names."""
+    """Return the fields whose names begin with `<prefix>.`, without this beginning."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 

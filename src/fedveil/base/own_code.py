@@ -35,8 +35,9 @@ def load(
 ) -> Callable[..., Any]:
     """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` if there is none. Its message begins with `key`, such as `model = 'm:f'`.
-    `built_in` lists the other values that the key may have.
+    Raises `error` if there is none. The message begins with `key`, which quotes the job's line,
+    such as `model = 'm:f'`. `built_in` lists the other values that the line may have, for the
+    message.
     """
     if not is_function(name):
         names = list(built_in)
@@ -78,10 +79,11 @@ def called(function: Callable[..., T], **offered: object) -> T:
 
 
 def packed(names: Iterable[str]) -> bytes:
-    """Pickle objects of the running script or notebook, for another process.
+    """Pickle the objects of the running script or notebook that a job names, for another process.
 
-    `names` are names as in a job, such as `__main__:data`. The objects are pickled by value, with
-    everything that they use from the script. Raises any error that prevents this.
+    `names` are the functions in the job. Only those of the script, such as `__main__:data`, are
+    pickled, by value and with everything that they use from the script. Returns b"" if there are
+    none. Raises any error that prevents this.
     """
     mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
     if not mine:
@@ -102,9 +104,10 @@ def unpack(data: bytes) -> None:
 
 @contextmanager
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
-    """Convert an exception of the user's code into `error`. Our own errors pass unchanged.
+    """Convert an exception of the user's code in a `with` block into `error`.
 
-    The message says that `what` raised the exception, and names the job's `key`.
+    The new message names the job's `key` and says that `what` raised the exception. fedveil's own
+    errors pass unchanged.
     """
     try:
         yield
@@ -117,14 +120,14 @@ def told(key: str, error: type[FedveilError], what: str = "the function") -> Ite
 
 
 def described(error: Exception) -> str:
-    """Return an exception of the user's code as one line of text."""
+    """Return an exception of the user's code as one line, such as "ValueError: bad shape"."""
     # The text of a syntax error already contains its place.
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the file and line of the user's code that raised an error, or None."""
+    """Return the file and line of the user's code that raised an error, or None for other code."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)

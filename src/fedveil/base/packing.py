@@ -21,7 +21,7 @@ _SOME = 1 << 11
 
 
 def packed_size(count: int, width: int) -> int:
-    """Return the number of bytes that `count` packed numbers of `width` bits take."""
+    """Return the number of bytes that `count` numbers of `width` bits take when they are packed."""
     return (count * width + 7) // 8
 
 
@@ -35,14 +35,17 @@ def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Pack `value - lowest` for every value, each in `width` bits (1 to 64)."""
+    """Subtract `lowest` from every value, and pack the results in `width` bits each (1 to 64)."""
     words = np.zeros((len(values) * width + 63) // 64, "<u8")
     _pack(values, lowest, width, words)
     return words.view(np.uint8)[: packed_size(len(values), width)]
 
 
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
-    """Pack `count` numbers, which `make` returns for one slice after another, as `pack` does."""
+    """Pack `count` numbers as `pack` does, with its `lowest` and `width`.
+
+    `make` returns the numbers of one slice after another.
+    """
     words = np.zeros((count * width + 63) // 64, "<u8")
     for part in parts(count):
         _pack(make(part), lowest, width, words[part.start // 64 * width :])
@@ -50,13 +53,16 @@ def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Who
 
 
 def parts(count: int) -> Iterator[slice]:
-    """Yield slices of `count` entries. Each but the last has 65,536, which stay in the cache."""
+    """Yield slices that together cover `count` entries.
+
+    Each but the last has 65,536 entries, which fit into the processor's cache.
+    """
     for start in range(0, count, _STRETCH):
         yield slice(start, min(start + _STRETCH, count))
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
-    """Return one array of `count` numbers, which `make` returns for one slice after another."""
+    """Return an array of `count` numbers. `make` returns the numbers of one slice after another."""
     out = np.empty(count, np.int64)
     for part in parts(count):
         out[part] = make(part)
@@ -79,9 +85,10 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
 
 
 def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers, which must fit int32, to `total`, entry by entry.
+    """Unpack numbers as `unpack` does, and add them to `total`, entry by entry.
 
-    Returns True if `packed` is valid, as in `unpack`. Otherwise returns False and adds nothing.
+    The numbers must fit int32. Returns True if `packed` is valid for `lowest`, `highest` and
+    `width`, as in `unpack`. Otherwise returns False and adds nothing.
     """
     if len(packed) != packed_size(len(total), width):
         return False
@@ -101,9 +108,9 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield slices of `out`, each with its packed numbers.
+    """Yield slices of `out`, each with the bytes of its packed numbers of `width` bits.
 
-    The numbers are padded with zeros, so that `_number` can always read 8 bytes.
+    Zeros follow the bytes, so that `_number` can always read 8 bytes.
     """
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
@@ -161,7 +168,7 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
     """Unpack numbers of `width` bits into `out`, and add `lowest` to each.
 
-    Returns the largest of the numbers before the addition.
+    `padded` has their bytes, followed by zeros. Returns the largest number before the addition.
     """
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
@@ -179,7 +186,7 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return the bits of `padded` from bit `bit` of byte `byte` on, at least 57 of them."""
+    """Return at least 57 bits of `padded` as a number, starting at bit `bit` of byte `byte`."""
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load
@@ -197,7 +204,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers to `total`, block by block, and return True.
+    """Add packed numbers of `width` bits to `total`, block by block, and return True.
 
     If a number is not in lowest..highest, undoes everything and returns False.
     """

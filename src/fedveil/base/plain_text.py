@@ -30,7 +30,10 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Create a console that prints `[red]` and `:train:` literally, without control characters."""
+    """Create a console that prints text literally, with the `settings` of rich's `Console`.
+
+    `[red]` and `:train:` have no meaning, and control characters are escaped.
+    """
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
@@ -42,7 +45,10 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a command's whole answer, escaped on a terminal. Prints nothing under `--json`."""
+    """Print a command's whole answer on standard output. Prints nothing under `--json`.
+
+    On a terminal, control characters are escaped.
+    """
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()

@@ -11,9 +11,9 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Calls `say` each time that a running step has printed nothing for another `every_s` seconds.
+    """Calls `say` after every `every_s` seconds in which a slow step has printed nothing.
 
-    `say` gets the number of seconds since the last output.
+    `say` gets the number of seconds since the last output. Put the step into a `with` block.
     """
 
     def __init__(self, every_s: float, say: Callable[[float], None]) -> None:

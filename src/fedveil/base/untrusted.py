@@ -72,7 +72,10 @@ def escaped(text: str) -> str:
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes. Raises OSError."""
+    """Return the content of a regular file.
+
+    Raises OSError if the file has more than `most` bytes, is not regular, or cannot be read.
+    """
     with opened(path, most) as file:
         try:
             return file.read(os.fstat(file.fileno()).st_size)
@@ -81,13 +84,19 @@ def read_bytes(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    """Return the UTF-8 text of a regular file. Raises OSError or UnicodeDecodeError."""
+    """Return the text of a regular file in UTF-8, of at most `most` bytes.
+
+    Raises OSError or UnicodeDecodeError.
+    """
     return read_bytes(path, most).decode()
 
 
 @contextmanager
 def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]]:
-    """Open a regular file of at most `most` bytes for reading. Raises OSError."""
+    """Open a regular file for reading, in a `with` block.
+
+    Raises OSError if the file has more than `most` bytes, is not regular, or cannot be read.
+    """
     check_regular(path, most)
     # Without O_NONBLOCK, a pipe that has replaced the file in the meantime would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -97,7 +106,10 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 
 
 def ends_whole(path: str | Path, most: int) -> bool:
-    """Return True if a file is empty or ends with a complete line. Raises OSError."""
+    """Return True if a file is empty, or if its last line is complete (ends with a line break).
+
+    Raises OSError if the file has more than `most` bytes or cannot be read.
+    """
     with opened(path, most) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         return file.read(1) in (b"", b"\n")
@@ -106,8 +118,8 @@ def ends_whole(path: str | Path, most: int) -> bool:
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    Only for libraries that open files themselves. All other code uses `opened`, which leaves no
-    time between check and reading.
+    Use it only before a library opens the file by itself. All other code uses `opened`, because
+    here the file could be replaced between the check and the reading.
     """
     try:
         status = Path(path).stat()
@@ -117,8 +129,10 @@ def check_regular(path: str | Path, most: int) -> None:
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:
-    """Yield the lines of a text file, with their ends. Raises ValueError above `most`
-    characters."""
+    """Yield the lines of a text file, with their ends.
+
+    Raises ValueError for a line of more than `most` characters.
+    """
     for number in count(1):
         line = file.readline(most + 1)
         if len(line) > most:
@@ -129,7 +143,7 @@ def lines(file: TextIO, most: int) -> Iterator[str]:
 
 
 def check_kind(status: os.stat_result, path: str | Path) -> None:
-    """Raise OSError unless `status` describes a regular file."""
+    """Raise OSError unless `status` describes a regular file. The error names `path`."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for is_kind, what in _KINDS:

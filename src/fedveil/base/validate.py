@@ -1,4 +1,4 @@
-"""Checks of function arguments, which raise `InvalidValue`."""
+"""Checks of function arguments. They raise `InvalidValue`, which names the argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from fedveil.errors import InvalidValue
 
 
 def number(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float, if it is a finite number."""
+    """Return `value` as a float.
+
+    Raises `InvalidValue` for the argument `name` unless it is finite.
+    """
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) not in (float, int) and (
         isinstance(value, bool) or not isinstance(value, SupportsFloat)
@@ -25,12 +28,18 @@ def number(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float, if it is finite and above 0."""
+    """Return `value` as a float. Raises `InvalidValue` unless it is finite and above 0.
+
+    `name` is the argument's name, for the error.
+    """
     return within(name, value, 0, math.inf, open_low=True, open_high=True)
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float, if it is finite and at least 0."""
+    """Return `value` as a float. Raises `InvalidValue` unless it is finite and at least 0.
+
+    `name` is the argument's name, for the error.
+    """
     return within(name, value, 0, math.inf, open_high=True)
 
 
@@ -43,7 +52,11 @@ def within(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return `value` as a float from `low` to `high`. `open_low` and `open_high` exclude ends."""
+    """Return `value` as a float. Raises `InvalidValue` unless it is from `low` to `high`.
+
+    `open_low` and `open_high` exclude `low` and `high` themselves. `name` is the argument's name,
+    for the error.
+    """
     result = number(name, value)
     below = result <= low if open_low else result < low
     above = result >= high if open_high else result > high
@@ -54,7 +67,10 @@ def within(
 
 
 def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """Return `value` as an int, if it is at least `low` and at most `high`."""
+    """Return `value` as an int. Raises `InvalidValue` unless it is whole, and from `low` to `high`.
+
+    `name` is the argument's name, for the error. None as `high` means no upper limit.
+    """
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) is not int and (
         isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex)
@@ -74,7 +90,10 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
 
 
 def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """Return `value` as a one-dimensional floating array without NaN or infinity."""
+    """Return `value` as a one-dimensional array of floats.
+
+    Raises `InvalidValue` for the argument `name` if it has another form, or NaN or infinity.
+    """
     array = real_vector(name, value)
     if not np.isfinite(array).all():
         raise InvalidValue(f"{name} holds NaN or infinity")
@@ -82,7 +101,10 @@ def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating
 
 
 def real_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """Return `value` as a one-dimensional floating array."""
+    """Return `value` as a one-dimensional array of floats, which may be NaN or infinite.
+
+    Raises `InvalidValue` for the argument `name` if it has another form.
+    """
     array = np.asarray(value)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)

@@ -294,8 +294,9 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    Rewrites the page of the folder with the findings, and finally prints a conclusion of each
-    attack. Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
+    `folder` returns the folder for findings. Rewrites the folder's page, and finally prints a
+    conclusion of each attack, or JSON if `json`. Raises `ClaimRefuted` at the end if a finding
+    refutes its protection's guarantee.
     """
     from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page
@@ -339,7 +340,10 @@ def _keep(folder: RunFolder, name: str, data: bytes) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar on a terminal. Yield the function that updates it."""
+    """Show a progress bar on a terminal. Yield the function that updates it.
+
+    The function takes the steps done, the number of all steps, and a text.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 

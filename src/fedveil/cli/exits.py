@@ -171,7 +171,7 @@ def _refuse_parted(words: Sequence[str]) -> None:
 
 
 def _alike(option: str, near: Iterable[str]) -> list[str]:
-    """Return the options that are similar to an unknown one, ignoring dashes."""
+    """Return the options in `near` that are similar to the unknown `option`, ignoring dashes."""
     names = {name.lstrip("-"): name for name in near}
     return [names[name] for name in get_close_matches(option.lstrip("-"), names)]
 

@@ -23,7 +23,7 @@ AsJson = Annotated[
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """If `wanted`, send all output except the JSON value to standard error."""
+    """A context that sends all output except the JSON value to standard error, if `wanted`."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
     try:
@@ -33,7 +33,7 @@ def alone(wanted: bool) -> Iterator[None]:
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a command with `--json`, which prints the function's return value."""
+    """Decorate a command with an option `--json`, which prints the function's result as JSON."""
 
     @functools.wraps(command)
     def with_json(*arguments: Any, json: bool = False, **named: Any) -> None:

@@ -69,7 +69,11 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """Yield the run whenever it has new records or log lines, until it has ended."""
+    """Yield the run whenever it has new records or log lines, until it has ended.
+
+    `read` reads the run from its folder, and `wait` sleeps for some seconds. Raises
+    `RunFolderError` if nothing is new for `patience_s` seconds and no process writes to the folder.
+    """
     held, looks = None, _LAST_LOOKS
     while True:
         run = read()

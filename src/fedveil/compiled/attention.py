@@ -37,7 +37,10 @@ def _sizes(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of attention. Saves the attention weights for the backward pass."""
+    """Compute the output of the attention `op` in the memory `m`.
+
+    Saves the attention weights for the backward pass.
+    """
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):
@@ -63,7 +66,7 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the queries, keys and values.
+    """Compute the gradients of the queries, keys and values of the attention `op`.
 
     With p the attention weights and g their gradients, the gradient of the scores q k' is
 

@@ -101,7 +101,7 @@ class CompiledTrainer:
     ) -> None:
         """Create a trainer for `model`, whose layers in order are `layers`.
 
-        `loop` trains the clients with unusual data (default: torch's loop).
+        `loop` trains the clients whose data native code cannot read. By default it is torch's loop.
         """
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
@@ -124,7 +124,8 @@ class CompiledTrainer:
     ) -> Self | None:
         """Return a trainer for `model`, or None if a layer or a setting of `plan` is not supported.
 
-        `shape` is the shape of an example, if it is known. `more` are arguments of a subclass.
+        `shape` is the shape of an example, if it is known. `more` are further arguments of a
+        subclass's constructor.
         """
         try:
             return cls.made(model, plan, shape, *more)
@@ -253,9 +254,9 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train a client. It runs again if the training must be repeated.
+        """Prepare for a training of `client`. Does nothing here; subclasses override it.
 
-        Subclasses override it.
+        It is called again if the training must be repeated.
         """
 
     def _train(self, room: Room, client: ClientData) -> None:

@@ -56,7 +56,10 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute each output: the product of its window and a filter, plus the bias."""
+    """Compute the output of the convolution `op` in the memory `m`.
+
+    An entry of it is the product of a window of the input and a filter, plus the bias.
+    """
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
@@ -86,7 +89,11 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the input, the filters and the bias, and add them to stored ones."""
+    """Compute the gradients of the convolution `op` in the memory `m`.
+
+    The gradient of the input is overwritten. Those of the filters and the bias are added to the
+    stored ones.
+    """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]
         fill(m, op[f.DX] - border, op[f.COUNT] * op[f.XS], np.float32(0))

@@ -45,7 +45,10 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[label] for each example, multiplied by `scale`."""
+    """Write the gradient of -log softmax(scores)[label] for each example, multiplied by `scale`.
+
+    The table row `scores` says where the scores and their gradient are in the memory `m`.
+    """
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[SCORES], label, scale)
@@ -58,8 +61,9 @@ def weighted_cross_entropy(
 ) -> None:  # fmt: skip
     """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
 
-    `scale` assumes a mean over `count` examples. The function corrects it, because a weighted mean
-    is divided by the sum of weights.
+    The table row `scores` says where the scores and their gradient are in the memory `m`. `scale`
+    assumes a mean over `count` examples. The function corrects it, because a weighted mean is
+    divided by the sum of weights.
     """
     total = 0.0
     for n in range(count):
@@ -77,7 +81,8 @@ def next_token(
 ) -> None:  # fmt: skip
     """Write the gradient of -log softmax(scores)[token], averaged over tokens with a target.
 
-    It is multiplied by `scale`.
+    It is multiplied by `scale`. The table row `scores` says where the scores and their gradient are
+    in the memory `m`.
     """
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
@@ -120,7 +125,10 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean of (output - number) ** 2, multiplied by `scale`."""
+    """Write the gradient of the mean of (output - number) ** 2, multiplied by `scale`.
+
+    The table row `scores` says where the outputs and their gradient are in the memory `m`.
+    """
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
@@ -129,7 +137,10 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean binary cross-entropy of logits, multiplied by `scale`."""
+    """Write the gradient of the mean binary cross-entropy of logits, multiplied by `scale`.
+
+    The table row `scores` says where the logits and their gradient are in the memory `m`.
+    """
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

@@ -144,7 +144,8 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     It is the product D' X of the stored gradients D of the layer's outputs and its stored inputs X.
-    If the product is not finite, sets the field HELD to -1.
+    If the product is not finite, sets the operation's field HELD, the number of deferred steps,
+    to -1.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

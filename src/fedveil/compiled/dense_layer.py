@@ -44,11 +44,11 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return how a batch is split into matrix products: their number, and the rows of x in each.
+    """Return four numbers: how a batch is split into matrix products, and the distances of rows.
 
-    If all rows are equally far apart, one product is enough. Otherwise each example has its own,
-    with a row per token. The other two results are the distances in memory between rows of the
-    input x and between rows of the output y.
+    The first two are the number of products, and the rows of x in each. If all rows are equally far
+    apart, one product is enough. Otherwise each example has its own, with a row per token. The
+    other two are the distances in memory between rows of the input x and of the output y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
@@ -60,7 +60,7 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute y = x W' + b for every example, or for every token of every example."""
+    """Compute y = x W' + b of the dense layer `op`, for every example or every token of it."""
     times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
@@ -94,7 +94,10 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b. x comes first: W may be updated in place."""
+    """Compute the gradients of x, W and b of the dense layer `op`.
+
+    The gradient of x comes first, because W may be updated in place.
+    """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:

@@ -34,13 +34,13 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy each token's row of the weight to the output."""
+    """Copy each token's row of the weight to the output of the embedding layer `op`."""
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each token's gradient to the gradient of the token's row."""
+    """Add each token's gradient to that of its row of the weight, for the embedding layer `op`."""
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 

@@ -71,7 +71,10 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a loop to make it a `Native` function. `arguments` has a letter for each type."""
+    """Decorate a loop to make it a `Native` function.
+
+    `arguments` has one letter for the type of each argument, as in `Native`.
+    """
     return lambda loop: Native(loop, arguments)
 
 

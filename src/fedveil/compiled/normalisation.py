@@ -46,7 +46,7 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 
 @native(OPERATION)
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each group of each example.
+    """Normalise each group of each example, for the GroupNorm `op` with eps = `setting`.
 
     Saves the normalised values and each group's factor, 1 / sqrt(variance + eps), for the backward
     pass.
@@ -75,7 +75,7 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the input x, the weight and the bias.
+    """Compute the gradients of the input x, the weight and the bias of the GroupNorm `op`.
 
     With g the output gradient times the weight, n the normalised values, and factor = 1 /
     sqrt(variance + eps):
@@ -117,7 +117,11 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 
 @native(OPERATION)
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Normalise each token's row, which is contiguous. Saves the same values as `norm_groups`."""
+    """Normalise each token's row, which is contiguous, for the LayerNorm `op` with eps = `setting`.
+
+    Saves the normalised values and each row's factor, 1 / sqrt(variance + eps), for the backward
+    pass.
+    """
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
         x = op[f.X] + t // op[f.C] * op[f.XS] + t % op[f.C] * width
@@ -137,11 +141,10 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients for each token's row.
+    """Compute the gradients of the input, the weight and the bias of the LayerNorm `op`.
 
-    The weight's gradient is summed in other memory, and added to its place at the end. Under SGD
-    without momentum or decay this place is the weight itself, and all rows need the unchanged
-    weight.
+    The weight's gradient is first summed in scratch memory. Under SGD without momentum or decay,
+    the sum is added to the weight itself, which must not change before all tokens' rows are done.
     """
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others

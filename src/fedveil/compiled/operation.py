@@ -1,8 +1,8 @@
 """Operations (native versions of layers), and the values that are passed between them.
 
 Each kind of operation is a subclass, in one file with its native code. It decides which layers it
-supports, the shape of its output, the layout of its weights, and its row of the model's table
-(`fields`).
+supports, the shape of its output, the layout of its weights, and the numbers that its native code
+needs: a row of the model's table, with the columns that `fields` names.
 """
 
 from __future__ import annotations
@@ -159,7 +159,10 @@ class Operation:
         return {}
 
     def held(self, memory: Memory, batch: int) -> Row:
-        """Reserve memory for deferred steps, if supported, and return the columns for them."""
+        """Return the table columns for deferred steps, and reserve memory for these steps.
+
+        A batch has up to `batch` examples. The result is empty if the operation cannot defer steps.
+        """
         return {}
 
 

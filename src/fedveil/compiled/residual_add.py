@@ -29,13 +29,13 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Start a residual connection: copy the input x to the output y."""
+    """Start the residual connection `op`: copy the input x to the output y in the memory `m`."""
     _add(m, op, False, False)
 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the output gradient dy to the input gradient dx.
+    """Add the output gradient dy of the branch `op` to the input gradient dx.
 
     `join_back` has already written the other part of dx, which comes from the end of the
     connection.
@@ -45,7 +45,7 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End a residual connection: add x, the value that the branch copied, to the output y."""
+    """End the residual connection `op`: add x, which the branch copied, to the output y."""
     _add(m, op, False, True)
 
 
@@ -57,7 +57,7 @@ def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the position embeddings, the first rows of the weight, to x in place."""
+    """Add the position embeddings of `op`, the first rows of its weight, to x in place."""
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
@@ -66,7 +66,7 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add every example's output gradient to the gradient of the position embeddings."""
+    """Add every example's output gradient to the gradient of the layer's position embeddings."""
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 

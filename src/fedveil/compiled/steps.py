@@ -25,9 +25,10 @@ def train(
 
     The client's weights are the first len(start) entries of m. Under SGD without momentum or decay
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
-    `first` is the first operation with weights, `y` the address of the targets, and `weights` the
-    weights of the classes. `begun` is True if m already holds the weights of `start`, as it does
-    after every call. `hold` permits deferred steps (see `deferred_steps`).
+    `order` has the indices of the examples of all epochs in order. `first` is the first operation
+    with weights, `y` the address of the targets, and `weights` the weights of the classes. `begun`
+    is True if m already holds the weights of `start`, as it does after every call. `hold` permits
+    deferred steps (see `deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:
@@ -93,7 +94,7 @@ def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -
 
 
 def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
-    """Copy the model's vector `flat` into the packed layout.
+    """Copy the model's vector `flat` to `packed`, in the layout of native code.
 
     Each row of `places` describes a weight: its first entry in the vector, and in packed memory;
     for each of four dimensions the size, the stride in the vector and the stride in packed memory;

@@ -80,7 +80,10 @@ class Code:
         return self.builder.shuffle_vector(one, nowhere, lanes)
 
     def sums(self, vectors: Sequence[Any]) -> Any:
-        """Return a vector whose entry i sums the lanes of `vectors[i]`. There are 2^n vectors."""
+        """Return a vector whose entry i is the sum of the lanes of `vectors[i]`.
+
+        The number of vectors must be a power of two.
+        """
         builder, width, parts = self.builder, self.vector.count, list(vectors)
 
         def both(a: Any, b: Any, low: Sequence[int], step: int) -> Any:
@@ -109,10 +112,10 @@ class Code:
     def loop(
         self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], Any]
     ) -> list[Any]:
-        """Generate a loop of `count` turns. Returns the values after the last turn.
+        """Generate a loop of `count` iterations. Returns the values after the last iteration.
 
-        `body` gets the number of a turn and the values before it, and returns the values after it.
-        `start` are the values before the first turn.
+        `start` are the values before the first iteration. `body` gets the number of an iteration
+        and the values before it, and returns the values after it.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")

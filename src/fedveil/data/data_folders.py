@@ -28,9 +28,10 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the folders that may contain a data set.
+    """Yield the paths at which the folder `subfolder` of a data set may be.
 
-    Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
+    They are in the folder FEDVEIL_DATA, if that is set, and in the user's cache folder. Raises
+    `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
     """
     configured = os.environ.get(VARIABLE, "")
     if configured:
@@ -55,9 +56,9 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Convert an OSError about `path` into `DataUnavailable`.
+    """Context manager: converts an OSError about `path` into `DataUnavailable`.
 
-    `done` is the participle for its message: the file cannot be read, or written.
+    `done` ends the message "PATH cannot be ...", for example with "read" or "written".
     """
     try:
         yield

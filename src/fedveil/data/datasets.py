@@ -147,11 +147,11 @@ def load(
 ) -> Dataset:
     """Return the data set `name`: a built-in one, or a user's `package.module:function`.
 
-    With `apart`, each training record of a user's data is read separately, so that none influences
-    another (`lone_records`). With `writers`, the data is MNIST and its owners are the writers.
-    `folder` has the files of `image_folder` or `text_folder`; `texts` says how texts become
-    examples. This function never uses the network, unlike `fetch`. Raises `DataUnavailable` or
-    `DataInvalid`.
+    `targets` is the kind of targets that the task needs. With `apart`, each training record of a
+    user's data is read separately, so that none influences another (`lone_records`). With
+    `writers`, the data is MNIST and its owners are the writers. `folder` has the files of
+    `image_folder` or `text_folder`; `texts` says how texts become examples. This function never
+    uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

@@ -93,8 +93,9 @@ def make_dataset(
 ) -> Dataset:
     """Check pairs of arrays (x, y) and return them as a data set. Raises `DataInvalid`.
 
-    By default, `classes` is one more than the largest label. Values are not scaled. If a pair's y
-    is None, the targets are the next tokens of x.
+    By default, `classes` is one more than the largest label. `owners` has the owner of each
+    training example, or is None. Values are not scaled. If a pair's y is None, the targets are the
+    next tokens of x.
     """
     parts = {
         part: _examples(name, part, x, y, targets)
@@ -168,7 +169,7 @@ def owner_codes(owners: Any) -> Labels:
     """Number the owners 0..k-1 in sorted order. Returns the number of each example's owner.
 
     Owners are integers or strings, but not both. Strings are sorted by code point. Raises
-    ValueError for anything else; the message is the end of a sentence.
+    ValueError for anything else. Its message lacks the subject, which the caller adds.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:

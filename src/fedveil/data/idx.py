@@ -50,7 +50,7 @@ class IdxSet:
     mirrors: tuple[str, ...]
 
     def path(self, file: IdxFile) -> Path | None:
-        """Return the path of `file` on this machine, compressed or not, or None."""
+        """Return the path of `file` on this machine, compressed or not, or None without one."""
         return find(self.name, file.name, f"{file.name}.gz")
 
     def missing(self) -> list[IdxFile]:

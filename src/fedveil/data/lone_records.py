@@ -39,7 +39,8 @@ class Form:
 
     - `shape`: the shape of an example, and of its targets if these are tokens.
     - `outputs`: the number of classes, numbers, truth values or different tokens.
-    - `target_shape`, `whole_targets`: shape of targets of kind "own", and True for integers.
+    - `target_shape`: the shape of a target, for a user's own kind of targets.
+    - `whole_targets`: True if such targets are integers.
     - `whole`: True if examples are integers, which are not converted to floats.
     """
 
@@ -52,7 +53,8 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are not plain arrays."""
+        """Return the shapes and types of a data set's test examples, or None if they are no plain
+        arrays."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None

@@ -44,7 +44,10 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function `name` and return its result as a data set. Raises `DataInvalid`."""
+    """Call the function `name` and return its result as a data set. Raises `DataInvalid`.
+
+    `targets` is the kind of targets that the task needs.
+    """
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 
@@ -70,7 +73,7 @@ def read_apart(name: str, targets: Targets) -> Dataset:
 
 
 def read_records(name: str, form: Form) -> Examples:
-    """Read only the training records that the function `name` returns, in the job's form."""
+    """Return only the training records of the user's function `name`, converted to `form`."""
     with _current_folder_importable():
         groups, _ = _apart(name, _called(name), form.targets, tested=False)
         return lone_records.read(name, groups, form)
@@ -214,7 +217,11 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of a part. With `alone`, items of a Dataset are read one by one."""
+    """Return x and y of one part of the user's data, which is a pair (x, y) or a Dataset.
+
+    y is None if the targets are the next tokens of x. With `alone`, items of a Dataset are read one
+    by one.
+    """
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):

@@ -83,6 +83,7 @@ def partition(
     """Split examples with these labels and owners by the method `split`, such as "iid".
 
     `clients` is the number of clients. It may be None if each owner is a client.
+    `shards_per_client` is for the method "shards", and `alpha` for "dirichlet".
     """
     choice("split", split, SPLITS)
     if split in ("by_client", "writers"):
@@ -181,9 +182,9 @@ def _draw(
 ) -> Int64s:
     """Return how many examples of each class are drawn in `size` draws without replacement.
 
-    `stock` has the remaining examples of each class. If a class is used up, its draws are rejected
-    and repeated. This has the same distribution as drawing one by one among the classes that
-    remain.
+    A class is drawn with a probability proportional to exp(`log_mixture`), and `stock` has the
+    number of its remaining examples. If a class is used up, its draws are rejected and repeated.
+    This has the same distribution as drawing one by one among the classes that remain.
     """
     drawn = np.zeros_like(stock)
     while (missing := size - int(drawn.sum())) > 0:
@@ -195,7 +196,11 @@ def _draw(
 
 
 def by_client(owners: Any, clients: int | None = None) -> Partition:
-    """Return the partition in which each owner is one client, in the owners' sorted order."""
+    """Return the partition in which each owner is one client, in the owners' sorted order.
+
+    `owners` has one owner for each example. Raises `InvalidValue` if `clients` is given and is not
+    the number of owners.
+    """
     try:
         holder = owner_codes(owners)
     except ValueError as error:

@@ -13,7 +13,10 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Check targets of the given kind, and return them as an array. Raises `DataInvalid`."""
+    """Check targets of the given kind, and return them as an array. Raises `DataInvalid`.
+
+    `name` is the data set and `part` the array, such as y_train, for messages.
+    """
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)
@@ -34,8 +37,8 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
-    `declared` is the number that the data states, or None. For a user's own task, the result is
-    `declared`, or 1 if it is None.
+    `parts` are the targets for training and test. `declared` is the number that the data states, or
+    None. For a user's own task, the result is `declared`, or 1 if it is None.
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}
@@ -51,7 +54,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return inputs (each example's tokens without the last) and targets (the tokens after)."""
+    """Return inputs, each example's tokens but the last, and targets, its tokens but the first."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

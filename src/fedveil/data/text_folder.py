@@ -49,9 +49,10 @@ class TextForm:
 
 
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
-    """Return the texts in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
+    """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    With `apart`, an unusable training line raises no error. It becomes a record without effect.
+    Raises `DataUnavailable` or `DataInvalid`. With `apart`, an unusable training line raises no
+    error. It becomes a record without effect.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -107,7 +108,8 @@ def _maker(
 def _lines(path: Path, task: str, *, apart: bool) -> Iterator[dict[str, str]]:
     """Yield the lines of a file as dicts. Raises `DataInvalid` for an invalid line.
 
-    With `apart`, an invalid line is yielded with a single key: the client of the line before.
+    With `apart`, an invalid line raises no error. It is yielded as a dict with only a client, that
+    of the line before.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -1,4 +1,7 @@
-"""Builds the parts of a run from its job. Two processes with one job build equal parts."""
+"""Builds the parts of a run from its job, such as the data, the trainer and the clients' training.
+
+Two processes with the same job build equal parts.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def load_data(job: Job, name: str | None = None) -> Dataset:
     """Load the dataset `name`, with the targets that the job's task learns.
 
     `name` defaults to the job's dataset. Under `privacy.unit: example`, each training record is
-    loaded independently of all others.
+    loaded on its own, so that an invalid record affects no other example.
     """
     apart, writers = job.privacy.unit == "example", job.data.split == "writers"
     targets = make_task(job).targets
@@ -181,7 +184,7 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the partition of the training examples among the clients, and that of held-out ones.
+    """Return the examples on which clients train, and those that they hold out, per client.
 
     Clients hold out a part of their training examples for tests if `evaluation.clients` is above 0.
     Otherwise the second partition is None.
@@ -220,7 +223,10 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's rule (`Way`) for the state that clients keep from round to round."""
+    """Return the job's rule (`Way`) for the state that clients keep from round to round.
+
+    It is the rule of SCAFFOLD, of FedDyn, or of layers that stay at the client.
+    """
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -234,7 +240,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the object that trains clients without state, under FedAvg, FedNova or FedCM."""
+    """Return the object that trains clients that keep no state: under FedAvg, FedNova or FedCM."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -273,8 +279,8 @@ def make_client_side(
 ) -> ClientSide:
     """Return the object that trains the clients in `data` and makes their answers to the server.
 
-    `model` is the array of each round's global weights. `run` is the run's folder, needed if
-    clients keep state. `trainer` replaces the job's trainer.
+    `model` is the array into which the caller writes each round's global weights. `run` is the
+    run's folder, needed if clients keep state. `trainer` replaces the job's trainer.
     """
 
     def trainer_of(round: int) -> Trainer:
@@ -304,9 +310,9 @@ def make_client_sides(
     """Return one client side for each thread, or an empty list if the job cannot use threads.
 
     Threads need training in native code, a constant learning rate, and clients that keep no state.
-    All client sides share `model`, the array of global weights. `starting` is called with the name
-    of each preparation step, such as compiling. `cores` is the number of cores to use (default:
-    all).
+    All client sides read each round's global weights from the array `model`. `starting` is called
+    with the name of each preparation step, such as compiling. `cores` is the number of cores to use
+    (default: all).
     """
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
@@ -326,8 +332,8 @@ def fork_count(job: Job) -> int:
     """Return the number of worker processes to fork for the training of a small native model.
 
     It is 0 if a round has too few clients or if the job sets `simulation.workers`. It is also 0
-    where forking is unsafe or forbidden. Only Linux forks safely beside threads of native
-    libraries, and a daemonic process, such as one of a user's pool, may have no children.
+    outside Linux, where a fork beside threads of native libraries is unsafe. Finally it is 0 in a
+    daemonic process, such as a worker of a user's own process pool, which may have no children.
     """
     many = job.clients_per_round >= _LEAST_FOR_FORKS and job.simulation.workers == "auto"
     may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon

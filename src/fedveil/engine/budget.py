@@ -38,8 +38,8 @@ def solve_job(
 ) -> tuple[Solved, Iterator[Line]]:
     """Find the noise, or another parameter, with which a whole run costs at most epsilon `target`.
 
-    Returns the parameter's value and the costs of a run with it. `parameters` is as in
-    `project_job`.
+    Returns the parameter's value, and lines with the costs of a run that uses it. `parameters` is
+    the model's number of parameters. If it is None, the model is built to count them.
     """
     solved = solve(job, _protection_of(job, parameters), target)
     return solved, _lines(job, solved.protection)

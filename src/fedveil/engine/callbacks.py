@@ -15,7 +15,7 @@ from fedveil.record.recorder import Record
 
 @dataclass(frozen=True)
 class Beginning:
-    """A run that is about to start, or that resumes after its first `done` rounds."""
+    """The run that `Callback.begin` receives. `done` is the number of its completed rounds."""
 
     job: Job
     folder: Path
@@ -31,7 +31,7 @@ class Callback:
     """
 
     def begin(self, run: Beginning) -> None:
-        """Called before the first round."""
+        """Called when the run starts or resumes, before its next round."""
 
     def round(self, record: Record) -> str | None:
         """Called after each round, with its record. Returns a reason to stop the run, or None."""
@@ -42,7 +42,7 @@ class Callback:
 
 
 class Callbacks:
-    """All callbacks of a run, in order."""
+    """Calls all callbacks of a run: first those passed as objects, then those of the job."""
 
     def __init__(self, names: Sequence[str], given: Iterable[Callback] = ()) -> None:
         self._all: list[tuple[str, Callback]] = [

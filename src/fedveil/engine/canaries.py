@@ -69,7 +69,7 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """Return the factor of every canary's update: 1 in odd rounds, -1 in even rounds."""
+        """Return the factor of the canaries' updates: 1 in odd rounds, -1 in even rounds."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:
@@ -80,11 +80,14 @@ class CanaryTraining(Training):
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the client's direction, a unit vector."""
+        """Return the direction of the canary's update for a coin that shows 1, as a unit vector."""
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update for a coin that shows 1. For a 0, the canary sends the negative."""
+        """Return the update that the canary sends if its coin shows 1.
+
+        If its coin shows 0, it sends the negative of this update.
+        """
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)
@@ -197,7 +200,10 @@ class Canaries(Executor):
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
-        """Return the audit's result about `claim`, the epsilon for a client in every round."""
+        """Return the audit's result about `claim`, the epsilon for a client in every round.
+
+        Returns None if there are no canaries, or if no round has been run.
+        """
         if not self.clients or not self._rounds:
             return None
         state, told = self._protection.initial_state(), self._reports.told

@@ -40,9 +40,9 @@ Bound = Callable[[float], Measured]
 class Canvass:
     """Computes lower bounds on epsilon from the canaries' evidence and their coins (`included`).
 
-    `moved` is the largest distance by which replacing one client moves a release. `gaussian` is
-    True if the claim is about Gaussian noise. `measured` is True if this noise also has the same
-    size in every round.
+    A canary's coin is a secret bit that decides the sign of its updates. `moved` is the largest
+    distance by which replacing one client moves a release. `gaussian` is True if the claim is about
+    Gaussian noise. `measured` is True if this noise also has the same size in every round.
     """
 
     included: Bools
@@ -53,7 +53,11 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return every lower bound on epsilon, and the share of coins that were guessed right."""
+        """Return the results of the audit, to be compared with the epsilon of `claim`.
+
+        They are lower bounds on epsilon, the largest bound that this number of canaries can show,
+        and the fraction of coins that were guessed right.
+        """
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
         scores = self.reports.scores if self.reports.told else self.sums.scores
@@ -72,10 +76,10 @@ class Canvass:
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
         """Yield the lower bound on epsilon that follows from guessing the canaries' coins.
 
-        Coins are guessed from the difference between two rounds' sums. Yields nothing unless each
-        round rotates its sum differently (`Domain.moves`) and the noise has the same size in every
-        round. Also yields nothing if single reports reveal something: the coins are then guessed
-        from these.
+        A coin decides the sign of a canary's updates. It is guessed from the difference between two
+        rounds' sums. Yields nothing unless each round rotates its sum differently (`Domain.moves`)
+        and the noise has the same size in every round. Also yields nothing if single reports reveal
+        something: the coins are then guessed from these.
         """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
@@ -139,8 +143,9 @@ class Canvass:
 
         It is the distance between the means of two releases that differ in one client's data,
         divided by the noise's standard deviation. `uncertain` is the sampling error of `distance`,
-        or 0 if there is none. The result's field `unseen` is the largest true epsilon that this
-        bound would probably have missed.
+        or 0 if there is none. `name` names the bound, and `cases` is the number of measurements.
+        The result's field `unseen` is the largest true epsilon that this bound would probably have
+        missed.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -153,10 +158,10 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield a lower bound on epsilon for each kind of random choice in the canaries' reports.
+        """Yield lower bounds on epsilon from the random choices in the canaries' reports.
 
-        A bound follows from the number of choices that report the truth, in single reports or in
-        pairs.
+        At each choice, a mechanism states the truth or a random value. A bound follows from the
+        number of choices that state the truth: in single reports, or in both reports of a pair.
         """
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):

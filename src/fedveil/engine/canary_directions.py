@@ -12,7 +12,11 @@ from fedveil.errors import InvalidValue
 
 
 class Directions:
-    """Orthonormal vectors: rows of a cosine transform, with random signs from `seed`."""
+    """Orthonormal vectors, one per canary.
+
+    They are rows of a cosine transform. For each entry, a random sign that is drawn from `seed`
+    multiplies that entry of all vectors.
+    """
 
     def __init__(self, seed: int, count: int, dimension: int) -> None:
         if count > dimension:

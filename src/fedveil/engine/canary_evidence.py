@@ -41,7 +41,7 @@ WAYS = (
 class _EarlierRounds:
     """The canaries' reports from `lag` rounds ago, to be compared with this round's reports.
 
-    A round is compared only once, so that the pairs of rounds are disjoint.
+    Each round is in at most one comparison, so the pairs of rounds are disjoint.
     """
 
     def __init__(self, lag: int) -> None:
@@ -55,11 +55,11 @@ class _EarlierRounds:
 
 
 class ChoiceTally:
-    """Counts the random choices that report the truth, in single reports and in pairs (`WAYS`).
+    """Counts the random choices that report the truth, in single reports and in pairs of reports.
 
-    A pair is the same choice in two reports: of one canary in two rounds, or of two canaries in one
-    round. It counts if both choices report the truth. No choice is in two pairs of the same kind,
-    so pairs are independent if choices are.
+    A pair is the same choice in two reports: of one canary in two successive rounds, of one canary
+    two rounds apart, or of two canaries in one round. It counts if both choices report the truth.
+    No choice is in two pairs of the same kind, so pairs are independent if choices are.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -86,7 +86,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Keeps its reports in memory if a later round's are compared with them."""
+        """End the round. Keeps its reports if later ones will be compared with them."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -105,7 +105,10 @@ class ChoiceTally:
         return np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Load and validate the state from a checkpoint of a run with `canaries` canaries."""
+        """Load and validate the counts, and the last reports, from a checkpoint's `state`.
+
+        `canaries` is the run's number of canaries.
+        """
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:

@@ -52,7 +52,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record the aggregate of round `round`.
+        """Record the evidence in `aggregate`, the aggregate of round `round`.
 
         In this round, all canaries' updates were multiplied by `turn`, which is 1 or -1.
         """
@@ -97,10 +97,11 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add a sample of noise to `noise`: `difference`, the difference between two rounds' sums.
+        """Add a sample of noise to `noise`, from the `difference` of two rounds' sums.
 
-        Before, it is divided by the largest change of `difference` that one client can cause. That
-        is `step` times the largest change of a single sum. If `step` is almost 0, nothing is added.
+        The sample is the squared length of `difference`, after its division by the largest change
+        that one client can cause in it. That change is `step` times the largest change of a single
+        sum. If `step` is almost 0, nothing is added.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

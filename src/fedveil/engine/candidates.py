@@ -33,8 +33,9 @@ _FIXED = {"nesterov": False} | {key: to for key, to in ONE_STEP.items() if key !
 class Candidate:
     """A job under one protection, whose noise is chosen so that the run meets a target epsilon.
 
-    `settings` are the keys that turn the original job into this one. `job` and `protection` contain
-    the noise as a fixed number, so it does not change with the number of rounds.
+    `settings` are texts such as "rounds=7", which turn the original job into this one. `job` and
+    `protection` contain the noise as a fixed number, so it does not change with the number of
+    rounds.
     """
 
     settings: tuple[str, ...]
@@ -56,11 +57,15 @@ class Candidate:
 
     @property
     def against(self) -> str:
-        """The attackers against whom the promise holds."""
+        """A text that names the attackers against whom the promise holds."""
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection. `start` is how it begins."""
+        """Return the command that runs the job under this protection.
+
+        It consists of `start`, such as "fedveil run job.yaml", and a `--set` option for each
+        setting.
+        """
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
@@ -99,8 +104,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield a `Candidate` for each protection of `names` that can meet epsilon `target`.
 
-    `dimension` is the number of entries of an update. `changes` are further settings. Protections
-    that the job's other keys rule out are omitted.
+    `dimension` is the number of entries of an update. `changes` are settings such as "rounds=7"
+    that are also applied to the job. Protections that the job's other keys rule out are omitted.
     """
     for name in names:
         try:
@@ -113,7 +118,10 @@ def candidates(
 
 
 def of_examples(job: Job) -> list[str]:
-    """Return the settings that change a job's unit of privacy from whole clients to examples."""
+    """Return the settings, such as "privacy.unit=example", to protect examples instead of clients.
+
+    They include every other key of the job that must change for this.
+    """
     changed = {key: to for key, to in _FIXED.items() if getattr(job.training, key) != to}
     undone = (
         f"training.{key}={to if isinstance(to, str) else shown(to)}" for key, to in changed.items()

@@ -80,8 +80,8 @@ class ClientTest:
 def summary(each: Float64s, better: Better) -> dict[str, float]:
     """Return the mean of `each`, the mean of the worst tenth, and the standard deviation, by name.
 
-    `each` has one metric per client, of which `better` says which direction is better. NaN entries
-    are ignored.
+    `each` has one value of a metric per client. `better` says if high or low values are better. NaN
+    values are ignored. If all are NaN, so are the results.
     """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):

@@ -13,7 +13,7 @@ from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer
 
 
 def client_rate(job: Job, round: int) -> float:
-    """Return the clients' learning rate in `round`, from the job alone."""
+    """Return the clients' learning rate in `round`, computed from the job's settings alone."""
     settings = job.training
     if settings.lr_schedule == "constant":
         return settings.lr

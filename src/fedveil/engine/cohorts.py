@@ -13,8 +13,8 @@ class Cohorts:
     `clients.sampling: fixed` draws the same number of clients in every round from the job's seed.
     Anyone who has the job can repeat that draw. `poisson` draws each client independently with
     probability `clients.fraction`, in secret. It uses the system's randomness, so a restarted round
-    has another cohort. If reports are seeded, it uses the seed. If clients decide themselves
-    whether to take part, every cohort consists of all clients.
+    has another cohort. Only if reports are seeded, it uses the job's seed instead. If clients
+    decide themselves whether to take part, every cohort consists of all clients.
     """
 
     def __init__(self, job: Job) -> None:
@@ -33,10 +33,10 @@ class Cohorts:
         return sorted(map(int, drawn[: job.clients_per_round]))
 
     def begun(self, round: int) -> list[ClientId]:
-        """Return all clients that an interrupted round may have asked for a report.
+        """Return the clients that the interrupted round `round` may have asked for a report.
 
-        Under `clients.sampling: poisson` these are all clients, because that draw cannot be
-        repeated.
+        Under `clients.sampling: poisson` these are all clients of the job, because the draw of the
+        round's clients cannot be repeated.
         """
         if self._job.clients.sampling == "poisson":
             return list(range(self._number))

@@ -42,16 +42,20 @@ Batch = tuple[Any, Any]
 
 
 def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
-    """Yield one batch of training examples from each of several clients."""
+    """Yield one batch of training examples from each of several clients.
+
+    `split` says which examples belong to which client.
+    """
     for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
         rows = split.of(client)[: job.training.batch_size]
         yield dataset.train.x[rows], dataset.train.y[rows]
 
 
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
-    """Yield batches of test examples.
+    """Yield batches of test examples, for `try_out`.
 
-    Used if no single training example may decide whether the run starts.
+    They replace training examples under `privacy.unit: example`, where no single training example
+    may decide if the run starts.
     """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
@@ -88,7 +92,10 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Return the file and line of the user's function `name`."""
+    """Return the file and line of the function that makes the model `name`.
+
+    Returns `name` itself if it names a model folder.
+    """
     if is_language_model(name):
         return name
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)

@@ -28,7 +28,10 @@ class Engine(ABC):
     reports_leave: bool
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Return the job with its number of clients set. Raises if `dataset` is unusable."""
+        """Return the job with its number of clients, which may depend on `dataset`.
+
+        Raises an error if the engine cannot use `dataset`.
+        """
         return job
 
     def check(self, job: Job, shape: ModelShape) -> str | None:
@@ -52,7 +55,10 @@ class Engine(ABC):
         return None
 
     def identify(self) -> Iterable[npt.NDArray[Any]]:
-        """Return arrays, such as the partition of the examples, which a resumption must repeat."""
+        """Return arrays that identify the run's data, such as the partition of the examples.
+
+        A resumed run must have equal arrays.
+        """
         return ()
 
     @abstractmethod
@@ -68,4 +74,7 @@ class Engine(ABC):
         folder: Path,
         event: Callable[[str], None],
     ) -> Executor:
-        """Start the executor. Clients may keep states in `folder`. `event` logs a line."""
+        """Start and return the executor, which delivers messages to the clients.
+
+        Clients may keep states in `folder`, the run's folder. `event` logs a line.
+        """

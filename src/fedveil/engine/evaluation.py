@@ -75,7 +75,10 @@ def told(scores: Scores) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
+    """Return a metric's value as float or list of floats.
+
+    Raises `TaskInvalid` for any other value, or if `name` cannot be a key of a round's record.
+    """
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "

@@ -104,9 +104,10 @@ def silent_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that drop out, each with the first phase that it does not answer.
 
-    `shares` is the fault plan. It maps points of a round to the share of the cohort that drops out
-    there. `phases` maps all points, in order, to the phases of this protection. A point is mapped
-    to None if clients have nothing left to answer then.
+    `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
+    fraction of the cohort that drops out there. `phases` maps the phase names of all protections,
+    in order, to the phases of this protection. A name is mapped to None if clients of this
+    protection have nothing left to answer at that point.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -127,9 +128,9 @@ def late_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that miss a phase's window, each with the first phase that it misses.
 
-    A client's time for a phase is median_ms * e^(spread * z), in milliseconds, with z standard
-    normal. So half of the clients are slower than `median_ms`. With a spread of 1, one client in
-    fifty needs at least eight times as long.
+    A client misses a phase if its time for it is above `window_ms`. The time is median_ms *
+    e^(spread * z), in milliseconds, with z standard normal. So half of the clients are slower than
+    `median_ms`. With a spread of 1, one client in fifty needs at least eight times the median.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

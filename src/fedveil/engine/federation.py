@@ -46,7 +46,7 @@ Progress = Callable[[Record], None]
 
 @dataclass(eq=False)
 class Federation:
-    """A started run. It plays the remaining rounds."""
+    """A started run. `run` plays its remaining rounds."""
 
     parts: Parts
     state: RunState
@@ -200,8 +200,8 @@ class Federation:
     ) -> None:
         """Record on disk that round `number` starts to ask for reports, and what a report costs.
 
-        `spending` is that cost. The clients in `asked` are asked next. Does nothing if no report
-        leaves this machine.
+        `spending` is that cost. The clients in `asked` are not recorded: if the round is
+        interrupted, its whole cohort is charged. Does nothing if no report leaves this machine.
         """
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
@@ -210,7 +210,8 @@ class Federation:
         """Charge the clients of interrupted rounds. Yields a line for the event log for each round.
 
         A round is charged what it cost when it started, before it is repeated. So a restart cannot
-        exceed a limit. Seeded reports are repeated byte for byte and are charged once.
+        exceed a limit. Seeded reports are not charged here: they are repeated byte for byte, so
+        they cost nothing more.
         """
         if self.job.privacy.randomness == "seeded":
             return
@@ -243,8 +244,9 @@ class Federation:
     def _keep(self, record: Record, outcome: Outcome) -> None:
         """Save the round's record, and a checkpoint if one is due after this round.
 
-        A checkpoint covers all rounds that have records. If no report leaves this machine, a
-        repeated round costs nothing, so the next round may start before this one is on disk.
+        A checkpoint has the state after all rounds that are recorded so far. If no report leaves
+        this machine, repeating a round costs no privacy. The next round may then start before this
+        one is on disk.
         """
         number = record["round"]
         with uninterrupted():

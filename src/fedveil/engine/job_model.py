@@ -27,7 +27,8 @@ class ModelShape:
 
     `classes` is the number of the model's outputs. `target_shape` is the shape of one target, for a
     user's own task (`data.lone_records`). `whole_targets` is True if such targets are integers.
-    `whole_examples` is True if each example is one array of integers.
+    `whole_examples` is True if each example is one array of integers. `fingerprint` is a digest of
+    the model's tensors, or "" if it is not yet known.
     """
 
     example_shape: Shape
@@ -55,7 +56,10 @@ class ModelShape:
 
 
 def make_model(job: Job, shape: ModelShape) -> nn.Module:
-    """Return the model with its initial weights, drawn from the job's seed."""
+    """Return the job's model with its initial weights, drawn from the job's seed.
+
+    Raises `ModelInvalid` if `shape` has a fingerprint and the model has a different one.
+    """
     weights = job.training.class_weights
     if weights is not None and len(weights) != shape.classes:
         raise ModelInvalid(

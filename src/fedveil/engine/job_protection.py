@@ -33,7 +33,7 @@ class Deployed:
 
 
 def job_digest(job: Job) -> bytes:
-    """Return a digest of the whole job, to which messages, keys and folders are bound."""
+    """Return a digest of the whole job, which ties messages, keys and folders to this job."""
     return hashlib.sha256(job.model_dump_json().encode()).digest()
 
 

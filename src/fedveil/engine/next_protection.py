@@ -92,7 +92,10 @@ def _noise(candidate: Candidate, examples: int) -> float:
 
 
 def _times(candidate: Candidate, examples: int) -> str:
-    """Format the length of the noise as a multiple of the longest mean update."""
+    """Format the length of the candidate's noise as a multiple of the longest possible mean update.
+
+    `examples` is the number of all clients' examples.
+    """
     noise = _noise(candidate, examples)
     return f"{noise:.1f}" if noise < 10 else f"{noise:,.0f}"
 

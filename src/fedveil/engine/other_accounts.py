@@ -60,7 +60,8 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 def _ratio(protection: Protection) -> float | None:
     """Return the noise ratio of one report: standard deviation divided by sensitivity.
 
-    All Gaussian releases of the report count as one. Returns None if a release is not Gaussian.
+    If the report has several Gaussian releases, returns the ratio of a single release with the same
+    total cost. Returns None if a release is not Gaussian.
     """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):

@@ -30,10 +30,11 @@ def make_test(
 
 
 class OwnLayersTest(ModelTest):
-    """Tests each client's model, with the client's own layers, and averages the metrics.
+    """Tests each client's model, which includes the client's own layers, and averages the metrics.
 
-    Only clients that have trained count. Before any has trained, the initial layers are tested. A
-    client's held-out examples are tested with that client's own layers.
+    On the test examples, only clients that have trained count. Before any client has trained, the
+    initial layers are tested. On held-out examples, each client's model is tested on the examples
+    of that client.
     """
 
     def __init__(

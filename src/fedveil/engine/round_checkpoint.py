@@ -80,8 +80,8 @@ class Checkpoint:
 def _check_begins(folder: RunFolder, every: int) -> None:
     """Raise `RunFolderError` if the checkpoint is missing although the run must have written one.
 
-    A checkpoint follows every `every`-th round. A run with more than `every` records has had one,
-    and must not silently start over.
+    A run writes a checkpoint after every `every` rounds. So a run with more than `every` records
+    has written one. Without it, the run would silently start over.
     """
     metrics = folder.path / METRICS
     with intact(metrics):

@@ -50,12 +50,12 @@ def several_inputs(shape: Shape) -> Iterator[str]:
 
 
 def without_report(record: Record) -> str | None:
-    """Return the reason if a round's aggregate contains no usable report, otherwise None."""
+    """Return the reason why none of a round's reports is usable, or None if one is."""
     return None if _usable(record) else _reasons([record])
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return the reason if a run has no result, otherwise None.
+    """Return the reason why a run has no result, or None if it has one.
 
     `stopped` is the reason why the run ended early, or None.
     """

@@ -72,9 +72,9 @@ class RunState:
         return metrics
 
     def checkpoint(self, recorder: Recorder) -> Checkpoint:
-        """Return the state, and how much `recorder` has written.
+        """Return the run's state, with the size and digest of the metrics written by `recorder`.
 
-        Save it on disk before the next `apply`, which changes the state.
+        Save the checkpoint before the next `apply`, which may change its arrays.
         """
         return Checkpoint(
             round=self.done,

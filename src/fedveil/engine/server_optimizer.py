@@ -47,8 +47,8 @@ class ServerOptimizer:
     ) -> npt.NDArray[np.float32]:
         """Return the new global weights.
 
-        `share` is the share of all clients whose reports are in `aggregate`. Raises `RoundVoid` and
-        changes nothing if a weight or moment would not be finite.
+        `share` is the fraction of all clients whose reports are in `aggregate`. Raises `RoundVoid`
+        and changes nothing if a weight or moment would not be finite.
         """
         new = np.empty(len(aggregate), np.float32)
         moments = {name: np.empty_like(moment) for name, moment in self._moments.items()}
@@ -72,8 +72,9 @@ class ServerOptimizer:
     ) -> tuple[Vector, dict[str, Vector]]:
         """Return the step to add to the weights, and the new moments.
 
-        `d` is the aggregate and `share` the share of all clients whose reports are in it. All
-        arrays contain the same part of the vector's entries.
+        `d` is the aggregate and `share` the share of all clients whose reports are in it. `moments`
+        are the moments before this step, by name. All arrays hold the same slice of the model's
+        entries.
         """
         s = self._settings
         if s.optimizer == "none":
@@ -94,11 +95,14 @@ class ServerOptimizer:
         return s.lr * m / (np.sqrt(v) + s.tau), {"m": m, "v": v}
 
     def state(self) -> dict[str, Vector]:
-        """Return the moments for a checkpoint."""
+        """Return the optimiser's moments, by name, for a checkpoint."""
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Load moments from a checkpoint. Raises `MessageInvalid` if they do not fit."""
+        """Load the optimiser's moments from a checkpoint's `state`.
+
+        Raises `MessageInvalid` if they do not fit this optimiser and model.
+        """
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape
@@ -114,8 +118,9 @@ class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates one vector, which holds the model and the clients' mean control variate.
 
     The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
-    reports. Reports contain changes multiplied by `unit`. `share` is the share of all clients whose
-    reports were summed. With equal weights, c stays the mean of all clients' variates.
+    reports. `share` is the share of all clients whose reports were summed. The division by `unit`,
+    the clients' learning rate, undoes the multiplication that clients apply to these changes. With
+    equal weights, c stays the mean of all clients' variates.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from fedveil.record.recorder import Record
 
 
 class Stopping:
-    """Decides after each round whether the run stops."""
+    """Decides after each round if the run stops. Keeps the best model if the job says so."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
         """Check the settings.
@@ -78,7 +78,10 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint. Raises an error unless it is of the best round."""
+        """Load the best model from a checkpoint. Raises an error unless it is of the best round.
+
+        `records` are the run's records, and `dimension` is the model's number of weights.
+        """
         best = self._best_round(records)
         if best is None:
             only_fields(state)
@@ -89,7 +92,7 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def _best_round(self, records: Sequence[Record]) -> int | None:
-        """Return the first of the rounds with the best metric.
+        """Return the number of the round with the best metric, the first one if several are equal.
 
         Returns None if the best model is not kept, or if no round was tested.
         """

@@ -26,7 +26,7 @@ _NEAR = 10.0 ** (-_DIGITS - 1)
 
 
 class Solved(NamedTuple):
-    """The solution: the job's keys to set, and the resulting protection.
+    """The result of `solve`: the job's keys to set, and the protection with these settings.
 
     The last key is the parameter whose value was sought.
     """
@@ -53,7 +53,7 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """Return the job key of the parameter that decides what a report costs, or None."""
+    """Return the job key of the parameter that decides what a report costs, or None without one."""
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
@@ -183,11 +183,11 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
 
 
 def _crossing(low: float, high: float, below: float, above: float) -> float:
-    """Return an estimate of the point between `low` and `high` at which the target is reached.
+    """Return an estimate of the value between `low` and `high` at which epsilon meets the target.
 
     `below` and `above` are the epsilons at both ends, divided by the target. The estimate assumes
-    that epsilon is a power of the parameter, which is nearly true. It is never too close to `low`
-    or `high`, so that the search moves both ends.
+    that epsilon is a power of the value, which is nearly true. It is never too close to `low` or
+    `high`, so that the search moves both ends.
     """
     if not 0 < below <= 1 < above < math.inf:
         return math.sqrt(low * high)

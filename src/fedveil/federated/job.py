@@ -47,7 +47,10 @@ class Job(JobFields):
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job. Also returns notes on the translation of a MindSpore Federated file."""
+        """Load a job as `load` does. Also returns notes on the translation of a file.
+
+        There are no notes if the file is not in MindSpore Federated's format.
+        """
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -65,10 +68,10 @@ class Job(JobFields):
     def translated(
         cls, data: Mapping[str, Any], overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Translate the MindSpore Federated settings `data` to a job.
+        """Translate the MindSpore Federated settings `data` to a job, and apply `overrides` to it.
 
-        Also returns notes about this. Raises `JobError`, which uses MindSpore Federated's names for
-        the keys.
+        Also returns notes about the translation. Raises `JobError`, which uses MindSpore
+        Federated's names for the keys.
         """
         translation = mindspore.Translation(data, cls.model_fields)
         try:
@@ -81,7 +84,10 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, validated again. Used after counting the data."""
+        """Return this job with `number` clients, checked again.
+
+        Used for jobs whose number of clients is only known from their data.
+        """
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)

@@ -62,10 +62,11 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return `problems`, in which the file's names replace fedveil's keys at the beginning.
+        """Return `problems` with the names of keys in the file in place of fedveil's.
 
-        Keys in `overridden` were not set by the file, so they keep fedveil's names. Problems that
-        the translation has already reported are omitted.
+        Each problem is a sentence that starts with a key. Keys in `overridden` were not set by the
+        file, so they keep fedveil's names. Problems that the translation has already reported are
+        omitted.
         """
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
         parted = [problem.partition(" ") for problem in problems]

@@ -53,7 +53,10 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a sentence for each protection's block that is set although `name` is not."""
+        """Yield a sentence for each protection that has settings but is not chosen.
+
+        Yields nothing if the job sets `name`, which chooses a protection.
+        """
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:

@@ -129,12 +129,18 @@ class TrainingSettings(Block):
 
     @property
     def sent_vectors(self) -> int:
-        """The number of vectors that the server sends. Each has one entry per model weight."""
+        """The number of vectors that the server sends, each with one entry per model weight.
+
+        It is 2 if a control variate or direction is sent with the weights, otherwise 1.
+        """
         return 2 if self.algorithm in ("scaffold", "fedcm") else 1
 
     @property
     def reported_vectors(self) -> int:
-        """The number of vectors in an update. Each has one entry per model weight."""
+        """The number of vectors in an update, each with one entry per model weight.
+
+        It is 2 if a client also reports the change of its control variate, otherwise 1.
+        """
         return 2 if self.algorithm == "scaffold" else 1
 
     def report_length(self, sent: int) -> int:

@@ -1,6 +1,6 @@
 """A file with the number of the last round whose update has left the client.
 
-No server can reset it.
+The file is on the client's own machine, so no server can reset it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class FixedTime:
     def trained(self, train: Callable[[], T]) -> T:
         """Return the result of `train`, or raise its exception.
 
-        If `train` takes too long, raises `ClientWithheld` and discards the result.
+        If `train` has not ended after the fraction `_TRAINING` of the fixed time, raises
+        `ClientWithheld` and discards the result.
         """
         if self._seconds is None:
             return train()

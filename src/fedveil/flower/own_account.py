@@ -35,8 +35,8 @@ _ROUNDING = 1 + 1e-9
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
     """Count one more requested report of a job, in the file `path`.
 
-    Raises `ClientWithheld` if there are more than `limit`. `spending` is the report's cost. Reports
-    with an infinite loss are not counted.
+    Raises `ClientWithheld` if `limit` reports have been counted already. `spending` is the report's
+    cost. Reports with an infinite loss have no guarantee and are not counted.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -64,7 +64,7 @@ def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]
     """Return the cost of the report that the untrusted message `asked` requests.
 
     The cost may depend on the number of survivors. Then it is the cost if nobody drops out, as in
-    the ledger of an honest server. Raises `MessageInvalid`.
+    the ledger of an honest server. Raises `MessageInvalid` if the message states an invalid cost.
     """
     state: State = {**protection.initial_state(), **asked}
     try:
@@ -90,7 +90,7 @@ class OwnLedger:
         limits: Sequence[tuple[float, float]],
         in_clear: Sequence[str] = (),
     ) -> None:
-        """Charge one more requested report.
+        """Charge one more requested report, which costs `spending`.
 
         `in_clear` names the values that are sent in clear with it. Raises `MessageInvalid`, and
         charges nothing, if the report would exceed one of `limits`, which are pairs of epsilon and

@@ -41,7 +41,10 @@ class OwnFile:
         self._name = path.relative_to(self._seals.folder).as_posix()
 
     def read(self) -> bytes | None:
-        """Return the content, or None if the file was never written."""
+        """Return the content, or None if the file was never written.
+
+        Raises `DeploymentError` if the file was edited, deleted or replaced by an older copy.
+        """
         data = _content(self.path, MOST_STATE_BYTES) if self.path.exists() else None
         allowed = self._seals.read().get(self._name)
         if allowed is None:
@@ -54,14 +57,17 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content. Raises `DeploymentError` if the old content breaks the seal."""
+        """Replace the file's content.
+
+        Raises `DeploymentError` if the old content breaks the seal.
+        """
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
         self._seals.put(self._name, (new, new))
 
     def remove(self) -> None:
-        """Delete the file and its seal."""
+        """Delete the file, and its digest in the folder's list of digests."""
         self.path.unlink(missing_ok=True)
         self._seals.put(self._name, None)
 
@@ -109,7 +115,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Replace the digests of the file `name`. None removes them."""
+        """Replace the two accepted digests of the file `name` in the seal. None removes them."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

@@ -83,7 +83,10 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> Addressed:
-    """Decode the records of `addressed_records`: client number, message and other fields."""
+    """Decode the records of `addressed_records`: client number, message, and the other fields.
+
+    The other fields are those for all clients and those for this client.
+    """
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     return client, message, _with_own(common, address, "client")

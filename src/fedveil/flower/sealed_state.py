@@ -78,7 +78,10 @@ class StateFolder:
 
 
 class SealedState:
-    """A client's state in one job. `records` are the records in the state of its Flower context."""
+    """A client's encrypted state in one job.
+
+    It is a record in `records`, the state of the client's Flower context.
+    """
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")
@@ -87,7 +90,10 @@ class SealedState:
         self._record = f"{_RECORD}.{client}"
 
     def take(self, round: int) -> Message | None:
-        """Return the state saved for this round and delete it. Returns None if there is none."""
+        """Return the client's state that was saved for this round, and delete it.
+
+        Returns None if there is none, or if it cannot be decrypted.
+        """
         sealed = self._records.pop(self._record, None)
         key = self._take_key()
         if key is None or not isinstance(sealed, ConfigRecord):
@@ -98,7 +104,7 @@ class SealedState:
             return None  # a different round or run, or a forgery without the key
 
     def put(self, round: int, state: Message) -> None:
-        """Save `state` for the next message of the round. Replaces any earlier state."""
+        """Save `state` for the next message of the round. Replaces the client's earlier state."""
         self.erase()
         key = AESGCM.generate_key(8 * _KEY_BYTES)
         try:
@@ -109,7 +115,7 @@ class SealedState:
         self._records[self._record] = ConfigRecord({_FIELD: sealed})
 
     def erase(self) -> None:
-        """Erase the saved state and its key, including files that a killed process left."""
+        """Erase the client's saved state and its key, also files that a killed process left."""
         self._records.pop(self._record, None)
         self._take_key()
         for left in self._key_file.parent.glob(f"{self._key_file.name}.*"):
@@ -119,7 +125,10 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the key and erase its file, so that no other process can read it."""
+        """Return the saved state's key, and erase its file, so that no other process can read it.
+
+        Returns None if there is no valid key.
+        """
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

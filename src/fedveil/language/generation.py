@@ -94,7 +94,7 @@ class Request:
     def seeded(
         cls, prompt: bytes, tokens: int = 100, temperature: float = 0.8, seed: int | None = None
     ) -> Request:
-        """Create a request. Its random choices come from `seed` or, without it, from the system."""
+        """Create a request. Its random choices come from `seed`, or from the system by default."""
         entropy = Secure() if seed is None else Seeded(seed, "generate")
         return cls(prompt, tokens, temperature, entropy)
 
@@ -187,18 +187,21 @@ def write(
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
     `tell` is called with the bytes of every new token. The text ends before a vector that would
-    bring its epsilon above `most`. Raises `LimitReached` if the prompt alone would.
+    bring the text's epsilon above `most`. Raises `LimitReached` if the prompt alone would.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: compute its layers' outputs until the leader sends `enough`."""
+    """Run the follower's side: compute its layers' outputs until the leader sends `enough`.
+
+    If EmbeddingDP protects the outputs, its reports are drawn from `noise`.
+    """
     return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a generated text: of a bit, of a token and of the whole text.
+    """Return the epsilons of the generated text `found`: of a bit, of a token and of the text.
 
     The list is empty without EmbeddingDP.
     """

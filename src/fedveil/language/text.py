@@ -62,7 +62,10 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents: the last `fraction` of the text, from a line's start, is held out."""
+    """Split documents into those for training and those held out, and return both lists.
+
+    About the last `fraction` of all bytes is held out, from the start of a line if possible.
+    """
     fraction = within("test_fraction", fraction, 0, 1, open_low=True, open_high=True)
     left = round(sum(map(len, documents)) * (1 - fraction))
     for number, document in enumerate(documents):
@@ -185,7 +188,10 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """Return the bytes of `tokens` in order. The end token adds none."""
+    """Return the bytes of `tokens` in order. The end token adds none.
+
+    `pieces` has the bytes of each token of the vocabulary, or None.
+    """
     return b"".join(pieces[token] or b"" for token in tokens)
 
 

@@ -151,7 +151,10 @@ class Backbone(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: x + attention(LayerNorm(x)), then y + feedforward(LayerNorm(y))."""
+    """One transformer layer, y + feedforward(LayerNorm(y)).
+
+    y is x + attention(LayerNorm(x)), where x is the input.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -194,9 +197,9 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention. `asked` are the queries.
+    """Apply causal attention with the queries `asked`.
 
-    The last query belongs to the position of the last key.
+    If there are fewer queries than keys, they are those of the last positions.
     """
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:

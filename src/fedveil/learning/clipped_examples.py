@@ -111,7 +111,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """Clipped gradients of a model with one dense layer.
+    """Computes clipped gradients of a model with one dense layer.
 
     An example's gradient is the outer product of features and error, so its norm is the product of
     both norms, and the gradient itself is never stored. Everything is computed in float64, one
@@ -123,9 +123,9 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return the clipped gradients of `model`, or None if the model has another form.
+        """Return the object for `model`, or None unless `model` is one dense layer.
 
-        It must be one dense layer, which may follow a flattening.
+        A flattening may precede the layer.
         """
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
@@ -239,7 +239,7 @@ def _add_linear(
 
 
 class _AnyModel:
-    """Clipped gradients of any other model, computed for several examples at once with vmap.
+    """Computes clipped gradients of any model, for several examples at once with vmap.
 
     If a batch has too few examples for one computation, some are repeated. If the computation
     raises an exception, each example is tried alone, and those that fail are omitted.
@@ -271,10 +271,10 @@ class _AnyModel:
         share: float,
         clip: float,
     ) -> None:
-        """Add the contributions of the client's examples at `batch` to `total`.
+        """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size, and `clip` bounds the norm of a contribution. Raises an error
-        only if all examples fail and an example of zeros fails too.
+        `weights` is the model, `share` is lr / batch_size, and `clip` bounds the norm of a
+        contribution. Raises an error only if all examples fail and an example of zeros fails too.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -305,10 +305,11 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Compute one row of gradients for each example at the indices `some`.
 
-        Returns the rows, and a mask of the examples that count: those in `counts` whose gradients
-        can be computed. If no example counts, there are no rows but None. `draws` is the seed of
-        random draws. An invalid example leaves the rows of the others unchanged to the byte: they
-        are computed at the same positions of a batch of the same size, with the same random draws.
+        Returns the rows, and a mask of the examples that count: those in the mask `counts` whose
+        gradients can be computed. If no example counts, returns None instead of the rows. `draws`
+        is the seed of random draws. An invalid example leaves the rows of the others unchanged to
+        the byte: they are computed at the same positions of a batch of the same size, with the same
+        random draws.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -366,7 +367,10 @@ class _AnyModel:
 
 
 def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an artificial example of zeros and its target, shaped like the client's data."""
+    """Return an example of zeros and its target, shaped like the client's data.
+
+    It shows if the model fails on every input.
+    """
     return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
 
 

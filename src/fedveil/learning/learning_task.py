@@ -58,7 +58,7 @@ class Task(ABC):
         return as_tensors(x, self.padding), as_tensors(y, self.target_padding)
 
     def forward(self, model: nn.Module, inputs: Tensors) -> Any:
-        """Return the model's outputs."""
+        """Return the model's outputs for the `inputs` of a batch, the first result of `collate`."""
         if isinstance(inputs, torch.Tensor):
             return model(inputs)
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
@@ -103,7 +103,7 @@ _STEPS = ("collate", "forward", "optimizer", "train")
 
 
 def own_steps(task: Task) -> list[str]:
-    """Return the names of the methods, other than `loss`, by which a task changes the training."""
+    """Return the names of the training methods, other than `loss`, that a task overrides."""
     return [name for name in _STEPS if getattr(type(task), name) is not getattr(Task, name)]
 
 
@@ -213,9 +213,10 @@ class NextToken(_Bundled):
     usual = ("perplexity", "accuracy")
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return one row per example: its sum of losses, number of tokens, number predicted right.
+        """Return two arrays for metrics, both with one row per example.
 
-        The second array is True for the examples that have any token to predict.
+        A row of the first has the sum of losses, the number of tokens with a target, and how many
+        of these are predicted right. The second is True for the examples that have any such token.
         """
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)

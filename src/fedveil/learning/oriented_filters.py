@@ -120,7 +120,9 @@ class OrientedFilters(nn.Module):
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
         """Return the strengths of each plane (one channel of an image) as a row of norm 1.
 
-        `moduli` is the result of `_moduli`, and `planes` is the number of planes.
+        A strength is the mean modulus of one filter pair over one square of the plane, minus the
+        mean over all directions. `moduli` is the result of `_moduli`, and `planes` is the number of
+        planes.
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)

@@ -47,7 +47,7 @@ class CausalLayer(nn.TransformerEncoderLayer):
 
 @contextmanager
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
-    """Make the model's embeddings return NaN for indices out of range, instead of raising an error.
+    """Context manager: the model's embeddings return NaN for indices out of range, not an error.
 
     On a GPU, such an error would break all later work of the process, and so every other client's
     training.

@@ -182,7 +182,10 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an artificial example that depends on the shape only: floats in [0, 1), or zeros."""
+    """Return an artificial example: floats in [0, 1), or zeros of another `dtype`.
+
+    It tests a model, and depends on no client's data.
+    """
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
@@ -199,7 +202,10 @@ def as_floats(x: Array) -> Array:
 
 
 def taken(model: nn.Module, x: Array) -> Array:
-    """Convert examples for the model: to int64 if it has an embedding, otherwise to float32."""
+    """Convert examples for the model: to int64 if it has an embedding, otherwise to float32.
+
+    Without an embedding, raises `ModelInvalid` for integers that float32 cannot represent exactly.
+    """
     if not is_plain(x) or x.dtype == np.float32:
         return x
     if _looks_up(model):

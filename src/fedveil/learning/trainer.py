@@ -53,7 +53,10 @@ class TrainingPlan:
 
     @property
     def plain_sgd(self) -> bool:
-        """True for SGD without state: w -= lr * (gradient + weight_decay * w)."""
+        """True for SGD without momentum and without changes of the gradient, such as clipping.
+
+        A step is w -= lr * (gradient + weight_decay * w).
+        """
         return self.optimizer == "sgd" and self.momentum == 0 and not self.changes_gradients
 
     @property
@@ -145,13 +148,14 @@ class Trainer(Protocol):
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
         """Yield the clients' updates in order, several at a time, as the rows of an array.
 
-        With the array comes, for each client, the exception that its training raised, or None. The
-        row of a failed client has no meaning. An array is valid until the next yield.
+        Each array comes with a list that has, for each client, the exception that its training
+        raised, or None. The row of a failed client has no meaning. An array is valid until the next
+        yield.
         """
 
 
 class OneThread:
-    """A trainer for a single thread, which compiles nothing."""
+    """Base class of trainers that use one thread and compile nothing."""
 
     chunk = least = 1
     native = own_step = False

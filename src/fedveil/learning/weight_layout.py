@@ -159,7 +159,7 @@ class Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Map the further names of shared parameters and buffers to their names in the layout."""
+    """Map each further name of a shared parameter or buffer to its name in the layout."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     pairs = [

@@ -1,7 +1,7 @@
 """Certificate chains: the names in a certificate, its issuers, and its strength.
 
 The TLS library validates only one path from a certificate to a root. These functions find every
-possible issuer, so checks of them all cover the path that the library chose.
+possible issuer. So a check of all of them also covers the path that the library chose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def normal_name(name: str) -> str:
-    """Return the normal form of a DNS name or an IP address, for comparisons."""
+    """Return a DNS name in lower case, or an IP address in its standard form, for comparisons."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -84,7 +84,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Return `leaf` and all certificates above it in `others`, each with its possible issuers.
+    """Map `leaf`, and all certificates in `others` that may be above it, to their possible issuers.
 
     Raises CertificateError if there are too many to check.
     """

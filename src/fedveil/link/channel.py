@@ -27,7 +27,10 @@ _AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to send `message` to `peer`. Its arrays must not be changed afterwards."""
+    """A request to send `message` to `peer`.
+
+    The message's arrays must not be changed afterwards.
+    """
 
     peer: str
     message: Message
@@ -45,14 +48,17 @@ Exchange: TypeAlias = Generator[Send | Receive, Message | None, T]
 
 
 def received(peer: str) -> Exchange[Message]:
-    """Request the next message from `peer` and return it."""
+    """Request the next message from `peer`, and return it. A party calls this with `yield from`."""
     message = yield Receive(peer)
     assert message is not None, "an engine answers a Receive with a message"
     return message
 
 
 class Channel(Protocol):
-    """One party's end of a connection. It delivers messages complete and in order, or raises."""
+    """One party's end of a connection. It delivers every message complete and in order.
+
+    If this is impossible, its methods raise an error.
+    """
 
     peer: str
 
@@ -69,8 +75,9 @@ class Channel(Protocol):
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
     """Run one party over its channels, and return the party's result.
 
-    An error of a channel is raised inside the party, at the request that caused it. An error of the
-    party is raised here, after the messages that it had already sent have left.
+    `exchange` is the party, and `channels` has a channel to each of its peers. An error of a
+    channel is raised inside the party, at the request that caused it. An error of the party is
+    raised here.
     """
     try:
         request = next(exchange)
@@ -93,11 +100,11 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 
 
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
-    """Run all parties in this process, and return their results.
+    """Run all parties in this process, and return their results by party.
 
-    Arrays are passed without a copy. With `encoded`, every message is encoded and decoded as it
-    would be between machines. If a party fails, the others first receive its messages. Then its
-    error is raised here.
+    `exchanges` has the parties. Arrays are passed without a copy. With `encoded`, every message is
+    encoded and decoded as it would be between machines. If a party fails, the others first continue
+    as far as its messages allow. Then its error is raised here.
     """
     table = _Table(exchanges, encoded)
     try:
@@ -125,7 +132,10 @@ class _Table(Generic[T]):
         self._error: Exception | None = None
 
     def play(self) -> dict[str, T]:
-        """Run all parties until all are done, or until one has failed and no other can continue."""
+        """Run all parties until all are done, or until one has failed and no other can continue.
+
+        Returns their results, or raises the first error of a party.
+        """
         while not all(seat.done for seat in self._seats.values()):
             # Parties whose messages have been read run first. If there are none, any party may run.
             moved = [party for party in self._seats if self._turn(party, _AHEAD)]
@@ -141,7 +151,8 @@ class _Table(Generic[T]):
     def _turn(self, party: str, ahead: int | None) -> bool:
         """Run `party` until it must wait for a message. Returns True if it made any progress.
 
-        With `ahead`, the party also stops once it has that many messages that a peer has not read.
+        The party also stops once a peer has `ahead` unread messages from it. None means no such
+        limit.
         """
         seat, moved = self._seats[party], False
         while not seat.done:

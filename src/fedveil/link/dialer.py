@@ -39,7 +39,10 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Keeps a stream to the leader at `address` open as long as `link` needs one."""
+    """Keeps a stream to the leader at `address` open as long as `link` needs one.
+
+    If the stream breaks, it opens a new one.
+    """
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -96,9 +99,10 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Process a failed attempt. `wrong` is a reason that may be final, or None.
+        """Process a failed attempt to connect. `wrong` is its error if this may be permanent.
 
-        The link fails for good once the same reason has occurred several times in a row.
+        None means that a later attempt may succeed. The link fails for good once the same error has
+        occurred several times in a row.
         """
         if self._stopped.is_set() or self._link.is_over:
             return
@@ -153,7 +157,10 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return why a stream ended. Makes the link fail if the leader refused it permanently."""
+        """Return why a stream ended, from gRPC's `error`.
+
+        Makes the link fail if the leader refused it permanently.
+        """
         code, details = error.code(), error.details() or "no reason given"
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:
@@ -166,9 +173,9 @@ class Dialer:
 def look(address: Address, leader: str, own: Credentials) -> bytes:
     """Return the certificate, in PEM, of the leader that listens at `address`.
 
-    Raises PeerRefused if the certificate is invalid, revoked or not that of `leader`. Also raises
-    PeerRefused if the leader does not accept this party's certificate. Raises OSError if nobody
-    listens. The caller may then try again.
+    `own` are this party's credentials. Raises PeerRefused if the certificate is invalid, revoked or
+    not that of `leader`, or if the leader does not accept this party's certificate. Raises OSError
+    if nobody listens. The caller may then try again.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])

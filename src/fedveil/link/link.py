@@ -122,7 +122,7 @@ class Link:
             raise LinkLost(f"{self.peer} sent what is not a message: {error}") from None
 
     def refuse(self, reason: str) -> None:
-        """Tell the peer why it is refused, and end the connection to its process."""
+        """Send the peer a refusal with its `reason`, and end the connection to its process."""
         self._finish(_REFUSAL, reason)
 
     def await_another(self) -> None:
@@ -145,7 +145,10 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """True if no further stream is needed."""
+        """True if the link needs no further stream.
+
+        It was closed or has failed, or the peer has ended it.
+        """
         with self._lock:
             return self._closed or self._failure is not None or self._ended is not None
 
@@ -161,11 +164,12 @@ class Link:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Start a new stream to the peer's process `session`. Returns the stream's number.
+        """Register a new stream to a process of the peer. Returns the stream's number.
 
-        The other arguments are from that process's greeting. `known` is the session of this side
-        with which it last communicated, and `arrived` the number of messages received from that
-        session.
+        The arguments are from that process's greeting. `session` identifies the process. `known` is
+        the session of this side with which it last communicated, and `arrived` the number of
+        messages that it received from that session. Messages that it has not received are sent on
+        the new stream.
         """
         with self._lock:
             if session != self._peer_session:
@@ -189,7 +193,10 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End stream number `stream`, unless a newer one replaced it. Later errors say `why`."""
+        """End stream number `stream`, unless a newer one has replaced it.
+
+        If no new stream comes in time, the error says `why` this one ended.
+        """
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -197,7 +204,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store why no stream could be opened. The final error will say it."""
+        """Store why no stream could be opened, for the error that follows if none comes in time."""
         with self._lock:
             self._down_why = why
 
@@ -208,7 +215,7 @@ class Link:
             self._wake_all()
 
     def frames(self, stream: int) -> Iterator[bytes]:
-        """Yield the frames to send on a stream, until the stream ends."""
+        """Yield the frames to send on stream number `stream`, until this stream ends."""
         while True:
             with self._lock:
                 while (frame := self._next_frame(stream)) is None:
@@ -218,7 +225,10 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame from a stream. Waits while too many received bytes are unread."""
+        """Process a frame that arrived on stream number `stream`.
+
+        Waits while too many received bytes are unread, so that memory stays limited.
+        """
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -253,9 +263,10 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float | None:
-        """Return the seconds left to wait for a peer. Raises `LinkLost` if none are left.
+        """Return the seconds to wait for the peer before the next check.
 
-        `silent_since` is the time of the peer's last message. It counts only while there is a
+        Raises `LinkLost` if none are left. While there is a stream, the time counts from
+        `silent_since`, when the peer became silent. Otherwise it counts from the end of the last
         stream.
         """
         if self._stream:
@@ -318,7 +329,10 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, and wait until the peer has received it or no longer can."""
+        """Send the last frame, and wait until the peer has received it or no longer can.
+
+        `kind` says if it is a normal end or a refusal. `reason` is the text of the frame.
+        """
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:

@@ -25,7 +25,7 @@ _STOP_S = 1.0
 
 
 class Listener:
-    """A gRPC server with one method, for the followers that are named in `links`.
+    """A gRPC server to which the followers named in `links` connect.
 
     With credentials, a follower is identified by its certificate, otherwise by the name it states.
     The TLS library checks the certificate's path. The certificate's name, strength and revocation
@@ -179,7 +179,7 @@ class _Handshakes:
                 self._look_in(_HANDSHAKE_S)
 
     def succeeded(self, count: int = 1) -> None:
-        """Count the oldest `count` handshakes as successful."""
+        """Count the oldest `count` open handshakes as successful, so that they are not reported."""
         with self._lock:
             for _ in range(min(count, len(self._open))):
                 self._open.popleft()

@@ -54,7 +54,7 @@ def load_key(pem: bytes, settings: TlsSettings) -> Key:
 
 
 def pem_of_key(key: Key) -> bytes:
-    """Return a key in PEM without encryption. It must not be written to a file."""
+    """Return a key in PEM without encryption. The result must not be written to a file."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -41,9 +41,9 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 def _excepts(entry: str, host: str) -> bool:
-    """Return True if `entry`, one of the entries of `no_proxy`, covers `host`.
+    """Return True if `entry` covers `host`, so that no proxy is used for it.
 
-    An entry is the end of a host name, or a network.
+    `entry` is one of the entries of `no_proxy`: the end of a host name, or a network.
     """
     if host.lower().endswith(entry.lower()):
         return True

@@ -39,7 +39,10 @@ class RevocationLists:
 
     @classmethod
     def read(cls, path: Path) -> RevocationLists:
-        """Read the lists. Raises CertificateError if one is malformed, unsupported or expired."""
+        """Read the revocation lists in a PEM file.
+
+        Raises CertificateError if a list is malformed, of an unsupported kind, or expired.
+        """
         try:
             blocks = _BLOCK.findall(read_bytes(path, MOST_LISTS_BYTES))
             lists = [x509.load_pem_x509_crl(block) for block in blocks]
@@ -60,7 +63,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return a sentence on the first certificate of `chain` that fails the check, or None.
+        """Return a sentence on the first certificate of `chain` that fails the check, else None.
 
         A certificate fails if it is revoked, or if there is no revocation list for it.
         """

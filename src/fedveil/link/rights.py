@@ -10,10 +10,10 @@ from fedveil.link.tls_settings import FILE
 
 
 def may(own: Credentials, names: Iterable[str], right: str) -> bool:
-    """Return True if the holder of a certificate with these `names` has the right.
+    """Return True if `own` gives `right` to the holder of a certificate with these `names`.
 
-    If the settings have no `roles`, the parties of the job have all rights, and nobody else has
-    any.
+    `own` are this party's credentials. If its `tls.yaml` has no `roles`, the parties of the job
+    have all rights, and nobody else has any.
     """
     roles = own.settings.roles
     if roles is None:
@@ -23,7 +23,11 @@ def may(own: Credentials, names: Iterable[str], right: str) -> bool:
 
 
 def check_right(own: Credentials | None, party: str, right: str) -> None:
-    """Raise PeerRefused if `own` does not give the right to `party`, a party of the job."""
+    """Raise PeerRefused if this party's `tls.yaml` does not give `right` to `party`.
+
+    `party` is a party of the job. `own` are this party's credentials. None means no TLS, which
+    gives all rights.
+    """
     if own is None or own.settings.roles is None:
         return
     if not may(own, [own.name_of(party)], right):

@@ -24,7 +24,11 @@ RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRIC
 
 
 def right_of(purpose: str) -> str:
-    """Return the right that a session needs for its purpose. Scoring new rows needs `predict`."""
+    """Return the right that a session needs for its purpose.
+
+    It has the name of the purpose, except that `score` (scoring new rows) needs the right
+    `predict`.
+    """
     return PREDICT if purpose == "score" else purpose
 
 

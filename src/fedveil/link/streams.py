@@ -55,7 +55,10 @@ class Address:
 
     @classmethod
     def parse(cls, option: str, text: str) -> Address:
-        """Parse HOST:PORT, with an IPv6 address in brackets. Errors name the command's `option`."""
+        """Parse an address written as HOST:PORT, with an IPv6 address in brackets.
+
+        Errors name the command's `option` that stated it.
+        """
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidValue(f"{option} = {text!r} is not HOST:PORT with a port in [0, 65535]")
@@ -77,7 +80,10 @@ class Address:
 
 
 def check_plaintext(option: str, address: Address) -> None:
-    """Raise an error if data sent to `address` without TLS could leave this machine."""
+    """Raise an error if data sent to `address` without TLS could leave this machine.
+
+    The error names the command's `option` that stated the address.
+    """
     if not address.is_loopback:
         raise InvalidValue(
             f"{option} = {address} is not a loopback address: --insecure is for those alone, "
@@ -100,7 +106,10 @@ class Greeting:
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: str, peer: str, party: str) -> Greeting:
-        """Decode `peer`'s greeting to `party`. Raises PeerRefused for another protocol."""
+        """Decode a greeting of `peer` to `party`. `kind` is "hello" or "welcome".
+
+        Raises PeerRefused if it is malformed, or has another kind or version of the protocol.
+        """
         try:
             message = decode(data)
             spoken = take(message, "protocol", int)

@@ -67,7 +67,11 @@ class Credentials:
 
     @classmethod
     def read(cls, folder: Path, party: str, parties: Iterable[str] = ()) -> Credentials:
-        """Read a party's credentials from `folder`, or from its subfolder with the party's name."""
+        """Read and check a party's credentials from `folder`, or from its subfolder named `party`.
+
+        `parties` are the parties of the job. Raises CertificateError for a file that is missing or
+        invalid.
+        """
         folder = folder / party if (folder / party).is_dir() else folder
         settings = TlsSettings.read(folder)
         known = tuple(dict.fromkeys([party, *parties]))
@@ -96,7 +100,7 @@ class Credentials:
         return found[0] if len(found) == 1 else None
 
     def check_peer(self, certificate: x509.Certificate, others: Iterable[x509.Certificate]) -> None:
-        """Raise an error if the peer's certificate, or one of its issuers', is weak or revoked.
+        """Raise PeerRefused if the peer's certificate, or one of its issuers', is weak or revoked.
 
         `others` are the further certificates that the peer sent. The TLS library has already
         checked that they lead to a trusted authority.
@@ -110,9 +114,9 @@ class Credentials:
             raise PeerRefused(fault)
 
     def check_usage(self, *, listens: bool) -> None:
-        """Raise an error if this party's certificate may not be used at its end of the link.
+        """Raise CertificateError if this party's certificate is not allowed at its end of the link.
 
-        `listens` is True at the leader's end.
+        `listens` is True at the leader's end, which is a TLS server. A follower is a TLS client.
         """
         own = load_chain(self.certificate, self.folder)[0]
         try:
@@ -167,9 +171,8 @@ class Credentials:
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
     """Write one certificate authority, and for each party a folder with its certificate and key.
 
-    Returns the paths of the parties' folders.
-
-    The certificates are valid for `days` days. An existing folder is never overwritten.
+    Returns the paths of the parties' folders. The certificates are valid for `days` days. An
+    existing folder is never overwritten.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
@@ -186,7 +189,10 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the party that the certificate in `folder` names. None if it names none or several."""
+    """Return the party that the certificate in `folder` names, one of `parties`.
+
+    Returns None if it names none of them, or several.
+    """
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""`tls.yaml` in a party's folder: its files' names, its key's password and the parties' names.
+"""`tls.yaml` in a party's folder: its TLS files, its key's password, and names of the parties.
 
     certificate: fl01.pem           its certificate, then the intermediate ones (certificate.pem)
     key: fl01.key                   its private key (key.pem)
@@ -8,9 +8,9 @@
     names: {left: fl.left.example}  a party's DNS name or IP address in its certificate
     roles: {left: [train, predict]} what each certificate's holder may do here (`roles`)
 
-All keys are optional; defaults are in brackets. Paths are relative to the folder. Messages show no
-value of this file except the parties' names, so a password that is written here by mistake is never
-logged.
+All keys are optional. Their defaults are in parentheses. Paths are relative to the folder. Messages
+show no value of this file except the parties' names, so a password that is written here by mistake
+is never logged.
 """
 
 from __future__ import annotations
@@ -68,11 +68,17 @@ class TlsSettings:
         return None if self.crl is None else self.path(self.crl)
 
     def name_of(self, party: str) -> str:
-        """Return the normal form of the name that the party's certificate must contain."""
+        """Return the DNS name or IP address that the party's certificate must contain.
+
+        It is in normal form, so that it can be compared.
+        """
         return normal_name(self.names.get(party, party))
 
     def check_names(self, parties: Iterable[str]) -> None:
-        """Raise an error if `names` lists an unknown party, or gives two parties the same name."""
+        """Raise CertificateError if `names` lists a party that is not in `parties`.
+
+        Also raises it if two parties have the same name in their certificates.
+        """
         known = list(dict.fromkeys(parties))
         where = self.path(FILE)
         for party in self.names:
@@ -112,7 +118,11 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Read a file that only its owner may read. Errors call it `file` and its content `what`."""
+    """Return the content of a file that only its owner may read.
+
+    Raises CertificateError if others may read it. The error calls it `file`, and its content
+    `what`.
+    """
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The mathematics of the protections. Every mechanism works alone, on NumPy arrays."""
+"""The algorithms of the protections. Each works on NumPy arrays and needs no job."""
 
 from fedveil.mechanisms.adaptive_budget import AdaptiveBudget
 from fedveil.mechanisms.embedding_dp import EmbeddingDP

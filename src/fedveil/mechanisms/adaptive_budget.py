@@ -19,8 +19,8 @@ class AdaptiveBudget:
     """Sets the next round's epsilon from the angle between the last two global models.
 
     The next epsilon is eps / A, where A = 1 - angle / π, in (0, 1], and the angle is that between
-    the flattened models of rounds t and t + 1. eps is always the job's own, so the quotients are
-    not compounded.
+    the flattened models of rounds t and t + 1. In every round, eps is the job's own epsilon, never
+    the result of an earlier division.
 
     Privacy: an epsilon depends on earlier outputs, so only the plain sum of pure losses is a valid
     bound.
@@ -41,9 +41,11 @@ class AdaptiveBudget:
         self.eps = positive("eps", eps)
 
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
-        """Return the next round's epsilon.
+        """Return the next round's epsilon, eps / (1 - angle / π), for the angle between two models.
 
-        Raises `InvalidValue` if the models are opposite, or if one of them is zero.
+        The models are those before and after a round, as flat vectors of equal length. Raises
+        `InvalidValue` if they point in opposite directions, where the divisor is 0, or if one of
+        them is zero.
         """
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)

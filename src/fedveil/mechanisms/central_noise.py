@@ -84,11 +84,13 @@ class CentralNoise:
     ) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
-        `dimension` is the number of entries of a vector. The loss is stated at `delta`. The step is
-        that of `GaussianMechanism.grid`, or smaller if the noise is large, because the rounding
-        errors of many vectors add up in a sum. `apart` is the largest distance of two vectors of a
-        client, if their maker promises less than 2 · clip. It is then the sensitivity, and the step
-        is smaller still, so that the maker can round the vectors at little cost.
+        `dimension` is the number of entries of a vector. The privacy loss is stated at `delta`. The
+        grid step is that of `GaussianMechanism.grid`. If the noise is large, it is smaller, because
+        the rounding errors of many vectors add up in a sum.
+
+        The sensitivity is 2 · clip. If the caller promises that any two possible vectors of a
+        client are at most `apart` < 2 · clip apart, the sensitivity is `apart`. The step is then
+        smaller still, so that the caller can round the vectors to the grid at little cost.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -128,9 +130,10 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return the clipped vector plus all the noise of a sum, in steps.
+        """Return the clipped vector plus the whole noise of a sum, in units of `step`.
 
-        An attacker who knows all other vectors of a sum can compute this value from the noisy sum.
+        An attacker who knows all other vectors of a sum can subtract them from the noisy sum, which
+        leaves this value.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
@@ -145,8 +148,8 @@ class CentralSum(CentralNoise):
     """Central noise for clients' sums of clipped contributions. The sums are not clipped.
 
     Every contribution moves a client's sum by whole multiples of `step` and an L2 norm of at most
-    `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps, which moves
-    no two sums further apart.
+    `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps in absolute
+    value. This limit never increases the distance of two sums.
 
     Privacy: that of `CentralNoise` for one contribution, if it is replaced: the noise's standard
     deviation is `ratio` times 2 · clip.
@@ -178,7 +181,10 @@ def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:
 
 @compiled(_squares_numpy, reorder=True)
 def _squares(multiples: Int32s | Int64s) -> tuple[float, int]:
-    """Return the sum of squares of `multiples`: as a rounded float, and exactly modulo 2^64."""
+    """Return the sum of squares of `multiples` twice: as a rounded float, and exactly modulo 2^64.
+
+    If the float is far below 2^63, the second number is the exact sum.
+    """
     nearly, exact = 0.0, np.int64(0)
     for i in range(len(multiples)):
         number = np.int64(multiples[i])

@@ -44,12 +44,13 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in units of a step. Each client adds one share to its vector.
+    """Shares of Gaussian noise, in units of the grid's step. Each client adds one to its vector.
 
-    The shares in a sum add up to noise of standard deviation `ratio` · √square, where `square` is
-    the squared sensitivity in steps². By default it is 4 · `limit`: two vectors with squared norms
-    of at most `limit` are at most 2 √limit apart. `shares` is the smallest number of shares in a
-    sum, and `clients` the largest number of vectors. Subclasses state how large a sum can become.
+    The sum of `shares` shares, the smallest number allowed, has noise of standard deviation
+    `ratio` · √square, where `square` is the squared sensitivity in steps². By default,
+    `square` is 4 · `limit`: two vectors with squared norms of at most `limit` are at most 2 √limit
+    apart. `clients` is the largest number of vectors in a sum. Subclasses state how large a sum can
+    become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -106,7 +107,7 @@ class DistributedGaussian(NoiseShares):
 
     1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
        to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
-       rotation's signs are public. `block` is the one that makes reports shortest.
+       rotation's signs are public. The constructor chooses the `block` that makes reports shortest.
     2. Each entry of x / step is rounded at random to one of the two nearest whole numbers, such
        that its mean is kept to 2^-32. This gives z. If Σ z² is above `limit`, all entries are
        rounded again. That has probability at most 2^-20. After eight attempts all entries are
@@ -128,8 +129,8 @@ class DistributedGaussian(NoiseShares):
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
     cover the range from -clip to clip.
 
-    `apart` is a distance below 2 · clip that the maker of the vectors promises for any two vectors
-    of a client, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
+    `apart` is a distance below 2 · clip. The caller promises that no two possible vectors of a
+    client are further apart, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
     """
 
     # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance
@@ -189,7 +190,10 @@ class DistributedGaussian(NoiseShares):
     def _set(
         self, block: int, ratio: float, shares: int, clients: int, apart: float | None
     ) -> None:
-        """Compute the grid, the noise and the ring for a rotation in blocks of `block` entries."""
+        """Compute the grid step, the noise and the ring for rotation blocks of `block` entries.
+
+        The other arguments are those of the class.
+        """
         self.block, self.length = block, -(-self.dimension // block) * block
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
         self.radius = (1 << (self._entry_bits - 1)) * peak
@@ -220,8 +224,9 @@ class DistributedGaussian(NoiseShares):
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
         """Return the clipped and rotated vector in whole steps, without noise.
 
-        `signs` are as in `share`. The sum of the squares of the result is at most `limit`. The
-        result is int32 if the ring has at most 32 bits, otherwise int64.
+        `signs` are the rotation's signs, or None without rotation. The sum of the squares of the
+        result is at most `limit`. The result is int32 if the ring has at most 32 bits, otherwise
+        int64.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))
@@ -244,7 +249,7 @@ class DistributedGaussian(NoiseShares):
         """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
 
         Rounds towards zero without `entropy`, otherwise at random. Works in parts, which stay in
-        the cache.
+        the cache. `signs` are the rotation's signs, or None without rotation.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -267,7 +272,11 @@ class DistributedGaussian(NoiseShares):
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean of `shares` vectors, from the sum `total`. Overwrites `total`."""
+        """Return the mean of `shares` clients' vectors, given the sum `total` of their shares.
+
+        `total` is in units of `step`, and is overwritten. `signs` are the rotation's signs, or None
+        without rotation.
+        """
         values = into_floats(total)
         if self.rotation:
             assert signs is not None, "a rotation has signs"
@@ -326,7 +335,10 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the block lengths that a rotation may have. The largest holds all entries."""
+    """Return the block lengths that a rotation may have, in ascending order.
+
+    They are powers of two. The largest holds all `dimension` entries of a vector.
+    """
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 
@@ -355,10 +367,10 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 
 @compiled(_round_at_random_numpy)
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
-    """Write each entry to `out`, rounded up with probability equal to its fraction, otherwise down.
+    """Round each entry of `scaled` up with probability equal to its fraction, otherwise down.
 
-    The probability is exact to 2^-32. `uniform` has a random 32-bit word for each entry. Returns
-    the sum of the rounded entries' squares.
+    The probability is exact to 2^-32. `uniform` has a random 32-bit word for each entry. Writes the
+    results to `out`, and returns the sum of their squares.
     """
     total = 0
     for i in range(len(scaled)):

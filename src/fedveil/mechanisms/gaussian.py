@@ -44,10 +44,10 @@ _LANES = 32
 class GaussianMechanism:
     """Clips a vector to the L2 norm `clip` and adds Gaussian noise.
 
-    Two clipped vectors are at most 2 · clip apart. The maker of the vectors may promise a smaller
-    distance, `apart`, rounding included. Nothing checks this promise. `sigma` is the smallest
-    standard deviation of Gaussian noise per coordinate that makes them (eps,
-    delta)-indistinguishable (the analytic Gaussian mechanism of Balle and Wang).
+    Two clipped vectors are at most 2 · clip apart. The caller may promise that any two possible
+    vectors are closer, at most `apart`, rounding included. Nothing checks this promise. `sigma` is
+    the smallest standard deviation of Gaussian noise per coordinate that makes vectors at this
+    distance (eps, delta)-indistinguishable (the analytic Gaussian mechanism of Balle and Wang).
 
     Output for noise = "discrete": z + step · N. z is the clipped vector, rounded towards zero to
     whole multiples of `step`, a power of two (see `grid`). The coordinates of N are independent
@@ -154,10 +154,10 @@ class GaussianMechanism:
         return join_parts(len(update), self.drawing(update, entropy))
 
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
-        """Return a function that returns slices of `multiples`.
+        """Return a function that makes the result of `multiples` slice by slice.
 
-        It is called with one slice of `packing.parts` after another. A slice stays in the cache
-        until it is packed.
+        It must be called with one slice of `packing.parts` after another. A slice stays in the
+        cache until it is packed.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))
@@ -176,20 +176,20 @@ class GaussianMechanism:
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
         √dimension). A coarser step would lose too much by rounding towards zero. The step is never
         below sigma / 2^19: there, rounding is already far below the noise in the mean of any
-        cohort. With `apart`, the limit is clip / (256 √dimension): the maker of the vectors has
-        rounded them too.
+        cohort. With `apart`, the second limit is clip / (256 √dimension) instead, because the
+        caller rounds the vectors to the grid too.
         """
         return _grid(self.sigma, self.clip, dimension * self._finer**2)
 
 
 def distance_of(clip: float, apart: float | None) -> float:
-    """Return `apart`, or 2 · clip if it is None: the largest distance of two clipped vectors."""
+    """Return the largest distance of two clipped vectors: `apart` if given, otherwise 2 · clip."""
     return 2 * clip if apart is None else within("apart", apart, 0, 2 * clip, open_low=True)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of whole multiples of `step`, with discrete noise in units of a step."""
+    """A grid of whole multiples of `step`, and the distribution of its noise in units of `step`."""
 
     step: float
     noise: DiscreteGaussian
@@ -204,8 +204,10 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
     """Return a grid step, the largest power of two that is small enough for the noise and the clip.
 
-    It is at most a fixed share of `sigma`, and at most a fixed share of `clip` / √dimension. If
-    these limits are below `least`, the step is the largest power of two up to `least` instead.
+    It is at most a fixed fraction of `sigma`, the standard deviation of the noise. It is also at
+    most a fixed fraction of `clip` / √dimension, the root mean square of an entry of a vector of
+    norm `clip`. If one of these limits is below `least`, the step is the largest power of two up to
+    `least` instead.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -231,7 +233,8 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
     """Return a function that returns any slice of the result of `clip_to_grid`.
 
-    The norm of the whole result is checked before, without storing the result.
+    The scaling factor is found first, such that the norm of the whole result is at most `clip`. The
+    result is never stored as a whole.
     """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all

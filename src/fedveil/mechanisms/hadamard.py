@@ -92,7 +92,7 @@ def _walsh_hadamard_numpy(vector: Floats, block: int) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats, block: int) -> None:
-    """Compute the transform of each block: in stretches that fit in the cache, then across."""
+    """Compute the transform of each block: within stretches that fit in the cache, then across."""
     stretch = min(block, _STRETCH)
     for begin in range(0, len(vector), block):
         whole = vector[begin : begin + block]

@@ -140,9 +140,10 @@ class NoiseLaw:
     ) -> NoiseLaw:
         """Return the noise that leaves the smallest divergence between the classes.
 
-        `power` is the mean squared length of the noise, in units of |Δ|². `values` is the number of
-        entries of a gradient, and `share` the share of class 1. `spread0` and `spread1` are the
-        classes' own variances before the noise. All variances are in units of |Δ|².
+        `power` is the mean squared length of the noise. `values` is the number of entries of a
+        gradient, and `share` the fraction of examples that are in class 1. `spread0` and `spread1`
+        are the variances of an entry of a gradient of class 0 and 1, before the noise. `power` and
+        all variances are in units of |Δ|², the squared distance of the classes' mean gradients.
         """
         # Let v_0 and v_1 be the classes' own variances, and
         #

@@ -38,15 +38,15 @@ class QuantileClip:
     limited to first · 2^-20 .. first · 2^20.
 
     Privacy: |y|² <= first² + half² = norm², for every x and C. So replacing one vector moves a sum
-    of them by at most 2 · norm. A Gaussian mechanism with noise of `ratio` times 2 · norm, which
-    enforces `norm` itself, makes vectors and bits together one release `Gaussian(ratio)`. This
-    holds for every C, even for one that a lying server sends or that depends on earlier releases.
+    of them by at most 2 · norm. A Gaussian mechanism that clips to `norm` and adds noise of `ratio`
+    times 2 · norm makes vectors and bits together one release `Gaussian(ratio)`. This holds for
+    every C, even for one that a lying server sends or that depends on earlier releases.
 
     The clip bits cost some accuracy, because the vectors get more noise: that of the ratio
     (ratio^-2 - bit_noise^-2)^(-1/2). `bit_noise` is the standard deviation of the noise in the
     number of +half bits. `bit_noise` must be above `ratio`, and half = first / √((bit_noise /
-    ratio)² - 1). The default is a twentieth of `clients`, as in the source, or √11 · ratio if that
-    is larger. The vectors' noise is then at most √1.1 of what it is without bits.
+    ratio)² - 1). The default of `bit_noise` is a twentieth of `clients`, as in the source, or √11 ·
+    ratio if that is larger. The vectors' noise is then at most √1.1 of what it is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
     clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the
@@ -84,11 +84,14 @@ class QuantileClip:
 
     @property
     def most(self) -> float:
-        """Return the largest clip that can occur."""
+        """Return the largest clip that can occur, 2^20 times the first one."""
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if this clip cannot occur."""
+        """Return `clip`. Raises `InvalidValue` if this clip cannot occur.
+
+        All clips that can occur are between `first` / 2^20 and `first` · 2^20.
+        """
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:

@@ -77,5 +77,8 @@ class BinaryRandomizedResponse:
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return [floor(2^bits * Pr[a bit is flipped])], where `e` is e^eps."""
+    """Return floor(2^bits * Pr[a bit is flipped]), in a list as `ExactDraw` needs it.
+
+    `e` is e^eps, or a fraction near it.
+    """
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

@@ -70,7 +70,7 @@ class ReportMemory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ReportMemory:
-        """Restore a memory from what `to_state` returned."""
+        """Restore a memory from `state`, the result of `to_state`."""
         try:
             keys, rows = _plain_keys(json.loads(state["keys"])), state["rows"]
             memory = cls(rows.shape[1])

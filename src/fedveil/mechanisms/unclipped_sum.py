@@ -83,9 +83,9 @@ class GaussianSum:
     def drawing(
         self, update: npt.NDArray[np.floating[Any]], entropy: Entropy
     ) -> Callable[[slice], Int64s]:
-        """Return a function that returns slices of `multiples`.
+        """Return a function that makes the result of `multiples` slice by slice.
 
-        It is called with one slice of `packing.parts` after another.
+        It must be called with one slice of `packing.parts` after another.
         """
         vector = finite_vector("update", update)
 

@@ -66,8 +66,9 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     the keys of a protection that the policy allows. If `plain` is True, a report leaves as arrays
     (WEIGHT_DIFF), which NVFlare's own aggregators can average. Otherwise, and for a protection
     whose reports are not arrays, a report leaves as a message for `ProtectedAggregator` or
-    `ProtectedController`. Only tasks with a name in `train_tasks` are admitted, and messages of a
-    sum. A sum needs `server`, the name of a block of the policy's `servers`.
+    `ProtectedController`. Only tasks whose name is in `train_tasks` are admitted, and the tasks
+    with the further messages of a sum. A sum needs `server`, the name of a block of the policy's
+    `servers`.
     """
 
     def __init__(
@@ -123,9 +124,10 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     """Lets only the report of an admitted task leave."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return the task's only report in place of its result.
+        """Return the report of an admitted task in place of its result.
 
-        Raises `ContentBlockedException` if the task was not admitted, or already has a report.
+        For a message of a sum that needs no training, returns the site's answer. Raises
+        `ContentBlockedException` if the task was not admitted, or if its report has already left.
         """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
@@ -164,11 +166,11 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         self._sum: ReportSum | None = None
 
     def reset(self, fl_ctx: FLContext) -> None:
-        """Forget the round."""
+        """Discard the reports of the current round."""
         self._sum = None
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Add a site's report. Returns False, and adds nothing, if it is not valid."""
+        """Add a site's report to the round. Returns False, and adds nothing, if it is not valid."""
         site = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, ""))
         try:
             self._round(fl_ctx).add(site, report_of(shareable))
@@ -178,7 +180,10 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Return the mean update of the round's reports."""
+        """Return the mean update of the round's reports, and begin a new round.
+
+        The update is zero if there is no valid report.
+        """
         reports = self._round(fl_ctx)
         self.reset(fl_ctx)
         try:
@@ -189,7 +194,10 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
 
     def _round(self, fl_ctx: FLContext) -> ReportSum:
-        """Return the round's sum, created at the round's first report."""
+        """Return the sum of the current round's reports.
+
+        It is created at the round's first report.
+        """
         if self._sum is None:
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
             sites = [client.name for client in fl_ctx.get_engine().get_clients()]
@@ -199,7 +207,10 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
 
 
 def report_of(result: Shareable) -> bytes:
-    """Return the report in a result of `SiteResultFilter`. Raises `MessageInvalid`."""
+    """Return the encoded report in a result that left through `SiteResultFilter`.
+
+    Raises `MessageInvalid` if there is none.
+    """
     try:
         data = from_shareable(result).data
     except Exception as error:  # NVFlare raises many kinds of errors here
@@ -215,9 +226,10 @@ def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
 
 
 def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
-    """Return the arrays of a task's data or result, and True if they are differences.
+    """Return the arrays of a task's data or result, by name.
 
-    Raises `ModelInvalid` unless the data kind is one of `kinds` and all values are NumPy arrays.
+    Also returns True if they are differences from the server's arrays. Raises `ModelInvalid` unless
+    the data kind is one of `kinds` and all values are NumPy arrays.
     """
     try:
         dxo: DXO = from_shareable(shareable)

@@ -59,7 +59,7 @@ class ProtectedController(ModelController):  # type: ignore[misc]
         self._roster = {n: bytes.fromhex(key) for n, key in enumerate(keys or [])}
 
     def run(self) -> None:
-        """Run all rounds, and save the model after each one."""
+        """Run all rounds. Saves the model after each round, unless the round is void."""
         model = self.load_model()
         layout = self._terms.layout(model.params)
         job = self._terms.job(str(self.fl_ctx.get_job_id()), layout.dimension)
@@ -86,7 +86,7 @@ class ProtectedController(ModelController):  # type: ignore[misc]
             self.save_model(model)
 
     def _names(self) -> dict[ClientId, str]:
-        """Return the names of the connected sites by number."""
+        """Return the names of the connected sites, by their client numbers."""
         here = [client.name for client in self.engine.get_clients()]
         if self._sites is None:
             return {number_of(name): name for name in here}

@@ -14,5 +14,8 @@ class PhaseExecutor(Executor):  # type: ignore[misc]
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Return an empty result. The site's filter replaces it by the answer."""
+        """Return an empty result.
+
+        The site's filter puts the site's answer to the message in its place.
+        """
         return Shareable()

@@ -21,7 +21,10 @@ _MOST = 1e100
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of an axis. `ticks` has each labelled value with its text, in order."""
+    """The range of an axis, from `low` to `high`, and the values to label.
+
+    `ticks` has each labelled value with its text, in order.
+    """
 
     low: float
     high: float
@@ -98,9 +101,9 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis, in the unit of its values.
 
-    It is 1, 2 or 5 times a power of ten of the displayed unit, and at least `least` of these units.
-    `extent` is the length of the axis, and `divisor` is the size of the displayed unit (1e6 for
-    MB).
+    In the displayed unit (such as MB) it is 1, 2 or 5 times a power of ten, and at least `least`.
+    `extent` is the range of values on the axis, and `divisor` is the number of base units in the
+    displayed unit (1e6 for MB).
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
@@ -112,7 +115,10 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the size of the displayed unit, such as 1e6 for MB, if values go up to `most`."""
+    """Return the number of base units in the displayed unit, such as 1e6 for MB.
+
+    It is the largest unit that is at most `most`, the largest value on the axis.
+    """
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)

@@ -36,7 +36,7 @@ _DASHES = ("", "2 3", "7 3 2 3", "10 4")
 
 
 class Frame(NamedTuple):
-    """The edges of the area in which curves are drawn."""
+    """The edges of the area of a plot in which curves are drawn, in the plot's units."""
 
     left: float
     top: float
@@ -168,7 +168,10 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
 
 
 def _bars(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Draw a bar from 0 to each value of a curve, with an error bar from `low` to `high`."""
+    """Return the SVG of a bar chart: a bar from 0 to each value of `curve`, with an error bar.
+
+    An error bar goes from `low` to `high`. `x` and `y` are the scales of the axes.
+    """
     bars, errors, base = "", "", _place(y, 0.0, frame.bottom, frame.top)
     half = 0.4 / (x.high - x.low) * (frame.right - frame.left)
     ends = zip(curve.low or curve.y, curve.high or curve.y, strict=True)
@@ -221,9 +224,9 @@ def _pieces(
 
 
 def _spread(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG path around the area between a curve's `low` and `high`.
+    """Return the SVG path around the area between a curve's `low` and `high`, its spread.
 
-    Points at which either cannot be shown are left out.
+    Points at which either bound cannot be shown are left out.
     """
     known = [
         (at, low, high)

@@ -30,7 +30,7 @@ _ROUND = Axis("round")
 
 
 def quality(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the runs' metrics and losses over the rounds with an evaluation."""
+    """Yield a plot for each metric and loss of the runs, over the rounds with a value."""
     names = dict.fromkeys(name for run in runs.values() for name in figures(run.last))
     for key in names:
         usual = all(measures(run.last) == USUAL for run in runs.values())

@@ -86,8 +86,9 @@ def _under(finding: Finding) -> str:
 def _best(better: Sequence[Measured]) -> Measured:
     """Return the metric to quote, from metrics that are `better` than chance.
 
-    It is the best value of the quantity that the first metric measures. For images that quantity is
-    the similarity (SSIM) if it is among them, because readers cannot judge errors.
+    It is the metric with the best value among those of one quantity. This is the similarity of
+    images (SSIM) if there is one, because readers cannot judge errors, and otherwise the quantity
+    of the first metric.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -97,9 +98,9 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return the pattern in `_COULD` that a metric's name matches, or the name if none matches.
+    """Return what identifies the quantity that a metric measures, by its name.
 
-    Metrics with the same result measure the same quantity.
+    It is the pattern in `_COULD` that matches the name, or the name itself if none matches.
     """
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
@@ -110,7 +111,7 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Describe what an attacker could do, compared with guessing, as one metric shows.
+    """Complete "An attacker could ...", for one metric of an attack's result, compared with chance.
 
     `figure` is the metric, and `finding` the result of the attack.
     """
@@ -128,7 +129,10 @@ def could(finding: Finding, figure: Measured) -> str:
 
 
 def shown(figure: Measured, value: float) -> str:
-    """Format a value of a metric. A share of cases is a percentage, and NaN is "-"."""
+    """Format `value`, the value or a bound of a metric. A share of cases becomes a percentage.
+
+    NaN becomes "-".
+    """
     if math.isnan(value):
         return "-"
     if figure.is_bound or figure.name.startswith("the most"):  # an epsilon

@@ -16,7 +16,10 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """Texts about one of the ledger's epsilons: its label, and the information that it bounds."""
+    """Texts about one of the ledger's epsilons: `name` is its label.
+
+    `bounds` names the information whose leak the epsilon bounds.
+    """
 
     name: str
     bounds: str
@@ -48,7 +51,7 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the label and the explanation of each epsilon in a record, by the epsilon's key."""
+    """Return the texts about each epsilon in a record, by the epsilon's key."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
@@ -58,7 +61,7 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each distinct epsilon, and for each release without a finite one."""
+    """Return a line for each different epsilon, and for each value sent without a finite one."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -75,7 +78,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Describe the attackers against whom the protection holds. "" for a user's own protection."""
+    """Describe the attackers against whom a job's protection holds. "" for a user's own one."""
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:
@@ -85,7 +88,10 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return a phrase with the best attacker's success rate, a percentage rounded up."""
+    """Return a phrase with the success rate of the best attacker under the guarantee `figure`.
+
+    The rate is a percentage, rounded up.
+    """
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"

@@ -12,7 +12,11 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """One machine's sums over several rounds: clients, working seconds, and the rounds' seconds."""
+    """One machine's sums over several rounds: its clients, its working time, and all time.
+
+    `busy_s` are the seconds in which it worked, and `wall_s` the seconds of the rounds in which it
+    had work.
+    """
 
     clients: int = 0
     busy_s: float = 0.0

@@ -32,10 +32,10 @@ def in_notebook() -> bool:
 
 
 class LiveView:
-    """Displays a run's rounds. Call it with every record, and `warn` with each early warning.
+    """Displays a run's progress. Call it with the record of every round.
 
-    `show` displays HTML and replaces the previous HTML. By default, it writes to the output of the
-    current cell.
+    Call `warn` with each early warning. `show` displays HTML in place of the previous HTML. By
+    default, it writes to the output of the current cell.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:

@@ -29,7 +29,10 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """A card at the top of a page: question, short answer in the colour of `tone`, explanation."""
+    """A card at the top of a page: a question, a short answer, and an explanation.
+
+    `tone` is the colour of the answer.
+    """
 
     label: str
     value: str
@@ -166,7 +169,10 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
-    """Format the parts as HTML, plots side by side. Appends the plots' drawings to `drawn`."""
+    """Format the parts of a section as HTML, plots side by side.
+
+    The drawing of each plot is appended to `drawn`, for the page's script.
+    """
     text = ""
     for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
         if not are_plots:
@@ -181,7 +187,7 @@ def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Format a text as HTML. Words between backticks become code, and numbers are not broken."""
+    """Format a text as HTML. Words in backticks become code, and numbers stay on one line."""
     return re.sub(r"`([^`]+)`", lambda code: f"<code>{_breakable(code[1])}</code>",
                   _unbroken(escape(text)))  # fmt: skip
 

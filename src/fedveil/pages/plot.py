@@ -23,8 +23,8 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 class Axis:
     """An axis with its title. It is logarithmic if `log`, and begins at 0 if `zero`.
 
-    `unit` determines how values are labelled: shares as percentages, bytes with their unit. `names`
-    replace the numbers 0, 1, 2 and so on.
+    `unit` determines how values are labelled: shares as percentages, bytes with their unit. If
+    `names` are given, they label the values 0, 1, 2 and so on.
     """
 
     title: str

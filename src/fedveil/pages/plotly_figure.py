@@ -64,7 +64,10 @@ def _line(curve: Curve, number: int, look: Look) -> dict[str, Any]:
 
 
 def _bars(curve: Curve, look: Look) -> dict[str, Any]:
-    """Return a bar for each point, with an error bar from its `low` to its `high`."""
+    """Return a bar chart of the curve's points, as data for plotly, with error bars.
+
+    An error bar goes from the point's `low` to its `high`.
+    """
     errors: dict[str, Any] = {}
     if curve.low:
         above = [max(0.0, high - y) for y, high in zip(curve.y, curve.high, strict=True)]
@@ -82,7 +85,10 @@ def _bars(curve: Curve, look: Look) -> dict[str, Any]:
 
 
 def _spread(curve: Curve, number: int, look: Look) -> dict[str, Any]:
-    """Return the area between a curve's `low` and `high`, where both are finite."""
+    """Return the area between a curve's `low` and `high`, where both are finite, for plotly.
+
+    `number` is the curve's position among the curves of the plot.
+    """
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -119,7 +125,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
     """Return the tick settings of an axis that shows the values `points`.
 
-    A short axis of integers, such as rounds, has no ticks between them.
+    A short axis of integers, such as rounds, has ticks only at integers.
     """
     if axis.names:
         names = [escape(name) for name in axis.names]

@@ -32,9 +32,10 @@ _ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after "
 
 @dataclass(frozen=True)
 class ReadRun:
-    """The content of a run's folder.
+    """The records in a run's folder.
 
-    `job` has every key with its value. An incomplete last line is omitted from `records`.
+    `job` has every key of the job, defaults included. `records` has one record per round. An
+    incomplete last line is left out.
     """
 
     folder: Path
@@ -83,13 +84,13 @@ class ReadRun:
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
-        """Return each different event that starts with `beginning`, without that text."""
+        """Return the different events that start with the text `beginning`, each without it."""
         texts = (event.partition(" ")[2] for event in self.events)
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the last event that starts with `beginning`, without that text, or ""."""
+        """Return the last event that starts with the text `beginning`, without it, or ""."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):

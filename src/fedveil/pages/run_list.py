@@ -28,10 +28,10 @@ Order: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run in the list. Unknown values are None. `quality` is the value of the metric `metric`.
+    """A run in a list of runs. Unknown values are None.
 
-    `epsilon` is the guarantee for a client in every round or, in a vertical run, the largest one in
-    any party's account.
+    `quality` is the value of the metric `metric`. `epsilon` is the guarantee for a client in every
+    round or, in a vertical run, the largest one in any party's account.
     """
 
     folder: Path

@@ -275,7 +275,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
     """Yield a section with the results of attacks and audits, and their pictures.
 
-    With `concluded`, the conclusions are left out, because the page already has them.
+    With `concluded`, the page already has the conclusions, so they are left out here.
     """
     parts: list[Part] = []
     for finding in run.findings:

@@ -206,9 +206,9 @@ def _again(run: ReadRun, job: str) -> str:
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return the lines that follow the command of `_again`: how to start the new Flower app.
+    """Return lines that say how to start the Flower app that the command of `_again` creates.
 
-    There are none for a simulated job, because the command itself runs it.
+    The list is empty for a simulated job, because the command itself runs it.
     """
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
@@ -221,7 +221,7 @@ def _protection(name: str) -> type[Protection]:
 def _attack(run: ReadRun, folder: str) -> str:
     """Return a sentence with the command of an attack that works on the run's job.
 
-    If no attack does, the command audits all mechanisms.
+    If no attack works on it, the command is the audit of all mechanisms.
     """
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
@@ -232,7 +232,7 @@ def _attack(run: ReadRun, folder: str) -> str:
 
 
 def _trial(job: str) -> str:
-    """Return a sentence with the command that tries every protection in a short run."""
+    """Return a sentence with the command that compares all protections in short runs of `job`."""
     return f"`fedveil budget {job} --try` compares all protections in short trial runs"
 
 

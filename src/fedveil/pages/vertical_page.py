@@ -34,7 +34,10 @@ def is_vertical(run: ReadRun) -> bool:
 
 
 def parties_of(run: ReadRun) -> dict[str, ReadRun]:
-    """Return the records of the parties in a vertical run's folder: all, or the local one."""
+    """Return the records of the parties in a vertical run's folder, by the party's name.
+
+    If the parties are on different machines, only the local party is there.
+    """
     folders = sorted(path.parent for path in run.folder.glob(f"*/{METRICS}"))
     return {folder.name: read_party(run, folder) for folder in folders}
 
@@ -107,7 +110,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the event that describes the run's end, or a sentence that the run has not ended."""
+    """Return the event that describes the run's end, or a phrase that the run has not ended."""
     return leader.ended or "still running, or killed"
 
 
@@ -122,7 +125,10 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps (over all epochs) that have the metric `key`, and its values."""
+    """Return the steps, counted over all epochs, whose records have the metric `key`.
+
+    Also returns the values of the metric in these steps.
+    """
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],

@@ -164,7 +164,8 @@ def _loaded(
 ) -> Any:
     """Load the weights in the folder with the class `maker` of `transformers`.
 
-    The last layer may be missing in the folder if `whole` is False.
+    `settings` is the model's configuration, and `attention` is passed to `maker`. The last layer
+    may be missing in the folder if `whole` is False.
     """
     made, info = maker.from_pretrained(
         folder.path,

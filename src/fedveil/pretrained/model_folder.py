@@ -44,7 +44,11 @@ class ModelFolder:
 
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
-        """Return the folder that `hf:PATH` names. Raises `ModelInvalid` if there is none."""
+        """Return the folder that `hf:PATH` names. Raises `ModelInvalid` if there is none.
+
+        If `own_config` is given, it replaces the folder's configuration, and all weights are
+        random.
+        """
         path = Path(name.removeprefix(PREFIX)).expanduser()
         if not path.is_dir():
             raise ModelInvalid(
@@ -131,7 +135,10 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings. Those of transformers and peft concern settings that fedveil makes."""
+    """Context manager: suppresses warnings.
+
+    Those of transformers and peft are about settings that fedveil chooses, not the user.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

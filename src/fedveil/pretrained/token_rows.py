@@ -34,7 +34,7 @@ class TokenRows:
         self.size: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, *, marked: bool = False) -> list[int]:
-        """Return a text's tokens, with those for begin and end if `marked`."""
+        """Return a text's tokens. With `marked`, the tokeniser adds its begin and end tokens."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=marked).ids
         return found
 
@@ -60,7 +60,7 @@ class TokenRows:
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return a row of inputs (tokens without the last) and one of targets (the tokens after).
+        """Return a row of inputs, `ids` but the last, and a row of targets, `ids` but the first.
 
         Targets before the position `known` are ignored in training.
         """

@@ -30,7 +30,10 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. `add` is equally fast for any number of reports."""
+    """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases.
+
+    `add` is equally fast for any number of reports.
+    """
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
@@ -48,12 +51,12 @@ class AdaptiveSum:
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add the charges of `times` reports. Each report has all charges in `kind`."""
+        """Add the charges of `times` reports. `kind` has the charges of each report."""
         self._pending[kind] += times
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """Return the number of reports with each kind, a combination of charges."""
+        """Return the number of reports with each combination of charges (`Kind`)."""
         self.settle()
         return Counter(self._kinds)
 
@@ -92,7 +95,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Update the running sums with all added charges now. The next `figure` then is fast."""
+        """Add all waiting charges to the running sums now, so that the next `figure` is fast."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

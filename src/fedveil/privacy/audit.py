@@ -71,7 +71,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism (`release`) and two inputs that differ as much as its claim allows."""
+    """A mechanism to audit (`release`), and two inputs that differ as much as its claim allows."""
 
     name: str
     release: Callable[[Any, Entropy], Any]
@@ -201,11 +201,12 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """Return a lower bound on epsilon at `delta`, from outputs for two inputs.
+    """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
 
     `ahead` has the outputs for one input as rows, `back` those for the other. `scorers` may have
     been trained on the rows before `learn`. The rows from `learn` to the middle choose one of
-    `scorers` and a threshold. The rows after the middle are counted.
+    `scorers` and a threshold. The rows after the middle are counted. The bound is wrong with
+    probability at most 1 - `confidence`.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -219,10 +220,10 @@ def _played(
 
 @dataclass(frozen=True)
 class _Event:
-    """The event that sign * score >= `threshold`.
+    """The event that an audit counts: sign * score >= `threshold`, for a row of output.
 
-    It is likelier for the first input, or for the second if `swapped` is True. `score` scores the
-    rows of outputs, and `sign` is 1 or -1.
+    `score` computes a row's score, and `sign` is 1 or -1. The event is likelier for the first
+    input, or for the second if `swapped` is True.
     """
 
     score: Scorer

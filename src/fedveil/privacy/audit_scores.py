@@ -20,7 +20,10 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Return one row for each output: the count of its numbers, the numbers, and NaN as padding."""
+    """Convert outputs to rows of an array: the count of an output's numbers, then the numbers.
+
+    Shorter rows are padded with NaN.
+    """
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -72,7 +75,11 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by one column: the log-likelihood ratio of its value or bin, from counts."""
+    """Scores a row by the value in one column, or by the bin that contains it.
+
+    The score is a log-likelihood ratio, estimated from counts of the value in outputs for both
+    inputs.
+    """
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index

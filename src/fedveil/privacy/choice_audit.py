@@ -27,9 +27,10 @@ _LEAST, _MOST = 1e-9, 700.0
 class Choice:
     """A kind of random choice in a report. A choice either reports the truth or does not.
 
-    A report has `count` choices of this kind, in the same order in every report. `claim` is the
-    claimed epsilon of one choice, at delta = 0. `chance(eps)` is the probability that a choice with
-    the epsilon `eps` reports the truth. It never falls as eps grows.
+    An example is the choice to flip a bit. A report has `count` choices of this kind, in the same
+    order in every report. `claim` is the claimed epsilon of one choice, at delta = 0. `chance(eps)`
+    is the probability that a choice with the epsilon `eps` reports the truth. It never falls as eps
+    grows.
     """
 
     name: str
@@ -50,10 +51,11 @@ class Counted:
         self.tries += tries
 
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
-        """Return the largest epsilon of one choice that the counts refute, or 0 if there is none.
+        """Return a lower bound on the epsilon of one choice, from the counted hits.
 
-        `chance(eps)` is the probability that a choice with the epsilon `eps` reports the truth. The
-        result is above the true epsilon with probability at most `error`.
+        It is the largest epsilon that the hits exclude, or 0 if they exclude none. `chance(eps)` is
+        the probability that a choice with the epsilon `eps` reports the true value. The result is
+        above the true epsilon with probability at most `error`.
         """
         return _largest(chance, self._least_share(self.hits, error))
 
@@ -61,8 +63,8 @@ class Counted:
         """Return the largest true epsilon at which the counts would probably not refute `claim`.
 
         At a larger true epsilon, enough choices are expected to report the truth. The result is
-        infinite if not even all choices would refute the claim. `chance` and `error` are as in
-        `lower_bound`.
+        infinite if the counts could not refute the claim even if all choices reported the truth.
+        `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -91,9 +93,9 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return a function from eps to the probability that two independent choices are both true.
+    """Return a function from eps to the probability that two independent choices report the truth.
 
-    `chance` returns the probability that one choice is true. Each of the two choices has this eps.
+    `chance` is that function for one choice. Both choices have the epsilon eps.
     """
     return lambda eps: chance(eps) ** 2
 

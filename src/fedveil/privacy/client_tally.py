@@ -29,7 +29,10 @@ _MAX_HISTORIES = 16
 
 
 class Tally(ABC):
-    """The charges of every client: an array with a column per client, ordered by client number."""
+    """The charges of every client: an array with a column per client, ordered by client number.
+
+    A charge is a privacy loss and its number of releases.
+    """
 
     #: Name of the columns in a state.
     _name: ClassVar[str]
@@ -40,7 +43,7 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Charge each of `clients` for one report with the charges `kinds[kind]`.
+        """Charge each of `clients` for one report. The charges of the report are `kinds[kind]`.
 
         `clients` are sorted and distinct.
         """
@@ -69,9 +72,9 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if no client can have these charges.
+        """Raise `MessageInvalid` if clients cannot have these charges.
 
-        Kind k was charged in `times[k]` rounds.
+        `times[k]` is the number of rounds in which kind k was charged.
         """
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
@@ -179,7 +182,7 @@ def _charges(kinds: Sequence[Kind], history: Array) -> list[Charge]:
 
 
 def _unsurpassed(counts: Uint32s) -> Uint32s:
-    """Return the distinct columns of `counts` that are not dominated by another one, as rows.
+    """Return the different columns of `counts` that no other column dominates, as rows.
 
     A column is dominated if another one is at least as large in every entry.
     """

@@ -43,8 +43,8 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
     """Return the smallest known epsilon at `delta` of all releases in `charges` together.
 
     A charge is a loss and its number of releases. With `adaptive`, losses may have been chosen
-    after seeing earlier outputs, so epsilons and deltas are only added. If the deltas sum to at
-    most `delta`, the result is never above the sum of the epsilons. The result is infinite if no
+    after seeing earlier outputs, so epsilons and deltas are only added. The result is never above
+    the sum of the epsilons if the deltas sum to at most `delta`. The result is infinite if no
     epsilon is known, for example at delta = 0 with a loss that is not pure.
 
         >>> from fedveil.privacy import PrivacyLoss, compose, format_epsilon
@@ -97,7 +97,10 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of randomised response with this epsilon. Their joint loss is binomial."""
+    """`count` releases of randomised response with this epsilon. Their joint loss is binomial.
+
+    It is the worst mechanism for a loss that states only an epsilon.
+    """
 
     epsilon: float
     count: int
@@ -125,9 +128,9 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together, as one: two normal distributions at the distance √`square`.
+    """All Gaussian releases together, as one: two normal distributions at a distance of √`square`.
 
-    The unit of the distance is the standard deviation.
+    The distance is in standard deviations.
     """
 
     square: float
@@ -159,7 +162,7 @@ class _Normal:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """`count` releases with equal loss distributions, given that no loss is infinite."""
+    """`count` releases with equal loss distributions, conditioned on all losses being finite."""
 
     release: LossDistribution
     count: int
@@ -196,7 +199,7 @@ def _log_moment(release: LossDistribution, order: float) -> float:
 
 
 def _groups(charges: Iterable[Charge]) -> tuple[list[_Group], float]:
-    """Return the finite losses, grouped by type in fixed order, and ln Pr[no loss is infinite]."""
+    """Group the finite losses by type, in fixed order. Also returns ln Pr[no loss is infinite]."""
     survivals, squares = [], []
     pure: Counter[float] = Counter()
     repeated: Counter[LossDistribution] = Counter()
@@ -241,10 +244,10 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon at `delta`, and the share of `delta` that was reserved.
+    """Return the least epsilon at `delta`, and the share of `delta` that covers errors.
 
     `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
-    bound on the epsilon. The reserve covers the probability that is missing from `total`.
+    bound on the epsilon. The errors are the probability that is missing from `total`.
     """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
@@ -253,7 +256,7 @@ def _untilt(
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """Return ln delta: log_mass - tilt * epsilon + ln of the tilted weights above `epsilon`."""
+        """Return ln of the delta at `epsilon`, from the tilted weights of the losses above it."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
@@ -305,9 +308,10 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts to try.
+    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts for `_total`.
 
-    With such a tilt, `_total` computes a distribution from which a smaller epsilon usually follows.
+    With one of these tilts, `_total` computes a distribution from which a smaller epsilon usually
+    follows.
     """
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #

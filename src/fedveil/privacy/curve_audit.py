@@ -36,8 +36,8 @@ Family = Callable[[float], Sequence[Charge]]
 def least_advantage(right: int, guesses: int, confidence: float) -> float:
     """Return a lower bound on 2 p - 1, where p is the probability that a guess is right.
 
-    2 p - 1 is the advantage over a coin: 0 for blind guesses, and 1 if all guesses are right.
-    `right` of `guesses` guesses were right. The bound is wrong with probability at most 1 -
+    2 p - 1 is the advantage over blind guessing: 0 for blind guesses, and 1 if all guesses are
+    right. `right` of `guesses` guesses were right. The bound is wrong with probability at most 1 -
     `confidence`.
     """
     guesses, right = integer("guesses", guesses, 1), integer("right", right, 0, guesses)
@@ -49,10 +49,12 @@ def least_advantage(right: int, guesses: int, confidence: float) -> float:
 def curve_bound(
     right: int, guesses: int, family: Family, *, delta: float, confidence: float
 ) -> float:
-    """Return the largest epsilon at `delta` of a refuted member of `family`, or 0.
+    """Return a lower bound on epsilon at `delta`: the largest one of a refuted member of `family`.
 
-    `right` of `guesses` independent guesses were right. Half of the guesses were about each input.
-    `family(factor)` are the charges of one member, and `family(1)` the claimed charges.
+    It is 0 if no member is refuted. `right` of `guesses` independent guesses were right. Half of
+    the guesses were about each input. `family(factor)` are the charges of one member, and
+    `family(1)` the claimed charges. The bound is wrong with probability at most 1 - `confidence`,
+    if the release follows the curve of a member.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

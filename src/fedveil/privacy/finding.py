@@ -73,9 +73,9 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the claimed epsilon that this lower bound is compared with.
+        """Return the claimed epsilon with which this lower bound is compared.
 
-        It is the metric's own `epsilon`. If that is NaN, it is `finding`, the claim of the whole
+        It is the metric's own `epsilon` or, if that is NaN, the epsilon `finding` of the whole
         finding.
         """
         return finding if math.isnan(self.epsilon) else self.epsilon
@@ -96,9 +96,9 @@ class Measured:
 class Finding:
     """The result of one attack against one protection with these settings.
 
-    `epsilon` and `delta` are the ledger's claim about the data that the attacker sees. `saw`
-    describes these data in words. `epsilon` is infinite if nothing is guaranteed. `pictures` are
-    files in the run's folder.
+    `epsilon` and `delta` are the ledger's claim for the messages that the attacker sees. `saw`
+    describes these messages in words. `epsilon` is infinite if nothing is guaranteed. `pictures`
+    are files in the run's folder.
 
         >>> from fedveil.privacy.finding import Finding, Measured
         >>> bound = Measured("epsilon at least", 1.7, cases=300)

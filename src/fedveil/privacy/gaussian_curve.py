@@ -20,7 +20,8 @@ _MARGIN = 1 + 1e-8
 def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
     """Return the least standard deviation at which Gaussian noise is (eps, delta)-private.
 
-    `sensitivity` is the L2 distance of two inputs. The relative error is below 1e-11.
+    `sensitivity` is the largest L2 distance of two neighbouring inputs. The relative error is below
+    1e-11.
     """
     # With mu = sensitivity / sigma, x = eps / mu - mu / 2 and y = eps / mu + mu / 2, theorem 8 of
     # Balle and Wang (2018) is
@@ -43,10 +44,10 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 
 
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
-    """Return True if Gaussian noise of this ratio is clearly (epsilon, delta)-private.
+    """Return True if Gaussian noise of this ratio is certainly (epsilon, delta)-private.
 
-    The ratio is the noise's standard deviation over the sensitivity. If it is only just large
-    enough, the result may be False.
+    `ratio` is the noise's standard deviation over the sensitivity. If the ratio is only just large
+    enough, rounding errors may make the result False.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)

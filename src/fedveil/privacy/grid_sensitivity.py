@@ -67,6 +67,6 @@ def clip_within(clip: float, dimension: int) -> float:
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Return `total`, a sum of clipped contributions, rounded to its grid, as an update."""
+    """Return the sum `total` of contributions clipped to `clip`, rounded to its grid."""
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

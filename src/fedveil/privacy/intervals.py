@@ -91,10 +91,11 @@ def area(
 
 
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
-    """Return the probability that random scores would rank all members as high as these do.
+    """Return the probability that random scores would rank all members as high as these scores do.
 
-    If k of n others score at least as high as the lowest of m members, it is the probability that
-    at most k others would in a random order: C(m + k, m) / C(m + n, m).
+    Let k of n others score at least as high as the lowest of m members. The result is the
+    probability that in a random order at most k others rank above the lowest member: C(m + k, m) /
+    C(m + n, m).
     """
     m, n = len(members), len(others)
     if not m or not n:
@@ -104,7 +105,7 @@ def chance_of_ranks(members: Float64s, others: Float64s) -> float:
 
 
 def _outscored(scores: Float64s, others: Float64s) -> Float64s:
-    """Return for each score the share of `others` that are lower. An equal one counts half."""
+    """Return, for each score, the share of `others` that are lower. Equal ones count half."""
     ordered = np.sort(others)
     below = np.searchsorted(ordered, scores, "left")
     up_to = np.searchsorted(ordered, scores, "right")

@@ -59,7 +59,7 @@ Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """An epsilon with its delta, for printing. `what` says whose data or which unit it covers."""
+    """An epsilon with its delta, for printing. `what` names what it covers, such as a label."""
 
     epsilon: float
     delta: float
@@ -77,7 +77,8 @@ class Ledger:
     """Records the privacy loss of every client of a run.
 
     With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
-    and deltas (basic composition), which stays valid, and does not store the losses' releases.
+    and deltas (basic composition), which stays valid. It then stores no parameters of the
+    mechanisms, from which a tighter bound could be computed.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -106,7 +107,7 @@ class Ledger:
         clients: Iterable[int] | Array,
         ahead: bool = False,
     ) -> None:
-        """Charge each of `clients` for one report in `round` that spends all of `spendings`.
+        """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
         Rounds must come in order. All earlier rounds are closed to save memory: nothing more can be
         recorded for them. With `ahead`, the earlier rounds stay open. Use `ahead` for an
@@ -137,7 +138,7 @@ class Ledger:
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
-        """Return the charges of a report that spends `spendings`, as this ledger stores them."""
+        """Return the charges of a report that costs `spendings`, as this ledger stores them."""
         return _charges(spendings, bare=self.adaptive)
 
     def epsilon(self, per: Unit = "run", delta: float = 0.0) -> float:
@@ -170,10 +171,10 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return the kinds of charges of a client that took part in every round.
+        """Return the charges of the reports of a client that took part in every round.
 
-        Each kind comes with its number of rounds. If the clients of a round had different charges,
-        the costliest ones count.
+        Each combination of charges comes with its number of rounds. If the clients of a round had
+        different charges, the costliest ones count.
         """
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
@@ -232,7 +233,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Add `charges` to what each of `members` is charged in a round.
+        """Add `charges` to the charges that each of `members` has in a round.
 
         `groups` holds the round's clients by kind, the index of a combination of charges. It is
         changed in place.
@@ -260,7 +261,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each set of kinds that was charged in a round, with the number of such rounds."""
+        """Return each set of kinds of charges that a round had, with the number of such rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -314,11 +315,12 @@ class Ledger:
 def project(
     spendings: Spendings, rounds: int, delta: float, *, adaptive: bool = False
 ) -> dict[str, Figure | None]:
-    """Return the figures of a run before it starts, if a report spends `spendings` in each round.
+    """Return the epsilons of a run before it starts, if a report costs `spendings` in each round.
 
     They are named as in `Ledger.figures`. `run_every_round` is for a client that is drawn in all of
-    `rounds` rounds. `run_most_drawn` is None, because nobody knows how often that client will be
-    drawn. In an adaptive run, the result is valid only if no later loss is larger than the first.
+    `rounds` rounds. `run_most_drawn`, for the client that is drawn most often, is None, because
+    nobody knows how often that will be. In an adaptive run, the result is valid only if no later
+    loss is larger than the first.
     """
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
@@ -327,7 +329,10 @@ def project(
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return (loss, count) pairs, with equal losses merged. With `bare`, losses lose `release`."""
+    """Return the charges of `spendings` as (loss, count) pairs, with equal losses merged.
+
+    With `bare`, losses are stored without the description of their release.
+    """
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -361,7 +366,7 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the largest epsilon of the cases that `_exposures` returns."""
+    """Return the largest epsilon at `delta` of one bit, one parameter or one client, by `per`."""
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 

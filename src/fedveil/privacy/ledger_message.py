@@ -27,7 +27,10 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode kinds as arrays. Each different loss is stored once, after the loss of its `part`."""
+    """Encode combinations of charges as arrays.
+
+    Each different loss is stored once, after the loss of its `part`.
+    """
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -49,7 +52,7 @@ def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
 
 
 def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
-    """Decode the kinds that `kinds_to_state` encoded."""
+    """Decode the combinations of charges that `kinds_to_state` encoded."""
     losses: list[PrivacyLoss] = []
     columns = zip(
         take_array(state, "loss.epsilon", np.float64, (None,)).tolist(),
@@ -72,10 +75,11 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """Encode a ledger's rounds.
+    """Encode which charges a ledger has recorded in its rounds.
 
-    `closed` counts the closed rounds with each set of kinds. `opened` maps each open round to its
-    kinds, and each kind to its clients.
+    A number stands for each kind of charges. `closed` counts the closed rounds by the set of kinds
+    that was charged in them. `opened` maps each open round to its kinds, and each kind to its
+    clients.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
@@ -91,10 +95,11 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the two parameters of `rounds_to_state` from the `state` that it returned.
+    """Decode the closed and the open rounds of a ledger: the parameters of `rounds_to_state`.
 
-    Raises an error unless all kinds are below `kinds`, and all open rounds are `first_open` or
-    later.
+    `state` is what that function returned. A kind is the number of a loss in the ledger's list of
+    losses. Raises an error unless all kinds are below `kinds`, and all open rounds are
+    `first_open` or later.
     """
 
     def checked(kind: int) -> int:
@@ -119,9 +124,9 @@ def rounds_from_state(
 
 
 def _groups(state: Mapping[str, Any], name: str, whole: int) -> list[tuple[int, int]]:
-    """Return the start and the end of each group, from the groups' sizes in the field `name`.
+    """Return the start and end of each group of rows, from the groups' sizes in the field `name`.
 
-    Raises `MessageInvalid` unless the sizes sum to `whole`.
+    Raises `MessageInvalid` unless the sizes sum to `whole`, the number of rows.
     """
     ends = [0]
     for size in take_array(state, name, np.int64, (None,)).tolist():

@@ -50,7 +50,10 @@ class Described(Protocol):
     """
 
     def distribution(self) -> LossDistribution:
-        """Return a privacy-loss distribution that is an upper bound for every pair of inputs."""
+        """Return a privacy-loss distribution that is an upper bound for every pair of inputs.
+
+        It never states less than the true loss.
+        """
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described
@@ -159,7 +162,7 @@ class PrivacyLoss:
         return replace(self, release=release, part=part)
 
     def bare(self) -> PrivacyLoss:
-        """Return this loss without its release."""
+        """Return this loss as a plain (epsilon, delta) statement, without its release."""
         part = None if self.part is None else self.part.bare()
         return replace(self, release=None, part=part)
 

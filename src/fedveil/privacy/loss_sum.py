@@ -117,7 +117,7 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised if the tilt changes weights too much from one grid point to the next."""
+    """Raised if a tilt changes the weights too much from one grid point to the next."""
 
 
 Part: TypeAlias = tuple[Tilted, int]
@@ -193,7 +193,7 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest value of `bound(order)` over `orders`. The bound holds for every order."""
+    """Return the lowest of the bounds `bound(order)` over `orders`, which are all valid."""
     # The search starts at the order that is best for a Gaussian, and continues in either direction
     # until the value rises. A moment's logarithm is convex, so no lower value follows.
     first = _FACTORS.index(1.0)

@@ -50,7 +50,10 @@ class MeasuredNoise:
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Load the fields that `state` returned, from an untrusted checkpoint."""
+        """Load the measured noise from `state`, which comes from an untrusted checkpoint.
+
+        Raises `ValueError` for impossible values.
+        """
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
@@ -103,7 +106,7 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on the distance that replacing a client moves `rounds` releases.
+    """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
     The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
     of a client is measured too. `moves` has an entry for each client: how far the releases lie in

@@ -43,9 +43,9 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    Each score belongs to a canary, which a fair coin put into the run or left out. A score must be
-    likelier positive if the canary is in. Averaged over the coin, the distribution of a score must
-    be symmetric about 0.
+    The scores of larger magnitude are surer guesses. Each score belongs to a canary, which a fair
+    coin put into the run or left out. A score must be likelier positive if the canary is in.
+    Averaged over the coin, the distribution of a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -135,10 +135,10 @@ class OneRunAudit:
     """Result of testing a claim about one run, by guessing which canaries are in it.
 
     `bound` is a lower bound on epsilon. `alone` is a second one, valid only if the canaries'
-    outcomes are independent. Both hold at once at `confidence`. `reachable` is what `bound` would
-    be if every guess were right. `unseen` and `unseen_alone` are the largest true epsilons at which
-    `bound` and `alone` would probably not refute the claim. They are infinite if the claim could
-    not have been refuted.
+    outcomes are independent. Both are right at the same time with probability at least
+    `confidence`. `reachable` is what `bound` would be if every guess were right. `unseen` and
+    `unseen_alone` are the largest true epsilons at which `bound` and `alone` would probably not
+    refute the claim. They are infinite if the claim could not have been refuted.
     """
 
     claim: Figure
@@ -213,9 +213,10 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing all canaries' coins: a lower bound on epsilon, and `right` guesses.
+    """Result of guessing all canaries' coins: a lower bound on epsilon.
 
-    `unseen` is the largest true epsilon at which the bound would probably not refute the claim.
+    `right` is the number of right guesses. `unseen` is the largest true epsilon at which the bound
+    would probably not refute the claim.
     """
 
     bound: float

@@ -84,7 +84,12 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`."""
+    """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`.
+
+    `logs` is ln of `table`. The other arguments are those of `largest_curve`, and constants of its
+    grid: `growth` is e^(epsilon - error) at each point, `decay` is e^-step, and `share` is 1 -
+    `decay`.
+    """
     # An output whose loss lies between two grid points is split into two outputs on them that
     # preserve its mass under both rows. Merging the two gives the original distribution, so the
     # split pair loses no less.

@@ -50,8 +50,8 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
 def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
     """Return the epsilon at `delta` of losses whose Rényi costs sum to `total`.
 
-    `total` has one entry per order. `lost` is the sum over all losses of the probability that a
-    loss is infinite.
+    `total` has an entry per order of the fixed grid. `lost` is the sum over all losses of the
+    probability that a loss is infinite.
     """
     left = within("delta", delta, 0, 1) - lost
     if left <= 0:

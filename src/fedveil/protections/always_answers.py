@@ -21,8 +21,9 @@ from fedveil.protections.base import ClientRound, Protection, Update
 class Reply(NamedTuple):
     """A client's answer to the request for a report.
 
-    `half` is the client's side of the round, which made `message`. `unusable` is the error that
-    made the update unusable, or None. If there was one, `message` reports an update of zero.
+    `message` is the answer, and `half` the client's side of the round, which made it. `unusable` is
+    the error that made the client's update unusable, or None. After an error, `message` reports an
+    update of zero.
     """
 
     half: ClientRound
@@ -39,7 +40,7 @@ def answer_trained(
     *,
     always: bool = False,
 ) -> Reply:
-    """Return the answer to `message`, which asks for the report.
+    """Train, and return the client's answer to `message`, which asks for the report.
 
     `train` returns the update and the client's number of examples. `half` takes that number and
     returns a `ClientRound`, the client's side of the round. If the update is unusable, `spare`

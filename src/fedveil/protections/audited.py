@@ -26,7 +26,7 @@ class Outcome(Protocol):
 
     @property
     def divisor(self) -> int | None:
-        """The number by which the sum was divided, or None if it is `reports`."""
+        """The number by which the sum was divided. None: by the number of reports."""
 
     @property
     def released(self) -> Int64s | None:
@@ -46,11 +46,14 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return the settings that an audit needs, or None if `settings` allow an audit."""
+        """Return a text that names the settings an audit needs, or None if `settings` have them."""
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the kinds of random choices in a report, in the order of `Reading.truths`."""
+        """Return the kinds of random choices that a report makes, in the order of `Reading.truths`.
+
+        An example is the choice to flip a bit. The list is empty if an audit cannot check any.
+        """
         return ()
 
     def domain(self, round: int) -> Domain:

@@ -72,8 +72,9 @@ class JobContext:
     - `masks` is True if secure aggregation masks the vectors. Only a simulation may omit the masks.
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
-    - `apart` is the largest L2 distance of two updates of a client, rounding included, if their
-      maker promises one below twice the norm clip, otherwise None.
+    - `apart` is a bound on the L2 distance between any two updates of a client, rounding included.
+      It is None unless the code that makes the updates guarantees a distance below twice the norm
+      clip.
     - `combining` is how the server combines reports.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
       the number of all clients if each takes part with probability `turn_rate`.
@@ -100,9 +101,9 @@ class JobContext:
 
 
 def origin_of(sent: Update, dimension: int) -> bytes:
-    """Return the `origin` of a round: a digest of the vector `sent` that the server sends in it.
+    """Return a digest of the vector `sent`, which the server sends to clients for training.
 
-    It is empty if `sent` has only `dimension` entries, which are the model's weights.
+    It is empty if `sent` has only `dimension` entries: the weights of the model.
     """
     return (
         b"" if len(sent) == dimension else hashlib.sha256(np.ascontiguousarray(sent).data).digest()
@@ -111,12 +112,12 @@ def origin_of(sent: Update, dimension: int) -> bytes:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The data about a round that the server half needs.
+    """The data about a round that the server's half of a protection needs.
 
     `model` are the global weights, read-only. `whole` is the vector that the server sends for
     training, and `origin` its digest. If the server sends only `model`, `whole` is None and
-    `origin` is empty. `summed` holds the last round in which each client's report was in the sum,
-    or 0 if there is none. `summed` is empty if clients keep no state.
+    `origin` is empty. `summed[i]` is the last round in which client i's report was in the sum, or 0
+    if there is none. The array is empty if clients keep no state.
     """
 
     cohort: Sequence[ClientId]
@@ -152,11 +153,11 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The data about a round that the client half needs.
+    """The data about a round that a client's half of a protection needs.
 
-    `model` are the global weights, and `examples` is the number of the client's own examples.
-    `origin` is the digest as in `RoundContext`, computed from what this client received. `answered`
-    remembers the last round that the client answered.
+    `model` are the global weights that the client received, and `examples` is the number of its own
+    examples. `origin` is the digest as in `RoundContext`, computed from the vector that this client
+    received. `answered` remembers the last round that the client answered.
     """
 
     client: ClientId
@@ -185,7 +186,7 @@ class Aggregate:
 
 
 class ServerRound(ServerHalf, Protocol):
-    """The server's half of one round: it sends messages, and adds up the answers.
+    """The server's half of a protection in one round: it sends messages, and adds up the answers.
 
     `rounds.loop.drive` calls its methods.
     """
@@ -194,14 +195,14 @@ class ServerRound(ServerHalf, Protocol):
         """Return the first message, which is equal for every invited client."""
 
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`: another server half of this round, for other clients."""
+        """Add the sums of `other`, the server half that received other clients in this round."""
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate. Raises `RoundVoid` if the round has none."""
+        """Return the result of the round. Raises `RoundVoid` if it has none."""
 
 
 class ClientRound(Protocol):
-    """The client's half of one round: it answers the server's messages."""
+    """The client's half of a protection in one round: it answers the server's messages."""
 
     def wants_update(self, message: Message) -> bool:
         """Return True if the client must train before it can answer `message`."""
@@ -222,7 +223,7 @@ class ClientRound(Protocol):
         """
 
     def take_up(self, kept: State) -> None:
-        """Restore the state that an earlier half returned from `keep`."""
+        """Restore `kept`, the state that `keep` returned for this client and round."""
 
 
 #: The phase of a protection in which clients send a single report.
@@ -230,10 +231,10 @@ REPORT = "report"
 
 
 class Protection(Description):
-    """A protection for one job. It states privacy losses and makes both halves of each round.
+    """A protection for one job. It states privacy losses, and acts for server and clients.
 
-    A user's own protection is a subclass. A job names it as `protection: package.module:Name`
-    (docs/own-protection.md).
+    For each round, it makes a `ServerRound` and `ClientRound`s. A user's own protection is a
+    subclass. A job names it as `protection: package.module:Name` (docs/own-protection.md).
     """
 
     #: The phases of a round in order, and the phase whose answer depends on the update.
@@ -306,7 +307,7 @@ class Protection(Description):
         self.spending(state)
 
     def shown(self, state: State) -> Mapping[str, float]:
-        """Return numbers about `state` for the round's record, by name."""
+        """Return numbers about `state` that a round's record shows, such as the clip, by name."""
         return {}
 
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
@@ -322,7 +323,7 @@ class Protection(Description):
         """Return the losses that each report costs its client, if a round starts with `state`."""
 
     def spent(self, state: State, reports: int) -> Sequence[Spending]:
-        """Return the losses of a report in a round in which `reports` reports were summed.
+        """Return the losses of one report in a finished round whose sum has `reports` reports.
 
         They are never larger than `spending` for the same `state`.
         """
@@ -344,14 +345,14 @@ class Protection(Description):
 
     @abstractmethod
     def server_round(self, context: RoundContext) -> ServerRound:
-        """Return the server's half of a round."""
+        """Return an object that acts for the server in the round of `context`."""
 
     @abstractmethod
     def client_round(self, context: ClientContext) -> ClientRound:
-        """Return the client's half of a round."""
+        """Return an object that acts for one client in the round of `context`."""
 
     def noise_entropy(self, round: int) -> Entropy:
-        """Return the randomness of the server's noise in this round."""
+        """Return the randomness of the server's noise in a round: seeded by the job, or secure."""
         known = self.context.seeded
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
@@ -365,7 +366,7 @@ class Protection(Description):
         """Return the best estimate of a client's update that an attacker can make from `report`.
 
         The client is the first in the cohort of `context`. By default, the estimate is the
-        aggregate of a round with only this report, without a likelihood. That is right for a
+        aggregate of a round with only this report, and there is no likelihood. This suits a
         protection with a single phase and equal weights.
         """
         if len(self.flow) > 1:

@@ -29,7 +29,10 @@ POSITIONS: dict[str, type[Protection]] = {position.name: position for position i
 
 
 def find(name: str) -> type[Protection]:
-    """Return the class of a protection: built-in, or a user's own as `package.module:Name`."""
+    """Return the class of a protection by its name in a job.
+
+    `name` is that of a built-in protection, or `package.module:Name` for a user's own class.
+    """
     if name in POSITIONS:
         return POSITIONS[name]
     key = f"protection = {name!r}"
@@ -44,10 +47,11 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map phase names of all protections to phases of the protection `position`, for fault plans.
+    """Map the phases of all protections to phases of `position`, for plans of simulated faults.
 
-    A phase of `position` maps to itself. A phase of another protection maps to the training phase
-    of `position`, unless it comes after the training of the other protection. Then it maps to None.
+    Such a plan may name phases of another protection. A phase of `position` maps to itself. Any
+    other phase maps to the training phase of `position`, or to None if it comes after training in
+    the protection that has it.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

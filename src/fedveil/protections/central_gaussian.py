@@ -74,8 +74,8 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        If a target epsilon is set, it is the ratio that meets the target at `delta` over `rounds`
-        rounds.
+        It is the noise multiplier or, if a target epsilon is set instead, the ratio that meets the
+        target at `delta` over `rounds` rounds.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)

@@ -68,10 +68,10 @@ class Clipping:
     """The clip of a protection: fixed for the run, or moving with a quantile of the updates' norms.
 
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
-    With a moving clip (`QuantileClip`), the input is the update followed by its clip bit. It has
-    `length` entries and a norm of at most `norm`. The clip is then the protection's state, and the
-    server sends it with the request for a report. Clients accept every clip that can occur in a
-    run.
+    With a moving clip (`QuantileClip`), the input is the update followed by its clip bit, which
+    says whether the update was shortened. The input has `length` entries and a norm of at most
+    `norm`. The clip is then the protection's state, and the server sends it with the request for a
+    report. Clients accept every clip that can occur in a run.
     """
 
     def __init__(
@@ -98,7 +98,10 @@ class Clipping:
         return {} if self.moving is None else {"clip": self.moving.first}
 
     def words(self, state: State) -> Message:
-        """Check the clip in `state`, and return it as fields of a message to the clients."""
+        """Return the message fields with which the server sends the clip in `state` to clients.
+
+        The result is empty if the clip is fixed. Raises an error if no round can have this clip.
+        """
         if self.moving is None:
             return {}
         only_fields(state, "clip")
@@ -108,22 +111,36 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`. The clip is read from the message `told`."""
+        """Return the mechanism's input for `update`, which ends with a clip bit if the clip moves.
+
+        The clip is read from `told`, the message with which the server asks for the report.
+        """
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, from the mechanism's result `mean` and the clip in `state`."""
+        """Return the mean update in `mean`, the mechanism's result.
+
+        If the clip moves, `mean` ends with the mean of the clip bits, which is left out. `state`
+        has the clip of the round.
+        """
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the clipped update in the mechanism's input `clipped`. The clip is in `told`."""
+        """Return the clipped update in `clipped`, the mechanism's input, without the clip bit.
+
+        The clip is read from `told`, the message with which the server asks for the report.
+        """
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the aggregate, made from the mechanism's result `mean`, with the next clip."""
+        """Return the round's aggregate: the mean update, and the next clip as the new state.
+
+        `mean` is the mechanism's result for `reports` reports, and `state` has the clip of this
+        round.
+        """
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

@@ -19,7 +19,8 @@ class CostKey:
     - `parameter` is its path within the protection's block, with dots between blocks.
     - `falls` is True if a larger value costs less.
     - `start` is where the search starts if the parameter is null.
-    - `instead` are other parameters for the same quantity. Setting this one sets them to null.
+    - `instead` are other parameters that determine the same quantity. Setting `parameter` sets them
+      to null.
     - `total` is a parameter that limits the cost of an adaptive run, which ends before it costs
       more. It is None if there is no such parameter. An adaptive run then cannot be solved for,
       because the cost of later rounds is unknown.
@@ -39,9 +40,10 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the changes of `settings` that set the parameter to `value`.
+        """Yield the changes of a protection's `settings` that set the parameter to `value`.
 
-        A change is a path within the protection's block, with the new value.
+        A change is the path of a parameter within the block, and its new value. Alternatives of the
+        parameter (`instead`) are set to None.
         """
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value

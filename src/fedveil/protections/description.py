@@ -64,9 +64,9 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the job key of the protection's own time limit for a phase, and its seconds.
+        """Return the protection's own time limit for a phase: the job key and the seconds, or None.
 
-        Returns None if it has no limit of its own.
+        None means that the protection has no limit of its own.
         """
         return None
 
@@ -77,15 +77,15 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the setting that makes the noise depend on the number of rounds, or None."""
+        """Return the setting that makes noise depend on the number of rounds, as text, or None."""
         return None
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        `fedveil budget --target-epsilon` searches for its value. A parameter that the class names
-        by a string costs less if it is smaller.
+        `fedveil budget --target-epsilon` searches for its value. If the class gives only the
+        parameter's name, a smaller value costs less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
@@ -133,8 +133,8 @@ class Description(Audited):
         """Return the reason why `asked` protects less than `demanded`, or None if it does not.
 
         `asked` are the settings of a server, for rounds of `clients` clients. `demanded` are the
-        settings on which a client insists. They may be for rounds of another size, `expected`. The
-        privacy losses of a report are compared elsewhere.
+        settings on which a client insists, for rounds of `expected` clients. None means that the
+        client did not say how many. The privacy losses of a report are compared elsewhere.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Says for each setting whether a larger or a smaller value protects less. Pins need this.
+"""Says for each setting if a larger or a smaller value protects less, to check clients' pins.
 
 A pin is a client's own demand on the settings. Each settings class lists its fields in `WEAKENS`:
 
@@ -34,7 +34,7 @@ def directions(settings: type[BaseModel]) -> dict[str, Direction]:
 
 
 def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
-    """Return why a setting in `asked` protects less than the one in `demanded`, or None."""
+    """Return why a setting in `asked` protects less than the same one in `demanded`, or None."""
     declared = directions(type(demanded))
     for name in type(demanded).model_fields:
         offered, wanted, direction = (

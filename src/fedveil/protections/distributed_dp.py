@@ -320,7 +320,8 @@ class DistributedDP(Clipped, SecureSum):
     ) -> npt.NDArray[np.float64]:
         """Return the noisy sum divided by the expected number of updates in it.
 
-        With secret turns, some survivors have added no update.
+        With secret turns, only a random part of the `survivors` have added an update. Raises
+        `ImpossibleSum` if an entry of the sum is out of range.
         """
         if self.noise.wrapped(total):
             raise ImpossibleSum(
@@ -341,7 +342,7 @@ class DistributedDP(Clipped, SecureSum):
         return self._signs[1]
 
     def domain(self, round: int) -> Domain:
-        """Return the space of the round's rotated vectors.
+        """Return the vector space in which the round's sum is released: that of rotated vectors.
 
         Without a rotation, or if the clip moves, it is the space of updates.
         """
@@ -361,9 +362,10 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the noisy sum before it is decoded or, if the clip moves, after it is decoded.
+        """Return the round's noisy sum as a vector in `domain`, in the units of updates.
 
-        In both cases the result is in the units of updates.
+        It is the sum before the rotation is undone. If the clip moves, it is the decoded sum
+        instead.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

@@ -217,7 +217,7 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """The encoding of a report's values, and the sum in which the server adds them up."""
+    """The encoding of a report's values as message fields, and the sum that adds up reports."""
 
     fields: tuple[str, ...]
     step: float
@@ -226,13 +226,13 @@ class _Form(Protocol):
         """Return the report's fields: the encoded `update` with noise from `entropy`."""
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of an empty report. All reports have its length."""
+        """Return a report's fields with undefined values, from which its length is computed."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
         """Return an untrusted report's values, in grid steps. Every field is checked."""
 
     def fold(self, message: Message, into: Sum) -> None:
-        """Add an untrusted report to `into`. Raises an error, and adds nothing, if it is wrong."""
+        """Add an untrusted report to the sum `into`. For a wrong one, raises an error instead."""
 
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""

@@ -27,7 +27,7 @@ _SIGNLESS = np.uint32(0x7FFFFFFF)
 
 
 class ExactSum:
-    """A running sum of `weight * vector`, over float32 vectors of equal length.
+    """An exact running sum of `weight * vector`, over float32 vectors of equal length.
 
     `_near` holds the sum of ordinary terms as integers in units of 2^-44. Before it could overflow,
     its content is moved to `_far`. Larger terms are added to `_far` directly.

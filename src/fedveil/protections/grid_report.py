@@ -1,4 +1,4 @@
-"""Encodes a vector of integers, in units of a grid step, in a report."""
+"""Encodes a report whose values are whole multiples of a grid step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _BEYOND = "field multiples holds a value beyond its range"
 
 
 class GridReport:
-    """Encodes multiples of `step` in -limit..limit, each in the smallest possible number of bits.
+    """Encodes a vector of multiples of `step`, from -`limit` to `limit`, as the fields of a report.
 
-    All reports have equal length. `kind` is the integer type that `read` returns.
+    Each multiple gets as many bits as the range needs, so all reports have equal length. `kind` is
+    the integer type of the array that `read` returns.
     """
 
     fields: tuple[str, ...] = ("multiples", "step")
@@ -38,23 +39,23 @@ class GridReport:
         return self.written_parts(lambda part: multiples[part])
 
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
-        """Return the fields of a report. `multiples` returns those of one slice after another."""
+        """Return the fields of a report. `multiples(part)` returns the multiples in that slice."""
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}
 
     def blank(self) -> dict[str, Value]:
-        """Return the fields of an empty report. All reports have its length."""
+        """Return a report's fields with undefined values, from which its length is computed."""
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return an untrusted report's multiples of the step. Every field is checked."""
+        """Return the multiples in an untrusted report. Raises an error if a field is wrong."""
         multiples, packed = np.empty(self._dimension, self._kind), self._packed(message)
         if not unpack(packed, -self.limit, self.limit, self.width, multiples):
             raise MessageInvalid(_BEYOND)
         return multiples
 
     def add(self, message: Message, total: Int64s) -> None:
-        """Add an untrusted report's multiples to `total`, as `read` returns them."""
+        """Add the multiples in an untrusted report to `total`. Raises an error if one is wrong."""
         packed = self._packed(message)
         if not add_within(packed, -self.limit, self.limit, self.width, total):
             raise MessageInvalid(_BEYOND)

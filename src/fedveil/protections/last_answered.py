@@ -6,10 +6,10 @@ from fedveil.errors import AnsweredBefore
 
 
 class Answered:
-    """The last round for which a client has sent its update. The client sends one update per round.
+    """The last round for which a client has sent its update, so that it sends only one per round.
 
-    This class stores the round's number in memory. Where a server could restart a round, a subclass
-    stores it in a file.
+    This class stores the round's number in memory. Where a server can restart a round, use a
+    subclass that stores it in a file.
     """
 
     def __init__(self) -> None:

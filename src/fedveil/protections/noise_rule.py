@@ -31,9 +31,9 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the protection `name` can state no epsilon for this job.
+    """Raise `InvalidValue` if the protection `name` cannot state an epsilon for this job.
 
-    It can only if clients have equal weights and the job's delta is above 0.
+    Gaussian noise in a sum needs equal weights of all clients and a delta above 0.
     """
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")

@@ -14,11 +14,11 @@ from fedveil.protections.phased import PhasedRound
 
 
 class OneReportRound(PhasedRound):
-    """The server half of a round in which every client sends one report. Makes the common checks.
+    """The server half of a round in which every client sends one report.
 
-    Several halves may share a round, each with other clients. `merge` combines them at the end, and
-    the result does not depend on which half had which clients. Pickling saves only what `merge`
-    needs.
+    It checks the sender and the round of a report, and subclasses add up the rest. Several objects
+    may share a round, each with other clients. `merge` combines them at the end, and the result
+    does not depend on how the clients were distributed. Pickling saves only what `merge` needs.
     """
 
     mergeable = True
@@ -29,10 +29,10 @@ class OneReportRound(PhasedRound):
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
-        """Add the sums and the clients of `other` to this half.
+        """Add the sums and the clients of `other`, which received other clients in the same round.
 
-        Raises `ValueError` if a client is in both halves, if the halves differ in round or type, or
-        if one has already returned its aggregate.
+        Raises `ValueError` if a client is in both, if they differ in round or type, or if one has
+        already returned its aggregate.
         """
         if self._told is not None or other._told is not None:
             raise ValueError("a half that has returned its aggregate has no sums any more")
@@ -47,7 +47,7 @@ class OneReportRound(PhasedRound):
         self._asked = self._invited
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the running sums, and the clients whose reports are in them."""
+        """Return the state to pickle: the running sums, and the clients that are in them."""
         context = RoundContext((), self._context.round, np.empty(0, np.float32))
         names = ("_invited", "_asked", "_answered", "phase", *self.sums)
         return {"_context": context, **{name: vars(self)[name] for name in names}}
@@ -57,7 +57,7 @@ class OneReportRound(PhasedRound):
 
 
 class OneReportClient(ABC):
-    """A client half that answers the round's opening with its only report."""
+    """The client half of a round in which every client sends one report, as its only answer."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
@@ -66,7 +66,7 @@ class OneReportClient(ABC):
         return True
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the report. Raises `ClientWithheld` if `message` does not open this round."""
+        """Return the report. Raises `ClientWithheld` unless `message` opens this round."""
         if update is None or message.get("round") != self._context.round:
             raise ClientWithheld("the message is not the opening of this round")
         if update.shape != self._context.model.shape:

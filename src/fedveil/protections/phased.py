@@ -21,7 +21,7 @@ from fedveil.rounds.outcomes import ClientId, check_sender
 
 
 class PhasedRound(ABC):
-    """A server half with one phase after another. It drops clients that do not answer a phase."""
+    """The server half of a round with several phases. It drops clients that miss a phase."""
 
     mergeable = False
     #: True if a round without reports still has an aggregate.
@@ -90,7 +90,7 @@ class PhasedRound(ABC):
 
     @abstractmethod
     def _fold(self, client: ClientId, message: Message) -> None:
-        """Add `message` to the running sums, after checking all fields that belong to the phase.
+        """Add an answer to the running sums, after checking all fields that belong to the phase.
 
         Raises `MessageInvalid`, and changes nothing, if a field is wrong.
         """
@@ -104,11 +104,14 @@ class PhasedRound(ABC):
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """Compute the aggregate. Called if a client answered the last phase, or `may_be_empty`."""
+        """Compute the round's aggregate from the sums.
+
+        It is called only if a client has answered the last phase, or if `may_be_empty` is True.
+        """
 
 
 class PhasedClient(ABC):
-    """A client half that answers each phase once, in order."""
+    """The client half of a round with several phases. It answers each phase once, in order."""
 
     def __init__(self, context: ClientContext, protection: Protection) -> None:
         self.protection = protection

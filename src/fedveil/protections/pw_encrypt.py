@@ -82,9 +82,10 @@ class PWEncryptSettings(SecureSumSettings):
     def central_noise(
         self, step: float, dimension: int, apart: float | None
     ) -> CentralNoise | None:
-        """Return the noise that the server adds to sums in multiples of `step`, or None.
+        """Return the noise that the server adds to sums in multiples of `step`.
 
-        `dimension` is the number of entries of an update. `apart` is as in `JobContext`.
+        Returns None without `central_eps`. `dimension` is the number of entries of an update.
+        `apart` is as in `JobContext`.
         """
         if self.central_eps is None:
             return None
@@ -219,7 +220,10 @@ class PWEncrypt(SecureSum):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the weighted mean, with central noise if it is set. Entries are at most `clip`."""
+        """Return the weighted mean, with central noise if set. Entries are in [-clip, clip].
+
+        Raises `ImpossibleSum` if the weights or an entry are out of range.
+        """
         weight = int(total[-1])
         if not survivors <= weight <= survivors * self.largest_weight:
             raise ImpossibleSum(f"the weights of {survivors} clients cannot have the sum {weight}")
@@ -237,8 +241,9 @@ class PWEncrypt(SecureSum):
     ) -> npt.NDArray[np.int64]:
         """Return the sum `total` with central noise.
 
-        Nothing else about `total` is released, not even an error. A lying client may have moved it
-        to the limit at which it wraps, and the noise covers that case as well.
+        Nothing else about `total` is released, not even an error. A lying client may have moved an
+        entry to the end of its range, where the noise makes it wrap. The guarantee holds in that
+        case as well.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

@@ -40,7 +40,7 @@ class Reading:
 
     @classmethod
     def exact(cls, update: Float32s) -> Reading:
-        """Return the reading of a report that reveals `update` itself."""
+        """Return the `Reading` of a report that reveals the client's update exactly."""
 
         def log_likelihood(candidate: Float32s) -> float:
             return 0.0 if np.array_equal(candidate, update) else -np.inf
@@ -50,7 +50,10 @@ class Reading:
 
     @classmethod
     def nothing(cls, dimension: int) -> Reading:
-        """Return the reading of a report that reveals nothing about an update."""
+        """Return the `Reading` of a report that reveals nothing about the update.
+
+        `dimension` is the number of entries of an update.
+        """
         empty = np.zeros(dimension)
         return cls(empty, empty, log_likelihood=lambda candidate: 0.0)
 
@@ -76,5 +79,5 @@ class Domain:
 
     @classmethod
     def plain(cls, dimension: int) -> Domain:
-        """Return the space of updates themselves, with `dimension` entries."""
+        """Return the space in which updates are released as they are, with `dimension` entries."""
         return cls(dimension, lambda update: update, lambda released: released)

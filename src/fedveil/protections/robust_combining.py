@@ -45,9 +45,9 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports in this way.
+        """Return an empty sum that combines reports in the chosen way.
 
-        `plain` is an empty ordinary sum, which some ways use.
+        `plain` is an empty sum that adds reports exactly. The mean and the norm bound use it.
         """
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
@@ -76,10 +76,11 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. The value is their number times the mean of the middle values.
+    """Stores all reports. Its value is their number times the mean of the middle values.
 
-    The middle values are found entry by entry. `cut` is the share of an entry's values that is
-    dropped at each end, rounded up to whole reports. At least the one or two middle values remain.
+    So dividing by the number of reports gives that mean. The middle values are found entry by
+    entry. `cut` is the share of an entry's values that is dropped at each end, rounded up to whole
+    reports. At least the one or two middle values remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -53,7 +53,7 @@ _encoding = lru_cache(maxsize=8)(UnaryEncoding)
 
 @lru_cache(maxsize=8)
 def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
-    """Return the epsilon of a whole report as a decimal number, never rounded down."""
+    """Return the epsilon of a report of `dimension` parameters, as a decimal never rounded down."""
     with localcontext(prec=60, rounding=ROUND_UP):
         return as_written(encoding.loss_per_parameter.epsilon) * dimension
 
@@ -122,7 +122,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases: one parameter's report, as a sum and as bits."""
+        """Yield audit cases: a report of one parameter, as the sum of its states and as bits."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -147,7 +147,7 @@ class Unary(Protection):
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
-        """Raise `MessageInvalid` if `state` cannot be the end of a round of this job."""
+        """Raise `MessageInvalid` unless a round of this job can end with `state`."""
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
@@ -163,7 +163,7 @@ class Unary(Protection):
         return [Spending(loss, self.context.dimension)]
 
     def server_round(self, context: RoundContext) -> ServerRound:
-        """Return the server's half of a round. Raises `LimitReached` if the run must stop."""
+        """Return the server half of a round. Raises `LimitReached` if the run must stop here."""
         if "stop" in context.state:
             raise LimitReached(take(context.state, "stop", str))
         total, spent = self.settings.total_eps, self.spent_after(context.state)
@@ -192,7 +192,7 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return the values to encode: the client's new weights, or its update."""
+        """Return the values that clients encode: the new weights, or the update, by the job."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
@@ -217,13 +217,13 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Return a report's random choices. Empty if epsilon changes, or if reports are exact."""
+        """Return a report's random choices. Empty if epsilon changes, or if states are exact."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
 
 class _ServerRound(OneReportRound):
-    """The common part of the server halves for both values of `fidelity`."""
+    """The server half of a round, as far as it is equal for both values of `fidelity`."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"

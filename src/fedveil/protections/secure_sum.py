@@ -78,7 +78,7 @@ class SecureSum(Protection):
 
     @abstractmethod
     def vector(self, update: Update, context: ClientContext, told: Message) -> Signed:
-        """Return the client's term of the sum, a vector. Raises `ClientWithheld` if there is none.
+        """Return the client's term of the sum. Raises `ClientWithheld` if it cannot make one.
 
         `told` are untrusted fields of the server's request. Honest servers send `words(state)`.
         """
@@ -93,7 +93,7 @@ class SecureSum(Protection):
         """
 
     def words(self, state: State) -> Message:
-        """Return the fields that the server adds to a request for vectors."""
+        """Return the fields that the server adds to its request for vectors, such as the clip."""
         return {}
 
     def outcome_of(self, mean: npt.NDArray[np.float64], survivors: int, state: State) -> Aggregate:
@@ -134,7 +134,7 @@ class SecureSum(Protection):
 
     @classmethod
     def unfit_for_apps(cls, settings: SecureSumSettings) -> str | None:
-        """Return why a Flower app cannot use these settings, or None. Apps have no key roster."""
+        """Return why a user's own Flower app cannot use these settings, or None if it can."""
         if settings.active_security:
             return (
                 "active_security = True needs a roster of the clients' keys, which a protected "
@@ -212,7 +212,7 @@ class SecureSum(Protection):
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        """Return a digest of the model and training vector that clients received. Cached."""
+        """Return a digest of the vector that clients receive for training. Caches the last one."""
         if context.origin:
             return context.origin
         kept = self._digested
@@ -243,7 +243,7 @@ class SecureSum(Protection):
 
 
 class MaskedServerRound:
-    """The server half: passes messages to a `fedveil.secagg.Server` and averages its sum."""
+    """The server half with masks: drives a `fedveil.secagg.Server` and averages its sum."""
 
     mergeable = False
 
@@ -305,7 +305,7 @@ class MaskedServerRound:
 
 
 class MaskedClientRound:
-    """The client half: makes the client's vector for a `fedveil.secagg.Client`."""
+    """The client half with masks: gives the client's vector to a `fedveil.secagg.Client`."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         self._protection = protection
@@ -349,7 +349,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """A simulation's server half without masks. It gets the same sum with much less work."""
+    """The server half in a simulation without masks. The sum is the same, with much less work."""
 
     sums = ("_total",)
 
@@ -386,7 +386,7 @@ class BareServerRound(OneReportRound):
 
 
 class BareClientRound(OneReportClient):
-    """A simulation's client half without masks."""
+    """The client half in a simulation without masks. It sends its vector openly."""
 
     def __init__(self, protection: SecureSum, context: ClientContext) -> None:
         super().__init__(context)

@@ -69,7 +69,7 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets.
+        """Return the largest number of clients that share secrets, in a round of `clients` clients.
 
         It is ceil(share_secrets_ratio * clients). The ratio is taken as the decimal in the job
         file, so 0.07 of 100 clients is 7.
@@ -214,10 +214,10 @@ def shared_weaker(
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
     `asked` applies to a round of `clients` clients, and `demanded` to a round of `expected`
-    clients. `asked` must have at least the threshold of `demanded`, and at least its ratio of
-    threshold to neighbours. If `expected` is None, the threshold must be more than half of the
-    neighbours instead. In a round of `clients` clients, `asked` must also have at least as many
-    neighbours as `demanded`.
+    clients, or None if that is unknown. `asked` must have at least the threshold of `demanded`, and
+    at least its ratio of threshold to neighbours. If `expected` is None, the threshold must be more
+    than half of the neighbours instead. In a round of `clients` clients, `asked` must also have at
+    least as many neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

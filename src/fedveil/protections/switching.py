@@ -1,4 +1,4 @@
-"""The settings that put a job under another protection."""
+"""The settings that change the protection of a job to another one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedveil.settings.settings import Settings
 
 
 def switched(job: Mapping[str, Any], position: str) -> list[str]:
-    """Return the settings that put `job` under another protection, `position`, which adds noise.
+    """Return the settings that change the protection of `job` to `position`, one that adds noise.
 
-    The result also sets equal weights and the ordinary sum, because noise needs both. Settings that
-    both protections inherit from the same class keep their values.
+    Each is "key=value". They include equal weights and the ordinary sum, because noise needs both.
+    Settings that both protections inherit from the same class keep their values.
     """
     changes = {"protection": position} if job["protection"]["name"] != position else {}
     if job["server"]["weighting"] == "by_size":
@@ -26,7 +26,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings to copy to the block of the protection `other`.
+    """Return the settings, as "key=value", to copy to the block of the protection `other`.
 
     `switch` is the job's protection block. Only parameters that both protections inherit from one
     class are copied, and only values other than the default.

@@ -1,4 +1,4 @@
-"""Saves privacy accounts of a run that its other records do not have, as lines of JSON."""
+"""Saves a run's privacy costs in its folder, as lines of JSON, for pages and later commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the privacy accounts that are saved in the run folder `path`.
+    """Return the privacy costs of a run that are saved in the run folder `path`, if any.
 
     Call it within `intact`, which explains errors.
     """

@@ -34,10 +34,10 @@ class DataAccount:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge the losses of one round, `spendings`, and save the account.
+        """Charge the losses of one round, `spendings`, to the account, and save it.
 
         `what` is the round's name in errors. Raises `LimitReached`, and charges nothing, if the
-        account would exceed `limit` at `delta`.
+        account would exceed epsilon `limit` at `delta`. A `limit` of None means no limit.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):

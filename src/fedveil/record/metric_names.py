@@ -16,13 +16,19 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Return a record's metrics, except the loss. Each name is mapped to its better direction."""
+    """Return a record's metrics, except the loss.
+
+    Each name is mapped to "higher" or "lower", the direction that is better.
+    """
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return a record's deciding metric, which is its first one, and its better direction."""
+    """Return the metric that decides which model is best, and its better direction.
+
+    It is the first metric of `record`, or the loss if there is no other.
+    """
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
@@ -33,7 +39,10 @@ def figures(record: Mapping[str, Any]) -> list[str]:
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the best of a metric's `figures`. It is NaN only if all of them are."""
+    """Return the highest or lowest of a metric's `figures`, as `better` says.
+
+    It is NaN only if all of them are.
+    """
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 

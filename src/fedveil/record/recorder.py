@@ -96,7 +96,10 @@ class Recorder:
             os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
-        """Append a line with the time and `text`. Replaces control characters and line breaks."""
+        """Append `text` to the event log, with the time.
+
+        Control characters and line breaks in it are replaced.
+        """
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
             self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
@@ -114,7 +117,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics in a run's folder: their bytes, their digest, and the records in them."""
+    """The metrics in a run's folder: their size in bytes, their digest, and the records in them."""
 
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -122,7 +125,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics file, which a checkpoint has vouched for.
+        """Read the first `size` bytes of the metrics file. A checkpoint states `size` and `digest`.
 
         Raises an error unless these bytes have the SHA-256 digest `digest`.
         """

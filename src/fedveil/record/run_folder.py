@@ -41,10 +41,10 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create the folder, or use an empty one. It is locked.
+        """Create a run's folder, or use an empty one. It is locked.
 
-        Without a path, it is created under runs/ and named after `name` and the time. If the folder
-        has a run already, the error suggests `command` to resume it.
+        Without a `path`, it is created under runs/ and named after `name` and the time. If the
+        folder has a run already, the error suggests `command` to resume it, unless that is None.
         """
         if path is None:
             path = _new_path(name)
@@ -84,11 +84,11 @@ class RunFolder:
         return RunFolder(path, self._lock)
 
     def close(self) -> None:
-        """Release the lock, so that another process may write here."""
+        """Release the folder's lock, so that another process may write to it."""
         self._lock.close()
 
     def discard(self) -> None:
-        """Release the lock. Also remove the folder if it contains nothing else."""
+        """Release the folder's lock. Also remove the folder if it contains only the lock's file."""
         self.remove(_LOCK)
         self.close()
         with suppress(OSError):
@@ -97,7 +97,7 @@ class RunFolder:
                 RUNS.rmdir()
 
     def write_atomically(self, name: str, data: Pieces) -> None:
-        """Replace a file atomically: a reader sees either its old content or its new content."""
+        """Replace the file `name` atomically: a reader sees either its old or its new content."""
         target = self.path / name
         with explained(self.path):
             if target.parent != self.path:
@@ -105,7 +105,7 @@ class RunFolder:
             write_whole(target, data)
 
     def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
+        """Remove the file `name` from the folder, if it exists."""
         with explained(self.path):
             (self.path / name).unlink(missing_ok=True)
 

@@ -51,8 +51,8 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
     """Open the folder of an earlier run, and load its job. `stack` closes the folder.
 
-    Raises `RunFolderError` if the job file was edited. The run's saved import paths are appended to
-    the module search path.
+    `load` reads a job file. Raises `RunFolderError` if the job file was edited. The run's saved
+    import paths are appended to the module search path.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)

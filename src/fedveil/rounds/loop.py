@@ -1,4 +1,4 @@
-"""The loop that drives a round: it carries messages between server and clients, and counts them."""
+"""The loop that drives a round: carries messages between server and clients, counts answers."""
 
 from __future__ import annotations
 
@@ -231,7 +231,10 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Let the server process a client's encoded message. Returns why it refuses it, or None."""
+        """Pass a client's encoded message to the server. Returns the server's reason to refuse it.
+
+        Returns None if the server accepts the message.
+        """
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:

@@ -48,14 +48,14 @@ class Report(Answer):
 
 @dataclass
 class Folded(Answer):
-    """An answer whose message has already been added up. `size` is the message's bytes."""
+    """An answer whose report is already in a sum. `size` is the length of its message in bytes."""
 
     size: int
 
 
 @dataclass
 class Refused(Answer):
-    """An answer whose message was refused. `size` is the message's bytes."""
+    """An answer whose message was refused. `size` is the length of the message in bytes."""
 
     size: int
     reason: str

@@ -75,9 +75,9 @@ class Client:
     ) -> Message:
         """Return the answer to a message of the server.
 
-        In the masked phase the answer is `vector`, masked in place. `origin` is a digest of the
-        public values from which the vector was computed, such as the model. It must be equal for
-        all clients.
+        If the message asks for the masked vector, the answer has `vector`, which is masked in
+        place. `origin` is a digest of the public values from which the vector was computed, such as
+        the model. It must be equal for all clients.
         """
         self._state.after(Event.REFUSAL)  # raises if this client has refused before
         event: Phase | Event = Event.REFUSAL
@@ -94,9 +94,9 @@ class Client:
     def keep(self) -> Message:
         """Return the secret state with which another process can answer the next message.
 
-        It is empty if this client answers nothing more. Whoever stores the state must give it out
-        only once. Otherwise two copies of the client could be asked for both kinds of share of one
-        peer.
+        It is empty if this client answers nothing more. A caller that stores the state must use it
+        only once. Otherwise a server could ask one copy of the client for a share of a peer's seed,
+        and another copy for a share of the peer's key.
         """
         if self._state.phase is None:
             return {}
@@ -195,9 +195,10 @@ class Client:
         return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Return the cipher key of each member of this client's neighbourhood, from the message.
+        """Return the cipher key of each member of this client's neighbourhood, from `message`.
 
-        Checks the message, and saves the members' mask keys and a digest of the content.
+        Raises an error for a wrong message. Saves the members' mask keys and a digest of the
+        content.
         """
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
@@ -247,7 +248,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt the shares that dealers sent to this client, and save them.
+        """Decrypt and save the shares that other clients, their dealers, sent to this client.
 
         `sealed` has each dealer's encrypted shares. Returns the dealers whose shares are invalid.
         """
@@ -271,7 +272,7 @@ class Client:
         return keys.pair_seed(shared, self._view, self.client, peer)
 
     def _consistency(self, message: Message) -> dict[str, Value]:
-        """Return this client's signature of the survivors and of everything it was shown."""
+        """Sign the list of survivors together with everything that this client was shown before."""
         survivors = take_ids(message, "survivors")
         self._check_survivors(survivors)
         assert self._identity is not None
@@ -294,7 +295,7 @@ class Client:
             raise ClientWithheld("the survivors include a client that has shared no secrets")
 
     def _unmask(self, message: Message) -> dict[str, Value]:
-        """Disclose one share of each dealer: of a survivor's seed, or of a dropped client's key."""
+        """Disclose one share of each client: of a survivor's seed, or of a dropped client's key."""
         survivors, dropped = take_ids(message, "survivors"), take_ids(message, "dropped")
         if set(survivors) & set(dropped):
             raise ClientWithheld("asked for both kinds of share of one client")
@@ -312,10 +313,10 @@ class Client:
         return {"shares": as_rows(shares, shamir.SHARE_BYTES)}
 
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
-        """Raise an error unless `threshold` survivors signed what this client signed.
+        """Raise an error unless `threshold` survivors signed the text that this client signed.
 
-        The signed text has this client's keys for this attempt at the round. So signatures of
-        another attempt do not count.
+        The text has the keys that this client made for this attempt at the round. So signatures
+        from another attempt do not count.
         """
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")

@@ -21,10 +21,10 @@ from fedveil.secagg.terms import Terms
 class Disclosure:
     """The server's record of a round's shares.
 
-    A client that deals shares of its two secrets is a dealer. Each member of its neighbourhood,
-    itself included, is a holder and gets one share of each secret. The number of the share is the
-    holder's place in the neighbourhood. Once the survivors are known, each holder discloses one
-    share of each dealer.
+    A client that deals shares of its two secrets (its mask seed and its mask key) is a dealer. Each
+    member of its neighbourhood, itself included, is a holder and gets one share of each secret. The
+    number of the share is the holder's position in the neighbourhood. Once the survivors are known,
+    each holder discloses one share of each dealer.
     """
 
     def __init__(self, graph: MaskingGraph, terms: Terms) -> None:
@@ -56,7 +56,7 @@ class Disclosure:
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
     def dealers_to(self, holder: int) -> list[int]:
-        """Return the clients that dealt shares to this holder, itself included, in order.
+        """Return the clients that dealt shares to this holder, itself included, in ascending order.
 
         Call it after all dealers have dealt.
         """
@@ -72,7 +72,7 @@ class Disclosure:
         return all(dealer in places and dealer in self._tags for dealer in dealers)
 
     def refuse(self, holder: int, dealers: list[int]) -> None:
-        """Record that the shares of these dealers, in order, are invalid for this holder."""
+        """Record that this holder got invalid shares from `dealers`, in ascending order."""
         if dealers:
             self._refused[holder] = dealers
         for dealer in dealers:
@@ -87,9 +87,9 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the smallest number of holders among `answered` that any dealer has.
+        """Return the smallest number of holders that a dealer has among the clients `answered`.
 
-        A holder is a client with a valid share of the dealer's secrets. A secret can be
+        A holder is a client with a valid share of the dealer's secrets. All secrets can be
         reconstructed only if this number reaches the threshold.
         """
         there = frozenset(answered)
@@ -109,7 +109,7 @@ class Disclosure:
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Save the shares that a holder discloses.
+        """Save the shares that `holder` discloses, one after another as bytes.
 
         Raises `MessageInvalid`, and saves none, if a share is not the one that was dealt.
         """
@@ -163,7 +163,7 @@ class Disclosure:
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
         """Return the first `threshold` clients that disclosed valid shares of this dealer.
 
-        `chosen` caches the clients of each neighbourhood that disclosed any.
+        `chosen` caches, for each neighbourhood, the clients that disclosed shares.
         """
         number = self._graph.numbers[dealer]
         if number not in chosen:
@@ -174,9 +174,9 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of the dealer's share among the shares that the holder disclosed.
+        """Return the position of `dealer`'s share among the shares that `holder` disclosed.
 
-        `index` caches these positions by neighbourhood.
+        `index` caches each holder's list of dealers, by neighbourhood.
         """
         number = self._graph.numbers[holder]
         if number not in index:

@@ -19,7 +19,10 @@ _PART = 1 << 16
 
 
 class FixedPoint:
-    """Encodes reals in [-clip, clip] as whole numbers up to 2^(bits-1) - 1, for exact sums."""
+    """Encodes reals in [-clip, clip] as whole numbers, whose sums are exact.
+
+    The magnitude of a whole number is at most 2^(bits - 1) - 1.
+    """
 
     def __init__(self, clip: float, bits: int) -> None:
         self.clip = positive("clip", clip)
@@ -32,7 +35,10 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector clipped, scaled and randomly rounded, written to `out` if given."""
+        """Return the vector clipped, scaled to whole numbers and randomly rounded.
+
+        The rounding draws from `entropy`. The result is written to `out` if it is given.
+        """
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):

@@ -27,7 +27,7 @@ Vectors = Mapping[int, Array]
 
 @dataclass(frozen=True)
 class SecureSum:
-    """The sum of the survivors' vectors, and each phase's bytes for all clients together.
+    """The result of a round: the sum of the survivors' vectors, and the bytes sent in each phase.
 
     `total` is int64 for integer vectors. For real vectors it is float64, the exact sum of the
     rounded vectors.

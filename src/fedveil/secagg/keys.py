@@ -84,7 +84,8 @@ def has_low_order(raw: bytes) -> bool:
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
     """Return the seed of the mask between clients `one` and `other`. Both derive the same seed.
 
-    `shared` is the agreed secret of their mask keys, and `view` a digest of what they were shown.
+    `shared` is the agreed secret of their mask keys. `view` is a digest of everything that the
+    server has shown to both.
     """
     # HKDF-SHA256 (RFC 5869): the salt is `view`, what the two were shown; the input is `shared`,
     # the agreed secret of their mask keys; the info is a label and both identities, the smaller
@@ -96,13 +97,14 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
     """Return the key that encrypts one message. Both `sender` and `receiver` derive it.
 
-    `shared` is the agreed secret of their cipher keys, and `view` what they were shown.
+    `shared` is the agreed secret of their cipher keys. `view` is a digest of everything that the
+    server has shown to both.
     """
     return _derive(shared, view, b"sealed shares" + _ENDS(sender, receiver))
 
 
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
-    """Encrypt shares for `receiver` with AES-256-GCM. The result is 16 bytes longer.
+    """Encrypt `shares` for `receiver` with AES-256-GCM. The result has 16 bytes more.
 
     `key` must be the `seal_key` of this sender, receiver and view, and encrypt nothing else.
     Sender, receiver and view are authenticated too.
@@ -149,7 +151,7 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that a client signs when it sends its public keys.
+    """Return the text that `client` signs when it sends its public `keys`.
 
     `context` is the digest of the round's terms.
     """
@@ -159,7 +161,7 @@ def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
     """Return the text that a client signs for a list of survivors.
 
-    It includes `view`, the digest of everything that the client was shown.
+    It includes `view`, a digest of everything that the server has shown to the client.
     """
     return b"fedveil survivors" + view + _ids(survivors)
 

@@ -37,29 +37,30 @@ class Ring:
     def for_sum(cls, terms: int, largest: int, beyond: int = 0) -> Ring:
         """Return the smallest ring in which a sum of `terms` terms cannot wrap.
 
-        The terms' magnitudes are at most `largest`. `beyond` is how much the sum may exceed terms *
-        largest, if something is added to it. All possible sums must fit 64 bits.
+        The terms' magnitudes are at most `largest`. `beyond` is the largest magnitude of anything
+        else that is added to the sum, such as noise. All possible sums must fit 64 bits.
         """
         return cls((2 * (terms * largest + beyond)).bit_length() or 1)
 
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
-        """Convert whole numbers to ring elements, in lanes of 32 or 64 bits.
+        """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        With `used_up`, the result may reuse the memory of `values`.
+        They are not reduced to the ring's number of bits yet. With `used_up`, the result may reuse
+        the memory of `values`.
         """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)
         return values.astype(self.lane)
 
     def reduce(self, lanes: Lanes) -> None:
-        """Reduce lanes to the ring's number of bits, in place."""
+        """Reduce the unsigned integers `lanes` to the ring's number of bits, in place."""
         if self.bits < 8 * self.lane.itemsize:
             lanes &= self.lane.type((1 << self.bits) - 1)
 
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
         """Convert ring elements to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
 
-        `lanes` may be the beginning of `out`, because they are read from the end.
+        `lanes` may share memory with the beginning of `out`: the conversion starts at the end.
         """
         numbers = np.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits
@@ -71,7 +72,10 @@ class Ring:
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add the mask of each seed to a vector in place. Subtract it if the seed's flag is False."""
+    """Add the mask of each seed to a vector in place.
+
+    A seed comes with a flag. If the flag is False, the mask is subtracted instead.
+    """
     # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
     # memory once.
     per_block = _BLOCK_BYTES // vector.itemsize

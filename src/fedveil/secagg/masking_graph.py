@@ -115,8 +115,8 @@ def automatic(clients: int, threshold: int) -> int | None:
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
     """Return the probability that a random group of clients has at least `least` marked members.
 
-    The group has `drawn` of `clients` clients, of which `marked` are marked. Probabilities far from
-    the mean are omitted. Together they are below 2^-180.
+    The group has `drawn` of `clients` clients, of which `marked` are marked. Numbers of marked
+    members far from the mean are omitted. Together they have a probability below 2^-180.
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

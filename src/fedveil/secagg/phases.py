@@ -1,8 +1,8 @@
 """The phases of a round, and the fields of their messages.
 
 Every message also has the fields `phase` and `round`. A neighbourhood is a client and its
-neighbours in the masking graph, in ascending order. An array with a row for each member has this
-order.
+neighbours in the masking graph, in ascending order. Arrays with a row for each member are in the
+same order.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the length in bytes of the longest honest answer in a phase of a round with `terms`.
+    """Return the size in bytes of the longest answer that an honest client sends in a phase.
 
-    `members` is the number of clients in a neighbourhood.
+    `terms` are those of the round, and `members` is the number of clients in a neighbourhood.
     """
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}
@@ -78,7 +78,7 @@ def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
 def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
     """Read client numbers from the field `name` of an untrusted message.
 
-    Raises `MessageInvalid` unless they ascend and are at most `most` numbers.
+    Raises `MessageInvalid` if they are not in ascending order, or more than `most`.
     """
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:

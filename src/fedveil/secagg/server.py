@@ -38,8 +38,8 @@ class Server:
     more clients answer than may share secrets. `origin` is a digest of the data that the vectors
     were made from. It must be equal on server and clients.
 
-    Memory: the sum, and for each client and neighbour two tags, a pair of encrypted shares until it
-    is passed on, and finally one share.
+    Memory: the sum, and for each pair of a client and a neighbour two tags, a pair of encrypted
+    shares until it is passed on, and finally one share.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -86,7 +86,7 @@ class Server:
 
     @property
     def longest(self) -> int:
-        """Return the largest size in bytes of an honest answer in this phase."""
+        """Return the largest size in bytes that an honest client's answer has in this phase."""
         members = max(map(len, self._graph.members), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 
@@ -199,7 +199,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that continue: all that answered, or a random choice of them."""
+        """Return the clients that may share secrets: all that answered, or a random choice."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]
@@ -218,14 +218,15 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return the smallest number of holders in `answered` that any dealer has.
+        """Return the smallest number of holders that a dealer has among the clients `answered`.
 
-        Also returns the threshold, which this number must reach.
+        A holder has a valid share of the dealer's secrets. Also returns the threshold, which this
+        number must reach.
         """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return how many vectors arrived and how many are needed in the sum.
+        """Return the number of vectors that arrived, and the number that the sum needs.
 
         If enough vectors arrived, returns the result of `_count_holders` instead.
         """
@@ -243,9 +244,9 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return a message for each client. `make` creates the message for a client.
+        """Return a message for each client. `make(client)` creates it.
 
-        It is called once for all clients with the same neighbours.
+        All clients with the same neighbours get the same message, which is created once.
         """
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
@@ -284,9 +285,10 @@ class Server:
         return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
-        """Return messages that ask the clients for shares.
+        """Return messages that ask clients for shares, by client.
 
-        A message names which of the client's dealers survived and which dropped out.
+        A message names the clients that dealt shares to its receiver: those that survived, and
+        those that dropped out.
         """
         signed: dict[str, Value] = {}
         if self.terms.active_security:
@@ -320,10 +322,10 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the masks from the sum, with the secrets that were reconstructed.
+        """Remove the masks from the sum, with the secrets that clients' shares have revealed.
 
-        These are the survivors' own masks (`seeds`), and the masks between survivors and clients
-        that dropped out, whose mask keys are `pairs`.
+        `seeds` are those of the survivors' own masks. `pairs` are the mask keys of clients that
+        dropped out. They give the masks between these clients and the survivors.
         """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}

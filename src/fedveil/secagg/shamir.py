@@ -117,7 +117,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write the values of several polynomials at the points 1, 2, ... to the rows of `values`.
+    """Write the values of several polynomials to `values`: row i has the values at the point i + 1.
 
     Each column is one polynomial, and `coefficients` begins with the constant terms.
     """

@@ -36,7 +36,10 @@ State: TypeAlias = Literal[Phase, "done", "withheld", "unmasking", "complete", "
 
 
 class Event(Enum):
-    """An event of a round that is not a message. For a message, the event is its phase."""
+    """An event that changes the state of a round, other than a message.
+
+    For a message, the event is its phase.
+    """
 
     REFUSAL = "the client refuses to answer"
     ENOUGH = "the phase is closed, and enough have answered it"
@@ -136,7 +139,7 @@ class RoundState:
         return _OPEN.get(self.name)
 
     def after(self, event: Phase | Event) -> State:
-        """Return the state to which an event leads. Raises an error if the event is not allowed."""
+        """Return the state to which `event` leads. Raises an error if it is not allowed now."""
         row = self._table[self.name]
         if event not in row:
             raise self._refusal(self.name, event)

@@ -29,12 +29,13 @@ class Terms:
     against the client's pins.
 
     - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
-    - `sharing` is the largest number of clients that share secrets.
-    - `threshold` is how many clients of a neighbourhood can reconstruct a secret.
+    - `sharing` is the largest number of clients that share secrets in the round.
+    - `threshold` is the number of clients of a neighbourhood that can together reconstruct a
+      secret.
     - `neighbours` is each client's number of neighbours in the masking graph. None is the complete
       graph.
-    - `active_security` makes clients sign what they say. `roster` returns a client's Ed25519 public
-      key, or None if it has none.
+    - `active_security` makes clients sign their keys and the list of survivors. `roster` returns a
+      client's Ed25519 public key, or None if it has none.
     - `least` is the smallest number of vectors in a sum that a client helps to unmask, as far as it
       can see which vectors are in it. In the complete graph it sees all.
 
@@ -77,7 +78,7 @@ class Terms:
 
     @cached_property
     def context(self) -> bytes:
-        """Return a digest of all terms except the roster. Keys, shares and signatures need it."""
+        """Return a digest of all terms except the roster. Keys, shares and signatures use it."""
         terms = {**vars(self), "neighbours": self.neighbours or 0}
         del terms["roster"]
         return hashlib.sha256(b"fedveil secure aggregation 3" + encode(terms)).digest()

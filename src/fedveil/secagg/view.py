@@ -1,9 +1,10 @@
 """The view: everything that a client has been shown in a round, as one digest.
 
-The digest covers everything that a server could show differently to different clients. The keys of
-encrypted shares, and the masks, are derived from the digest of what was shown before. So clients
-with different views cannot decrypt each other's shares. Their masks do not cancel either, and the
-sum stays noise. This costs one hash of the neighbourhood's keys, and no extra phase.
+In the complete graph, the digest covers everything that a server could show differently to
+different clients; in a sparse graph, only what all clients are shown alike. The keys of encrypted
+shares, and the masks, are derived from the digest of what was shown before. So clients with
+different views cannot decrypt each other's shares. Their masks do not cancel either, and the sum
+stays noise. This costs one hash of the neighbourhood's keys, and no extra phase.
 
 This alone does not stop a lying server. The server knows every view and may have replaced clients'
 keys by its own, so the keys of enough clients still remove masks. Active security adds signatures:
@@ -31,10 +32,10 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return the digest of what clients have been shown before they deal shares.
+    """Return the digest of everything that the server shows to clients before they deal shares.
 
-    It covers the terms and, in the complete graph, all keys (`public`). In a sparse graph, clients
-    have different neighbourhoods and only the terms in common.
+    It covers the terms and, in the complete graph, each client's two public keys (`public`). In a
+    sparse graph it covers only the terms, because clients have different neighbourhoods.
     """
     fields: dict[str, Value] = {"context": terms.context}
     if terms.neighbours is None:
@@ -46,10 +47,10 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Return the digest of what clients have been shown before they mask vectors.
+    """Return the digest of everything that the server shows to clients before they mask vectors.
 
-    It covers `keys` (the digest of `keys_view`), `origin` (the digest of what the vectors are made
-    from) and, in the complete graph, the clients that share secrets (`sharers`).
+    It covers `keys` (the digest of `keys_view`), `origin` (the digest of the data from which the
+    vectors are made) and, in the complete graph, the clients that share secrets (`sharers`).
     """
     fields: dict[str, Value] = {"keys": keys, "origin": origin}
     if terms.neighbours is None:

@@ -119,7 +119,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name`, if a function's name is expected and incomplete."""
+        """Return a hint to write `file:name` if `value` is an incomplete function name, else ""."""
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -143,7 +143,10 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of the blocks if the field maps names to blocks, else None."""
+    """Return the settings class of the blocks, if the field maps the user's names to blocks.
+
+    Returns None for any other field.
+    """
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -154,7 +157,7 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
 def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
     """Return the path of every value in `model`, in order. Each path begins with `prefix`.
 
-    NAME stands for a name that the user gives.
+    In a path, `NAME` stands for a key that the user names.
     """
     paths = list[Path]()
     for name, field in model.model_fields.items():

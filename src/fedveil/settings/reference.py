@@ -64,8 +64,8 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
     """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
 
-    `told` maps the rows of earlier tables to the path of their block. If several keys have the same
-    rows there, the table only refers to them.
+    `told` maps each row of earlier tables to the path of its block. If several rows are in an
+    earlier table too, one line refers to that block instead of repeating them.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

@@ -1,7 +1,8 @@
 """Rules between the keys of a job, and advice. All kinds of jobs use this mechanism.
 
 A broken rule is an error. It is reported together with the errors of single keys. Advice is a
-warning. Each is a function that takes a job and returns a sentence, or None if the job is fine.
+warning. Rules and advice are functions that take a job and return a sentence, or None if the job is
+fine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Register a rule that reads these keys. It is skipped if one of them has a wrong value."""
+        """Return a decorator that registers a rule. `reads` are the keys that the rule reads.
+
+        The rule is skipped if one of them has a wrong value.
+        """
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads
@@ -33,7 +37,7 @@ class Rules(Generic[J]):
         return register
 
     def advised(self, check: Check[J]) -> Check[J]:
-        """Register a function that returns advice."""
+        """Register `check`, a function that returns advice, and return it. Used as a decorator."""
         self._advised.append(check)
         return check
 

@@ -106,9 +106,10 @@ class Choice(Block):
 
     @classmethod
     def shorthand(cls, held: Mapping[str, Any], word: str) -> dict[str, Any]:
-        """Return the block's content after the choice of `word`, in place of the content `held`.
+        """Return the block's content `held`, changed so that it selects the choice `word`.
 
-        Settings of other choices in `held` are kept.
+        If `word` was not selected before, its settings in `held` are dropped. Settings of other
+        choices are kept.
         """
         if held.get("name") == word:
             return dict(held)  # this choice is selected already, so its settings stay

@@ -24,5 +24,5 @@ class Stored(Settings):
             raise DataInvalid(f"{source} is damaged: it is not {cls.what}") from None
 
     def written(self) -> bytes:
-        """Encode as JSON, without loss of precision."""
+        """Encode this result as JSON, without loss of precision."""
         return self.model_dump_json(indent=1).encode() + b"\n"

@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value. Raises an error for invalid text, or for too many values."""
+        """Count one more value in a file. Raises an error for invalid text or too many values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -284,7 +284,7 @@ def apply(
 def put(
     data: Mapping[str, Any], settings: Sequence[tuple[Path, Any]], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Set values in `data` by their paths. Also returns a sentence for each unknown key."""
+    """Copy `data` with values set by their paths. Also returns a sentence for each unknown key."""
     result = dict(data)
     unknown = [_unknown(path, value, model) for path, value in settings]
     known = [setting for setting, problem in zip(settings, unknown, strict=True) if not problem]
@@ -393,5 +393,8 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return `held` after the choice of `word` in it. If `block` is no `Choice`, returns `word`."""
+    """Return the block's content `held`, changed so that it selects the choice `word`.
+
+    If `block` is not a `Choice`, returns `word`.
+    """
     return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -42,9 +42,10 @@ class Release:
     """A message that leaves the site.
 
     `job` identifies the run, `through` the framework or the server, `mechanism` the protection, and
-    `what` describes this message. `spending` has the privacy losses of this message for one `unit`.
-    `in_clear` names values that are sent unprotected with it. `summed` is True for a report that
-    the server sees only inside a sum. Such a report may leave without an epsilon.
+    `what` describes this message. `spending` has the privacy losses of this message for one `unit`:
+    all data of the site as a client, or one example. `in_clear` names values that are sent
+    unprotected with it. `summed` is True for a report that the server sees only inside a sum. Such
+    a report may leave without an epsilon.
     """
 
     job: str
@@ -92,8 +93,8 @@ class Limits:
 class Privacy:
     """The total privacy cost of several releases.
 
-    `without_epsilon` of the `releases` have no epsilon. `figure` is the epsilon and delta of the
-    others. `in_clear` names all values that were sent unprotected.
+    `releases` is their number. `without_epsilon` of them have no epsilon. `figure` is the epsilon
+    and delta of the others. `in_clear` names all values that were sent unprotected.
     """
 
     figure: Figure
@@ -117,7 +118,7 @@ class Charged(NamedTuple):
 
 @dataclass
 class Window:
-    """The charges of a run, a month or all time."""
+    """The sum of all charges of one run, of one month or of all time."""
 
     total: AdaptiveSum = field(default_factory=AdaptiveSum)
     releases: int = 0
@@ -143,8 +144,9 @@ class Window:
     def privacy(self, delta: float, unit: Unit) -> Privacy:
         """Return the total privacy cost for `unit`: "client" or "example".
 
-        A charge for all data of a client also bounds the cost of each example. The converse does
-        not hold: after one charge for an example, the epsilon for a client is infinite.
+        The epsilon holds at `delta`. A charge for all data of a client also bounds the cost of each
+        example. The converse does not hold: after one charge for an example, the epsilon for a
+        client is infinite.
         """
         figure = self.total.figure(delta)
         if unit == "client" and self.of_examples:
@@ -153,7 +155,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if a charge contains a loss that has no epsilon."""
+    """Return True if one of a charge's losses has no epsilon. `kind` has the losses."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 
@@ -194,11 +196,14 @@ class SiteAccount:
 
     @property
     def code(self) -> str:
-        """The authentication code of the last line. It identifies all charges, in their order."""
+        """The authentication code of the account's last line.
+
+        It identifies all charges, in their order.
+        """
         return self._file.code
 
     def refresh(self) -> None:
-        """Read the charges that other processes have written."""
+        """Read the charges that other processes have written to the account."""
         with self._file.locked():
             self._catch_up()
 
@@ -210,9 +215,9 @@ class SiteAccount:
         delta: float = _DELTA,
         unit: Unit = "client",
     ) -> Privacy:
-        """Return the total cost of all charges from the time `since` on that are in the run `job`.
+        """Return the total cost of the charges of the run `job` from the time `since` on.
 
-        None means no such condition. `delta` is that of the total epsilon.
+        None means all runs, or all times. The epsilon is for one `unit` at `delta`.
         """
         self.refresh()
         window = Window()
@@ -225,7 +230,10 @@ class SiteAccount:
         return window.privacy(delta, unit)
 
     def windows(self, period: Period) -> dict[str, Window]:
-        """Return the charges of each run, of each month, or of all time, by name."""
+        """Return the sum of the charges of each run, of each month, or of all time (`period`).
+
+        The keys are the run's identity, the month such as "2026-04", or "" for all time.
+        """
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
@@ -294,7 +302,11 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a line. Losses equal to those of an earlier line are not repeated."""
+        """Encode a charge as a line of JSON.
+
+        Losses equal to those of an earlier line are not repeated. The line then has only their
+        digest.
+        """
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}
@@ -319,7 +331,10 @@ class SiteAccount:
 
 
 def _periods(charged: Charged) -> list[tuple[Period, str]]:
-    """Return the run, the month and the all-time period that a charge counts for."""
+    """Return the periods that a charge counts for: its run, its month, and all time.
+
+    Each is a pair of the kind of period and a name, such as ("month", "2026-04").
+    """
     return [
         ("run", charged.job),
         ("month", f"{charged.at.year}-{charged.at.month:02}"),

@@ -1,8 +1,9 @@
 """A counter that only grows: the last known number of lines of each account.
 
 Each line of the counter file has an account's name, its number of lines, the code of its last line,
-and a code of the counter line itself. For each name, the largest number is valid. An incomplete
-line of a killed process is ignored. All writes append, so the file may be append-only.
+and an authentication code of the counter line itself. For each name, the largest number is valid.
+An incomplete line of a killed process is ignored. All writes append, so the file may be
+append-only.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class AccountCounter:
         self._most = (0, "")
 
     def last(self) -> tuple[int, str]:
-        """Return the largest counted number of lines, and the code of the last line then.
+        """Return the largest recorded number of lines, and the code of the last line then.
 
-        Returns 0 and "" if nothing was counted. A line that repeats an older count does not lower
-        the result.
+        Returns 0 and "" if nothing was recorded for the account. An entry that repeats a smaller
+        number does not lower the result.
         """
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < self._read:
@@ -45,7 +46,10 @@ class AccountCounter:
         return self._most
 
     def put(self, count: int, code: str) -> None:
-        """Append an entry (`count` lines, the last with `code`), and wait until it is on disk."""
+        """Append an entry, and wait until it is on disk.
+
+        It says that the account has `count` lines, and that `code` is the code of the last one.
+        """
         with alone(self.path):
             if not self.path.exists():
                 write_new(self.path, b"")

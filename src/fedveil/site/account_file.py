@@ -56,12 +56,15 @@ class AccountFile:
 
     @property
     def code(self) -> str:
-        """The last line's code. It depends on all lines, so it identifies them."""
+        """The code of the account's last line. It depends on all lines, so it identifies them."""
         return self._code
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the account against other processes. Turns system errors into `AccountInvalid`."""
+        """Lock the account against other processes, in a `with` block.
+
+        System errors inside the block become `AccountInvalid`.
+        """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(self.path):
@@ -72,11 +75,11 @@ class AccountFile:
             ) from error
 
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield the lines that this object has not read yet. Call it while `locked`.
+        """Yield a flag and the body of each line that this object has not read yet.
 
-        Each line comes with a flag. True means that all earlier lines are void, because the file is
-        new or was replaced. Raises `AccountInvalid` if a line was not written with the key, or is
-        missing.
+        If the flag is True, all earlier lines are void, because the file is new or was replaced.
+        Call this inside `locked`. Raises `AccountInvalid` if a line was not written with the key,
+        or is missing.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):
@@ -90,7 +93,10 @@ class AccountFile:
             os.truncate(self.path, self._size)  # an incomplete line, which was never counted
 
     def append(self, body: bytes) -> None:
-        """Write a line and increase the counter. Call `bodies` first, and hold `locked`."""
+        """Append a line with the content `body` to the account, and count it.
+
+        Call `bodies` first, inside the same `locked`.
+        """
         if not self.path.exists():
             write_new(self.path, b"")
             sync_to_disk(self.path.parent)
@@ -122,7 +128,10 @@ class AccountFile:
                 yield body
 
     def _check_counter(self) -> None:
-        """Raise AccountInvalid unless the counter is at the last line, or at the line before it."""
+        """Raise AccountInvalid unless the counter has counted all lines, or all but the last one.
+
+        A killed process may have written the last line and not counted it. Then this counts it.
+        """
         count, code = self._counter.last()
         code = code or self._start
         if (count, code) == (self._count, self._code):

@@ -13,7 +13,7 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return the losses as plain data for JSON.
+    """Return a charge's losses as plain data for JSON.
 
     A loss distribution becomes the base64 text of its little-endian float64 values.
     """

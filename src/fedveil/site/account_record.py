@@ -49,12 +49,12 @@ class AccountRecord:
 
     @property
     def month(self) -> Privacy:
-        """The cost of the current month."""
+        """The total privacy cost of the charges of the current month."""
         return self.privacy(self.account.windows("month").get(self._now, Window()))
 
     @property
     def ever(self) -> Privacy:
-        """The cost of all charges."""
+        """The total privacy cost of all charges."""
         return self.privacy(self.account.windows("ever").get("", Window()))
 
     @property
@@ -62,15 +62,16 @@ class AccountRecord:
         return f"{self.account.month():%Y-%m}"
 
     def left(self) -> dict[str, str]:
-        """Return the epsilon that is left this month and for all time, rounded down.
+        """Return the epsilon that is left this month and for all time, rounded down, as texts.
 
-        Each is the limit minus the spent epsilon. Composition may allow more.
+        Each is the limit minus the spent epsilon. A release may cost less than its own epsilon in
+        the total, so more may be possible.
         """
         limits = {"month": (self.limits.month, self.month), "ever": (self.limits.ever, self.ever)}
         return {name: _left(most, spent) for name, (most, spent) in limits.items()}
 
     def months(self) -> Table:
-        """Return what each month was charged, next to its limit."""
+        """Return a table of what each month was charged, next to the monthly limit."""
         limit = "none" if self.limits.month is None else f"{self.limits.month:g}"
         rows = [
             [name, *_spent(self.privacy(window)), limit]
@@ -79,7 +80,7 @@ class AccountRecord:
         return Table(["month (UTC)", "releases", "without epsilon", "spent", "limit"], rows)
 
     def jobs(self) -> Table:
-        """Return what each run was charged, in the order of their first charges."""
+        """Return a table of what each run was charged, in the order of their first charges."""
         rows, charges = [], defaultdict[str, list[Charged]](list)
         for charged in self.account.charges:
             charges[charged.job].append(charged)
@@ -92,7 +93,10 @@ class AccountRecord:
         return Table([*columns, "releases", "without epsilon", "spent"], rows)
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write a page, a record, and a script that recomputes the record, to `folder`."""
+        """Write a page, a record, and a script that recomputes the record.
+
+        Yields their paths in `folder`.
+        """
         yield from write_dossier(folder, self.page(), self.record())
 
     def accounts(self) -> list[Account]:
@@ -114,7 +118,7 @@ class AccountRecord:
         return Account(of, *figure, False, releases_of(charges, [], adaptive=False), missing)
 
     def record(self) -> dict[str, Any]:
-        """Return everything as plain data for strict JSON."""
+        """Return the limits and all accounts as plain data for strict JSON (without infinity)."""
         found = {
             "format": "fedveil site account 1",
             "made_by": f"fedveil {__version__}",

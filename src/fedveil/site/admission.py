@@ -21,7 +21,10 @@ from fedveil.site.policy_blocks import DataSetSettings
 
 @dataclass(frozen=True)
 class Admission:
-    """The checks of a policy. `template` is the job in the file that `jobs.template` names."""
+    """Checks jobs against a site's policy.
+
+    `template` is the job in the file that `jobs.template` names.
+    """
 
     policy: Policy
     folder: Path
@@ -29,12 +32,18 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the checks of a policy, with the template job in `folder`. Raises `JobError`."""
+        """Return the checks of `policy` for the site in `folder`.
+
+        Raises `JobError` for a bad template.
+        """
         file = policy.jobs.template
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 
     def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
-        """Return the name and the policy block of the job's data set, or None."""
+        """Return the name and the policy block of the job's data set.
+
+        Returns None if the policy has no block for it.
+        """
         sets = self.policy.data.items()
         return next(((name, block) for name, block in sets if block.named == job.data.name), None)
 
@@ -117,7 +126,10 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Read the code that the order names. Raises `SiteRefused` if it is not permitted."""
+        """Return the modules of the site's folder that the order names as the job's own code.
+
+        Raises `SiteRefused` unless the policy permits each one by its digest.
+        """
         found = []
         for name in sorted({top(name) for name in order.code}):
             module = read(self.folder, name)

@@ -20,8 +20,8 @@ _MOST_FILES, _MOST_FILE_BYTES = 256, 1 << 26
 def main(asked: str, said: str, memory: str, seconds: str) -> None:
     """Train once. Reads requests from the pipe `asked` and writes answers to the pipe `said`.
 
-    The pipes are file descriptors. `memory` limits this process in bytes, and `seconds` limits its
-    processor time.
+    The arguments are numbers as text: the pipes' file descriptors, the limit `memory` of this
+    process in bytes, and the limit `seconds` of its processor time.
     """
     confine(int(memory), int(seconds))
     from fedveil.engine.assembly import make_task
@@ -43,7 +43,10 @@ def main(asked: str, said: str, memory: str, seconds: str) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Limit this process's memory, processor time, files and system calls."""
+    """Limit this process's memory in bytes and its processor time in seconds.
+
+    Also limits its files, and forbids the system calls that training does not need.
+    """
     limits = {
         resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _MOST_FILES, resource.RLIMIT_FSIZE: _MOST_FILE_BYTES,
@@ -55,7 +58,10 @@ def confine(memory: int, seconds: int) -> None:
 
 
 def packed(array: Array) -> bytes:
-    """Return an array of examples as bytes, in NumPy's format without objects."""
+    """Return an array of examples as bytes in NumPy's .npy format.
+
+    Python objects are not allowed.
+    """
     out = io.BytesIO()
     np.save(out, array, allow_pickle=False)
     return out.getvalue()

@@ -22,7 +22,7 @@ _CACHE = "__pycache__"
 
 
 class Module(NamedTuple):
-    """A top-level module or package: its files by their path in the folder."""
+    """A top-level module or package of Python code: its files, by path in the folder `code`."""
 
     files: dict[str, bytes]
 
@@ -43,12 +43,15 @@ class Module(NamedTuple):
 
 
 def top(name: str) -> str:
-    """Return the top-level module of a function `package.module:function`."""
+    """Return the name of the top-level module of a function `package.module:function`."""
     return name.partition(":")[0].partition(".")[0]
 
 
 def read(site: Path, name: str) -> Module:
-    """Read a top-level module in a site's folder. Raises `SiteRefused`."""
+    """Read the top-level module or package `name` from the folder `code` of a site's folder.
+
+    Raises `SiteRefused` if it is missing or too large.
+    """
     folder = site / FOLDER
     single, package = folder / f"{name}.py", folder / name
     module = files_of(folder, [single] if single.is_file() else sorted(package.rglob("*")))
@@ -58,7 +61,10 @@ def read(site: Path, name: str) -> Module:
 
 
 def files_of(folder: Path, paths: Sequence[Path]) -> Module:
-    """Read those of `paths` that are files, relative to `folder`. Raises `SiteRefused`."""
+    """Read those of `paths` that are files. Their names are relative to `folder`.
+
+    Raises `SiteRefused` if a file cannot be read, or if they are too many or too large.
+    """
     files: dict[str, bytes] = {}
     left = _MOST_BYTES
     for path in paths:

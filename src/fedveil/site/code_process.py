@@ -95,11 +95,12 @@ class Process:
 def running(
     modules: list[Module], means: Means | None, memory: int, seconds: float
 ) -> Iterator[Process]:
-    """Start a process that sees the modules. At the end, it and all its children are killed.
+    """Start a process that can import `modules`, for the duration of a `with` block.
 
-    `means` is the tool that isolates the process (`isolation`). None means weak isolation: only
-    resource limits and forbidden system calls. `memory` is a limit in bytes, and `seconds` a limit
-    for processor time and for the whole duration.
+    At the end, it and all its children are killed. `means` is the tool that isolates the process
+    (`isolation`). None means weak isolation: only resource limits and forbidden system calls.
+    `memory` is a limit in bytes, and `seconds` a limit for processor time and for the whole
+    duration.
     """
     with tempfile.TemporaryDirectory(prefix="fedveil-code-") as folder:
         code, scratch = Path(folder, "code"), Path(folder, "scratch")
@@ -191,7 +192,7 @@ class CodeTraining:
         return np.array(update), len(train.y)
 
     def reported(self, protection: Protection, asked: Message) -> None:
-        """Do nothing: the process keeps no state."""
+        """Do nothing after a report: this training keeps no state between rounds."""
 
 
 def _targets(answer: Mapping[str, object]) -> Targets:

@@ -45,9 +45,9 @@ class Door:
         self._orders: dict[bytes, Order | SiteRefused] = {}
 
     def answer(self, read: Callable[[], bytes], message: Message, context: Context) -> Message:
-        """Return the reply to a message: an answer, or an error without a reason.
+        """Return the reply to a server's message: an answer, or an error without a reason.
 
-        `read` returns the archive of the message's app.
+        `read` returns the archive of the message's app. `context` is Flower's context of the run.
         """
         what = f"run {message.metadata.run_id} {message.metadata.message_type}"
         try:
@@ -68,7 +68,10 @@ class Door:
         return job_client.answer(job, member, message, context)
 
     def member(self, archive: bytes) -> tuple[Job, Member]:
-        """Return the job of an app, and this site as a client of the job. Raises `SiteRefused`."""
+        """Return the job of an app, and this site as a client of the job.
+
+        `archive` has the app's bytes. Raises `SiteRefused` if the policy does not permit the job.
+        """
         order = self.order(archive)
         named = self._site.admission.data_set(order.job)
         if reasons := list(self._site.admission.reasons(order)):
@@ -85,7 +88,10 @@ class Door:
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
-        """Return a function that trains with the job's own code in a separate process."""
+        """Return a function that trains for a round with the order's own code, in another process.
+
+        It is called with the job and the server's message.
+        """
         code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
         assert limit_s is not None, "a rule of the policy"
         modules = self._site.admission.modules(order)

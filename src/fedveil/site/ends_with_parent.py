@@ -19,7 +19,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def command(words: list[str]) -> list[str]:
-    """Return a command that runs `words` in a child process of this one.
+    """Return a command that runs the command `words` in a child process of this one.
 
     The child process is killed when the thread that started it ends.
     """

@@ -44,8 +44,9 @@ class Interpreter(NamedTuple):
 
     @classmethod
     def own(cls) -> Interpreter:
-        """Return the interpreter with fedveil and the installed packages, without the user's
-        modules.
+        """Return the interpreter of this process.
+
+        Its search path has fedveil and the installed packages, but not the user's own modules.
         """
         ours = str(Path(str(fedveil.__file__)).parents[1])
         base = Path(sys.base_prefix)
@@ -62,7 +63,7 @@ class Interpreter(NamedTuple):
 
 
 def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch: Path) -> list[str]:
-    """Return the command that runs `words` in isolation.
+    """Return a command that runs the command `words` in isolation.
 
     `means` names the tool that isolates. `shown` maps each path that the process sees to the file
     or folder behind it. The interpreter's files are always visible. `scratch` is an empty folder.
@@ -97,7 +98,7 @@ def _works(means: Means) -> bool:
 
 
 def reasons(site: Path) -> Iterator[str]:
-    """Yield every reason why this system cannot isolate a process from a site's folder."""
+    """Yield every reason why this system cannot hide the folder `site` from a process."""
     if not working():
         yield (
             "this system cannot isolate a process: install bubblewrap, permit user namespaces, or "

@@ -24,7 +24,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> None:
-    """Set up the file system, hide everything else, drop all privileges, and run the command."""
+    """Set up the file system, hide everything else, drop all privileges, and run a command.
+
+    `words` is the command. `root` is an empty folder. `shown` maps each path that the command sees
+    to the path behind it. `scratch` is the number of bytes that the command may write to /tmp.
+    """
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("none", root, "tmpfs", _NOSUID | _NODEV, "size=1m")
     for folder in ("tmp", "proc"):
@@ -46,7 +50,7 @@ def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> No
 
 
 def _show(path: str, seen: str, *, read_only: bool = True) -> None:
-    """Mount `path` at `seen`, with everything that is mounted inside it."""
+    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it."""
     if os.path.isdir(path):  # noqa: PTH112
         os.makedirs(seen, exist_ok=True)  # noqa: PTH103
     else:

@@ -43,12 +43,12 @@ from fedveil.site.task_terms import Terms, number_of, shaped
 
 
 class SiteReports:
-    """The reports of one data set of a site. `through` is the framework's name in account and log.
+    """Makes the reports of the data set `data` of the site in `folder`, for a framework.
 
-    `keys` are the protection and its parameters (`Terms.read`). The site chooses them, and no job
-    can change them. A sum needs `server`, the name of a block of the policy's `servers` with this
-    site's number and roster. Raises `SiteError` if the policy does not allow the protection or does
-    not list the data set.
+    `through` is the framework's name in account and log. `keys` are the protection and its
+    parameters (`Terms.read`). The site chooses them, and no job can change them. A sum needs
+    `server`, the name of a block of the policy's `servers` with this site's number and roster.
+    Raises `SiteError` if the policy does not allow the protection or does not list the data set.
     """
 
     def __init__(
@@ -79,7 +79,10 @@ class SiteReports:
             self._seat = self._site.seat(of, signs=asked.active_security)
 
     def check_job(self, config: Path) -> None:
-        """Raise `SiteRefused` unless the policy permits the job of this configuration folder."""
+        """Raise `SiteRefused` unless the policy permits the job.
+
+        `config` is the job's configuration folder, whose digest the policy must list.
+        """
         policy, digest = self._site.policy, config_digest(config)
         if policy.starters:
             raise SiteRefused(
@@ -93,10 +96,11 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Return the encoded answer to a message of a secure sum that needs no update.
+        """Answer a message of a secure sum that needs no trained update.
 
-        `words` is the encoded message, and `dimension` the number of entries of an update. Raises
-        `SiteRefused`.
+        Returns the encoded answer. `words` is the encoded message, and `dimension` the number of
+        entries of an update. `job`, `site` and `round` identify the run, this site and the round.
+        Raises `SiteRefused` if the message is not due.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -112,7 +116,8 @@ class SiteReports:
     ) -> Round:
         """Return this site's part in a round, for the server's message `asked`.
 
-        In a sum, it continues from the state after the previous message of the round.
+        `job` identifies the run, and `dimension` is the number of entries of an update. In a sum,
+        the part continues from the state after the previous message of the round.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
@@ -144,8 +149,8 @@ class SiteReports:
         """Charge the report of a training task, and return the admitted task.
 
         `before` are the server's arrays. `words` is the encoded message of the server's side of the
-        protection, or None if there is no such message. Raises `OverSpent`, `ModelInvalid` or
-        `SiteRefused` before any data are read.
+        protection, or None if there is no such message. `job`, `task`, `site` and `round` identify
+        the task. Raises `OverSpent`, `ModelInvalid` or `SiteRefused` before any data are read.
         """
         started = time.monotonic()
         if words is None and self.terms.needs_controller:
@@ -174,7 +179,7 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at)
 
     def log(self, text: str) -> None:
-        """Write a line to the site's log for Flower or NVFlare, which carries this report."""
+        """Write a line to the site's log of the framework, such as NVFlare."""
         with self._site.log(self._through.lower()) as log:
             log.line(text)
 
@@ -227,7 +232,7 @@ class Admitted:
     leaves_at: float | None
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
-        """Return the report of the arrays that `after` returns. Waits until the report may leave.
+        """Make the report from the arrays that `after` returns. Waits until the report may leave.
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero.
@@ -260,7 +265,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Report:
-    """A report that leaves the site."""
+    """A protected report of one round. It may leave the site, because it is charged."""
 
     message: Message
     protection: Protection
@@ -272,14 +277,15 @@ class Report:
         return encode(self.message)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the best estimate of the update that this report alone allows, as arrays."""
+        """Return the best estimate of the update from this report alone, as arrays by name."""
         return shaped(self.layout, self.protection.reading(self.context, self.message).estimate)
 
 
 def cost(protection: Protection, asked: Message) -> list[Spending]:
-    """Return an upper bound on the cost of the report that a server's message asks for.
+    """Return an upper bound on the cost of the report that the server's message `asked` asks for.
 
-    It assumes the fewest survivors that a round allows, and no noise from the server.
+    It assumes the fewest survivors that a round allows. It assumes no noise from the server, so it
+    is infinite for a protection that relies on the server's noise.
     """
     spending = list(protection.spending({**protection.initial_state(), **asked}))
     if protection.rests_on_server(protection.settings):
@@ -288,6 +294,9 @@ def cost(protection: Protection, asked: Message) -> list[Spending]:
 
 
 def config_digest(config: Path) -> str:
-    """Return the digest of a job's configuration folder. NVFlare's signature files do not count."""
+    """Return the digest of all files in a job's configuration folder.
+
+    NVFlare adds signature files to the folder, which do not count.
+    """
     found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
     return files_of(config, list(found)).digest

@@ -56,7 +56,10 @@ class Order:
         return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 
     def signer(self, people: Mapping[str, str]) -> str | None:
-        """Return the name in `people` whose key signed the order, or None."""
+        """Return the name of the person whose key signed the order, or None.
+
+        `people` maps names to public keys.
+        """
         if self.signature is None:
             return None
         for name, key in people.items():
@@ -70,7 +73,10 @@ class Order:
 
 
 def read_app(archive: bytes) -> Order:
-    """Return the order in an app's archive. Raises `SiteRefused`."""
+    """Return the order in an app's archive.
+
+    Raises `SiteRefused` if the archive cannot be read or its job is not valid.
+    """
     job = _member(archive, JOB)
     if job is None:
         raise SiteRefused(f"the app has no {JOB}: a site runs only apps of `fedveil deploy`")
@@ -82,10 +88,10 @@ def read_app(archive: bytes) -> Order:
 
 
 def read_order(text: str, source: str) -> Job:
-    """Return the job in `text`, which errors call `source`.
+    """Return the job in `text`. Error messages call the text `source`.
 
-    Raises `JobError`, or `SiteRefused` if the job names code other than models, tasks and
-    schedules.
+    Raises `JobError` for an invalid job. Raises `SiteRefused` if the job names code other than
+    models, tasks and schedules.
     """
     data = yaml_file.mapping(text, source, _MOST_VALUES)
     if named := next(_own_code(data), None):
@@ -100,7 +106,7 @@ def read_order(text: str, source: str) -> Job:
 
 
 def order_in(path: Path) -> Order:
-    """Return the order in an app's folder, or in a job file, which has no signature."""
+    """Return the order in `path`: an app's folder, or a job file, which has no signature."""
     if not path.is_dir():
         job = read_order(_file(path), str(path))
         return Order(job.with_({"privacy.randomness": "secure"}), None)
@@ -157,10 +163,11 @@ def _signature(data: bytes) -> bytes:
 
 
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield `key = value` for each function that a job names, except those never imported here.
+    """Yield `key = value` for each function of a user that this process would import for a job.
 
-    The models, tasks and schedules of a job are never imported in this process. `path` has the keys
-    that lead to `value`.
+    The model, task and schedule of a job are not yielded, because they run in another process. The
+    data set is not yielded, because the site reads its own. `value` is the job or a part of it, and
+    `path` has the keys that lead to this part.
     """
     if isinstance(value, str):
         if is_function(value) and path not in _ONLY_NAMES:

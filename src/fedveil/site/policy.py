@@ -64,7 +64,7 @@ class Policy(CheckedJob):
 
     @property
     def limits(self) -> Limits:
-        """The limits for every account of the site."""
+        """The limits of epsilon that the policy sets for every account of the site."""
         most = self.epsilon
         return Limits(
             most.run, most.month, most.ever, most.delta, self.strength.unit, most.exact_sums
@@ -75,7 +75,7 @@ class Policy(CheckedJob):
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about a policy that is valid but probably not intended."""
+        """Sentences about settings of this policy that are valid but probably not intended."""
         return RULES.advice(self)
 
 

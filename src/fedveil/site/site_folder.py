@@ -52,7 +52,11 @@ class Site:
 
     @classmethod
     def open(cls, folder: Path) -> Site:
-        """Open a site's folder. Raises `SiteError`, or `JobError` for an invalid policy."""
+        """Open a site's folder.
+
+        Raises `SiteError` if `folder` is not one, or if other users may open it. Raises `JobError`
+        for an invalid policy.
+        """
         if not (folder / POLICY).is_file():
             raise SiteError(
                 f"{folder} is no site's folder. Make one with: fedveil site init {folder}"
@@ -73,7 +77,10 @@ class Site:
         )
 
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
-        """Return this site as a client of a server's job. Signed rounds need keys and a roster."""
+        """Return this site as a client of a server's job. Signed rounds need keys and a roster.
+
+        `data_set` is the policy's block for the job's data. `owner` charges each report.
+        """
         of = self.policy.servers[server]
         state = StateFolder(self.folder / _STATE)
         signs = job.protection.position.needs_roster(job.protection.settings)
@@ -106,9 +113,10 @@ class Site:
 
     @contextmanager
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
-        """Open the log for a server. Only one process at a time may write it.
+        """Open the site's log for a server, in a `with` block.
 
-        Raises `SiteError` if another process writes it and `wait` is False.
+        Only one process at a time may write it. If another process has it open, waits until that
+        process closes it. Without `wait`, raises `SiteError`.
         """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,20 +158,26 @@ class Seat:
 
 
 class SiteLog:
-    """A log with a line for each event, in a hash chain."""
+    """A log with a line for each event. A hash chain reveals changed and missing lines."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def line(self, text: str) -> None:
-        """Write a line. Control characters in `text` are escaped."""
+        """Write a line with the time and `text`.
+
+        Control characters are escaped, and a long text is cut.
+        """
         plain = escaped(" ".join(text.split()))
         short = plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
         self._log.append(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {short}")
 
 
 def server_of(policy: Policy, named: str | None) -> str:
-    """Return the name of the server to serve: `named`, or the policy's only one."""
+    """Return the name of the server to serve: `named`, or the policy's only one.
+
+    Raises `SiteError` if the policy has no such server, or several and `named` is None.
+    """
     if named is None and len(policy.servers) == 1:
         return next(iter(policy.servers))
     if named in policy.servers:

@@ -1,4 +1,4 @@
-"""A protection for sites and a server that sends tasks, and the server's sum of the reports."""
+"""The protection that sites apply to a server's tasks, and the server's sum of the reports."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Terms:
 
     @classmethod
     def read(cls, keys: Mapping[str, Any]) -> Terms:
-        """Return the terms. Raises `JobError` or `InvalidValue`.
+        """Read the terms from configuration `keys`.
 
-        `keys` has the keys of a protected Flower app: `protection`, `keep`, and the parameters of
-        the protection. A sum also needs `clients`, the number of sites in the sum.
+        Raises `JobError` or `InvalidValue` for wrong ones. `keys` has the keys of a protected
+        Flower app: `protection`, `keep`, and the parameters of the protection. A sum also needs
+        `clients`, the number of sites in the sum.
         """
         options = parse({"weighting": "equal", **keys})
         terms = cls(options)
@@ -60,12 +61,15 @@ class Terms:
 
     @property
     def summed(self) -> bool:
-        """True if the server sees only a sum, which takes several messages."""
+        """True if the server sees only the sum of the reports.
+
+        Then a round takes several messages.
+        """
         return isinstance(self.options.parameters, SecureSumSettings)
 
     @property
     def plain(self) -> bool:
-        """True if a report can leave as arrays."""
+        """True if a report can leave as arrays, which any framework can average."""
         return self.options.protection in PLAIN
 
     @property
@@ -86,7 +90,7 @@ class Terms:
         return hashlib.sha256(b"fedveil site tasks" + encode({**named, "job": job})).digest()
 
     def layout(self, arrays: Arrays) -> ArrayLayout:
-        """Return the position of each array in an update."""
+        """Return the position of each of a model's `arrays` in the vector of an update."""
         return ArrayLayout(arrays, self.options.kept, perturbed=self.options.noised)
 
     def protection(
@@ -130,26 +134,35 @@ class ReportSum:
         self._half: ServerRound = protection.server_round(RoundContext(cohort, round, model, state))
 
     def add(self, site: str, report: bytes) -> None:
-        """Add a report, or raise `ReportRejected` or `MessageInvalid` and add nothing."""
+        """Add the report of `site`.
+
+        Raises `ReportRejected` or `MessageInvalid`, and then adds nothing.
+        """
         self._half.receive(number_of(site), decode(report, self._half.longest))
 
     def mean(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the mean update as arrays. Raises `RoundVoid` if there is no report."""
+        """Return the mean of the added reports as an update, in arrays by name.
+
+        Raises `RoundVoid` if there is no report.
+        """
         self._half.advance()
         return shaped(self._layout, self._half.aggregate().update)
 
     def zero(self) -> dict[str, npt.NDArray[Any]]:
-        """Return an update of zeros, which does not change the model."""
+        """Return an update of zeros, in arrays by name. It does not change the model."""
         return shaped(self._layout, np.zeros(self._layout.dimension))
 
 
 def number_of(site: str) -> int:
-    """Return a site's number, computed from its name."""
+    """Return a site's client number, computed from a hash of its name."""
     return int.from_bytes(hashlib.sha256(site.encode()).digest()[:7])
 
 
 def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return an update as arrays by name, without the arrays that stay with the clients."""
+    """Turn an update from one vector into arrays by name.
+
+    The arrays that `layout` keeps at the clients are missing.
+    """
     return {
         place.name: update[place.span].reshape(place.shape).astype(place.dtype)
         for place in layout.places

@@ -25,7 +25,10 @@ _UNCOVERED = (
 
 
 def number(value: float) -> str:
-    """Format a number for people, with five significant digits."""
+    """Format a number for people: four significant digits, or a whole number from 1,000 on.
+
+    An infinite number is "unlimited".
+    """
     if not math.isfinite(value):
         return "unlimited"
     if abs(value) >= 1000:
@@ -89,7 +92,10 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 
 
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
-    """Yield the answer's plots: bars for cells or words, curves for quantiles."""
+    """Yield the answer's plots: bars for cells or words, curves for quantiles.
+
+    `confidence` is that of the intervals. There is no plot for a single estimate or for too many.
+    """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:
         return

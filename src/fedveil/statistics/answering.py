@@ -38,7 +38,8 @@ def answer_of(
 ) -> Answer:
     """Return the answer to the question `name`.
 
-    `rounds` has the sums of the question's parts, for each round that asked about it.
+    `rounds` has the sums of the question's parts, for each round that asked about it. `schedule`
+    has the quantile searches and the prefix trees, with all answers to them.
     """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]
@@ -63,7 +64,10 @@ def _groups(question: QuestionSettings) -> list[dict[str, str]]:
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
-    """Return the mean of each part's sums over the rounds. The rounds' noise is independent."""
+    """Return the mean of each part's sums over the rounds.
+
+    The noise of the rounds is independent, so the mean has less noise than one round.
+    """
     many = len(rounds)
     return [
         Sums(

@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def value(self) -> float:
-        """The value of the only estimate. Raises `ValueError` if there are several."""
+        """The value of the answer's only estimate. Raises `ValueError` if there are several."""
         (only,) = self.estimates
         return only.value
 
@@ -50,7 +50,7 @@ class Answer:
 
 
 def answers_of(data: Mapping[str, Any]) -> list[Answer]:
-    """Rebuild the answers from `Answers.data`."""
+    """Rebuild the answers from the plain values that `Answers.data` returned."""
     return [
         Answer(name, kept["ask"], [Estimate(**e) for e in kept["estimates"]], kept["notes"])
         for name, kept in data["answers"].items()
@@ -62,8 +62,10 @@ class Answers:
     """The answers to a question file.
 
     `lines` state the epsilon of all answers together and, if the data set has an account, the
-    epsilon of the account. `in_clear` lists values that leave unprotected. `reports` is the largest
-    number of reports in a round.
+    epsilon of the account. `in_clear` lists values that leave unprotected. `clients` is the number
+    of clients, and `reports` the largest number of reports in a round. `rejected` counts invalid
+    reports by reason. `influence` is the largest change that one forged report can make to a
+    question's sums.
     """
 
     file: QuestionFile
@@ -105,7 +107,7 @@ class Answers:
         return DataFrame(self.records())
 
     def data(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON."""
+        """Return the answers and their privacy cost as plain values for JSON."""
         return {
             "name": self.file.name,
             "protection": self.file.protection.name,

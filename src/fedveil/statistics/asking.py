@@ -40,14 +40,17 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the carrier for the messages of a step."""
+        """Return the carrier that takes the messages of a step to the clients.
+
+        `layout` and `carriage` say how a client's rows become its update.
+        """
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of all reports if this engine can draw it without making the reports.
+        """Return the mean of the reports of `cohort` in a step, if this engine can draw it.
 
-        Otherwise returns None.
+        Otherwise returns None. Then every client makes its report.
         """
         return None
 
@@ -72,7 +75,7 @@ class Simulator(Engine):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the mean of all reports from its exact distribution.
+        """Draw the mean of all reports of `cohort` in a step from its exact distribution.
 
         Returns None, and draws nothing, if `fidelity` is `per_client`.
         """
@@ -173,7 +176,10 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` if the round would exceed `max_epsilon` of the question file."""
+        """Raise `LimitReached` if a round would exceed `max_epsilon` of the question file.
+
+        `spending` is what the round costs each client of `cohort`.
+        """
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:
             return
@@ -187,7 +193,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the data set's account, if it has one, before any client is asked.
+        """Charge `spending` to the data set's account, if it has one, before any client is asked.
 
         Under rr and oue only round 1 is charged, because each client is asked in only one round.
         """
@@ -212,7 +218,7 @@ class Asking:
     def _add(
         self, step: Step, layout: Layout, carriage: Carriage, mean: Float64s, reports: int
     ) -> None:
-        """Add a round's sums to their questions, and extend the prefix trees.
+        """Add the sums of a round to the questions that it asked, and extend the prefix trees.
 
         `mean` is the mean of `reports` reports.
         """
@@ -281,7 +287,7 @@ def ask(
 
 
 def opened(question: QuestionFile | str | Path | dict[str, Any]) -> QuestionFile:
-    """Return the question file for a path or for keys."""
+    """Return `question` as a question file. A path is loaded, and keys are checked."""
     if isinstance(question, QuestionFile):
         return question
     if isinstance(question, dict):

@@ -1,4 +1,4 @@
-"""Sends vectors through a protection: its settings, the rounding, and the noise of the sum."""
+"""Turns clients' vectors into updates for a protection, and the aggregate into a sum with noise."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def make_protection(
 ) -> Protection:
     """Return the protection for joint vectors of `dimension` entries in `rounds` rounds.
 
-    A joint vector is a client's vectors for all questions, one after the other.
-    All rounds together cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part
-    in only one round, so each round costs the whole epsilon. Under not_encrypt a number is sent as
-    two entries (`Carriage.update`).
+    A joint vector is a client's vectors for all questions, one after the other. All rounds together
+    cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part in only one round,
+    so each round costs the whole epsilon. Under not_encrypt a number is sent as two entries
+    (`Carriage.update`). `who` has the number of clients and their keys.
     """
     context = JobContext(
         weighting="equal",
@@ -109,7 +109,7 @@ def make_protection(
 
 
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
-    """Return the settings that the question determines: the clipping norm, and the noise."""
+    """Return the protection's settings that follow from the question: clipping norm and noise."""
     epsilon, delta = file.epsilon, file.delta
     clip = _APART / 2 if file.unit == "row" else _CLIP
     if epsilon is None:
@@ -132,9 +132,9 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
     """Return the smallest number of bits per entry whose rounding adds little noise variance.
 
-    The rounding step is 8 / (2^(bits - 1) √dimension). Rounding adds a variance of at most step² /
-    4 for each of the `clients`. `ratio` is the standard deviation of the sum's noise, divided by
-    the largest distance of two vectors.
+    Vectors have a length of at most √2. The rounding step is 8 √2 / (2^(bits - 1) √dimension).
+    Rounding adds a variance of at most step² / 4 for each of the `clients`. `ratio` is the standard
+    deviation of the sum's noise, divided by the largest distance of two vectors.
     """
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
@@ -169,7 +169,7 @@ class Carriage:
             )
 
     def most_rows(self, largest: float) -> int | None:
-        """Return the largest number of a client's rows in a report, or None for no limit.
+        """Return the largest number of rows that a client's report can carry, or None for no limit.
 
         Only `unit: row` has a limit. An entry is a whole number of grid steps, at most 2^24. The
         sensitivity is proved for at most 2^18 rows. `largest` is the largest entry that one row
@@ -186,7 +186,8 @@ class Carriage:
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
         """Return a client's joint vector as the update that the protection turns into a report.
 
-        Under not_encrypt each 64-bit number becomes two 32-bit numbers, whose sum is the number.
+        `entropy` is for rounding at random. Under not_encrypt each 64-bit number becomes two 32-bit
+        numbers, whose sum is the number.
         """
         if self._plain:
             upper = vector.astype(np.float32)
@@ -202,7 +203,7 @@ class Carriage:
         return scaled.astype(np.float32)
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the sum of the clients' joint vectors, given the aggregate `mean`."""
+        """Return the sum of the joint vectors of `reports` clients, given the aggregate `mean`."""
         if not self._exact:
             return mean * (reports / self._scale)
         whole_mean = mean.reshape(2, -1).sum(0) if self._plain else mean
@@ -213,7 +214,7 @@ class Carriage:
     def variance(self, mean: Float64s, reports: int) -> Float64s:
         """Return the variance of the noise in each entry of the sum that `total` returns.
 
-        It includes the rounding. `mean` is the aggregate of `reports` reports.
+        It includes the variance that rounding adds. `mean` is the aggregate of `reports` reports.
         """
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
@@ -271,7 +272,7 @@ def _gaussian(protection: Protection) -> GaussianMechanism:
 
 
 def _noise_variance(protection: Protection, reports: int) -> float:
-    """Return the noise variance of each entry of the sum of `reports` updates."""
+    """Return the variance of the protection's noise in each entry of a sum of `reports` updates."""
     match protection:
         case CentralGaussian():
             return protection.noise.sigma**2

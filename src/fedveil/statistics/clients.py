@@ -40,10 +40,10 @@ class Clients:
         return len(self.offsets) - 1
 
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
-        """Return the rows that a client contributes, equal in every round.
+        """Return the positions of the rows that a client contributes, the same in every round.
 
-        They are drawn with its own `entropy`. `carried` is the largest number of rows that a report
-        can carry, or None. Logs how many rows were left out.
+        They are drawn with the client's own `entropy`. `carried` is the largest number of rows that
+        a report can carry, or None. Logs how many rows were left out.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
@@ -83,7 +83,10 @@ def load(question: QuestionFile, data: Any = None) -> Clients:
 
 
 def _check(file: QuestionFile, table: Table) -> None:
-    """Read every column that the questions need, so that invalid data is found before any round."""
+    """Read every column of `table` that the questions need.
+
+    So invalid data is found before any round.
+    """
     for question in file.questions.values():
         numbered = question.range or question.edges
         other_numbered = question.other_range or question.other_edges

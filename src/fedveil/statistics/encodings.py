@@ -58,7 +58,7 @@ class Rows:
     spare: Int64s | None = None
 
     def total(self, rows: Int64s) -> Float64s:
-        """Return the sum of the vectors of `rows`."""
+        """Return the sum of the vectors of the rows at the positions `rows`."""
         if self.values is not None:
             summed: Float64s = self.values[rows].sum(0)
             return summed
@@ -67,7 +67,7 @@ class Rows:
         return np.bincount(cells[cells >= 0], minlength=self.width).astype(np.float64)
 
     def without(self, keep: Bools) -> Rows:
-        """Return these rows, with all rows excluded for which `keep` is False."""
+        """Return these rows, but exclude all rows for which `keep` is False."""
         gone = ~keep
         spare = -1 if self.spare is None else self.spare
         cells = None if self.cells is None else np.where(keep, self.cells, spare)
@@ -84,7 +84,10 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        """Encode every row of `table`, independently of the other rows."""
+        """Encode every row of `table`, independently of the other rows.
+
+        `entropy` is for encodings that round at random.
+        """
 
     @property
     @abstractmethod
@@ -94,11 +97,11 @@ class Encoding(ABC):
     @property
     @abstractmethod
     def half(self) -> float:
-        """Return half the largest distance between the vectors of two rows."""
+        """Return half the largest distance between the vectors of two possible rows."""
 
 
 class Axis(ABC):
-    """The cells of one column. `labels` has a name for each cell."""
+    """The categories or intervals (cells) of one column. `labels` has a name for each."""
 
     column: str
     labels: Sequence[str]
@@ -184,7 +187,7 @@ class Scaled:
         self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
 
     def values(self, table: Table) -> tuple[Float64s, Bools, Bools]:
-        """Return the scaled numbers, a mask of clipped numbers, and a mask of missing ones."""
+        """Return the column's scaled numbers, a mask of clipped and a mask of missing ones."""
         values = table.numbers(self.column)
         missing = np.isnan(values)
         outside = (values < self.low) | (values > self.high)
@@ -193,7 +196,11 @@ class Scaled:
 
 
 class Moments(Encoding):
-    """Powers of one or two scaled columns, as in the table at the top of this file."""
+    """Powers of one or two scaled columns: the vectors of a mean, a variance or a correlation.
+
+    The vector of a row is (x, 1), with `squares` (x, x² - 1, 1), and for two columns (x, y, x² - 1,
+    y² - 1, xy, 1). The module's docstring says why 1 is subtracted.
+    """
 
     def __init__(self, columns: Sequence[Scaled], *, squares: bool) -> None:
         self.columns, self._squares = columns, squares

@@ -65,7 +65,7 @@ class Sums:
     def repeated(self) -> float:
         """The factor by which the sampling variance of independent rows is multiplied.
 
-        It covers a client's rows that may be equal, and clients that did not report.
+        It accounts for rows of one client that may be equal, and for clients that did not report.
         """
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
@@ -79,6 +79,7 @@ def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estim
     """Return the estimated number of rows in each cell.
 
     An estimate may be negative. It is not clipped to 0, so that sums of estimates stay unbiased.
+    Its interval extends `z` standard deviations to each side.
     """
     return [
         count(float(value), float(noise), sums, label, z)
@@ -89,8 +90,9 @@ def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estim
 def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: float) -> Estimate:
     """Return the estimate for one cell, from its sum `value` and the variance `noise` of its noise.
 
-    The sampling variance is computed as if the cell had z² more clients. So an empty cell has an
-    interval too. It is slightly wider than the exact interval.
+    The interval extends `z` standard deviations to each side. The sampling variance is computed as
+    if the cell had z² more clients. So an empty cell has an interval too. It is slightly wider than
+    the exact interval.
     """
     rows = sums.rows or 1
     most = float(sums.clients * rows) if sums.rows is not None else math.inf
@@ -147,13 +149,16 @@ def ratio(
 
 
 def _with_sampling(sums: Sums) -> Sums:
-    """Return the counts with a noise variance that includes the sampling of clients."""
+    """Return the counts of cells, with a noise variance that also covers sampling of clients."""
     both = sums.noise + np.maximum(sums.values, 0.0) * sums.repeated
     return Sums(sums.values, both, sums.asked, sums.clients, sums.rows)
 
 
 def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
-    """Return True if the noise of the divisor is small compared with its value."""
+    """Return True if `divisor` is above 0 and has little noise compared with its value.
+
+    `divisor` is computed from the values of `sums`.
+    """
     size = divisor(sums.values)
     return size > 0 and math.sqrt(_through(divisor, sums)) <= _MOST_NOISE * size
 
@@ -173,7 +178,10 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return the mean of a scaled column, from the sums of (x, 1)."""
+    """Return the functions that estimate a column's mean from the sums of (x, 1).
+
+    Here x is the column's value, scaled to [-1, 1].
+    """
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])
@@ -189,9 +197,10 @@ def mean(column: Scaled) -> Statistic:
 
 
 def variance(column: Scaled) -> Statistic:
-    """Return the variance of a scaled column, from the sums of (x, x² - 1, 1).
+    """Return the functions that estimate a column's variance from the sums of (x, x² - 1, 1).
 
-    Here x is in [-1, 1]. Subtracting 1 from x² makes the longest vectors shorter (`encodings`).
+    Here x is the column's value, scaled to [-1, 1]. Subtracting 1 from x² makes the longest vectors
+    shorter, so less noise is needed (`encodings`).
     """
 
     def scaled(s: Float64s) -> float:
@@ -209,14 +218,15 @@ def variance(column: Scaled) -> Statistic:
 
 
 def correlation() -> Statistic:
-    """Return Pearson's correlation, from the sums of (x, y, x² - 1, y² - 1, xy, 1).
+    """Return the functions that estimate Pearson's correlation of two columns.
 
-    Here x and y are in [-1, 1]. Subtracting 1 from the squares makes the longest vectors shorter
-    (`encodings`).
+    They take the sums of (x, y, x² - 1, y² - 1, xy, 1). Here x and y are the columns' values,
+    scaled to [-1, 1]. Subtracting 1 from the squares makes the longest vectors shorter, so less
+    noise is needed (`encodings`).
     """
 
     def spreads(s: Float64s) -> float:
-        """Return the product of the standard deviations of x and y."""
+        """Return the product of the standard deviations of x and y, from their sums `s`."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
         return math.sqrt(x * y) if min(x, y) > _ROUNDING else 0.0
@@ -233,9 +243,10 @@ def correlation() -> Statistic:
 
 
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
-    """Return a statistic from the counts of `Ends` cells.
+    """Return the functions that estimate a statistic from the counts of the cells of `Ends`.
 
-    For one column it is the mean or, with `squares`, the variance. For two it is the correlation.
+    For one column the statistic is the mean or, with `squares`, the variance. For two columns it is
+    the correlation.
     """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws
@@ -250,7 +261,7 @@ def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
         return found
 
     def deviations(s: Float64s) -> float:
-        """Return the product of the standard deviations of both columns."""
+        """Return the product of the standard deviations of all columns, from the counts `s`."""
         both = variances(s)
         return math.sqrt(both.prod()) if (both > 0).all() else 0.0
 

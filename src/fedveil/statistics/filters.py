@@ -87,12 +87,12 @@ class Filter:
         return sorted(set(_columns(self._tree)))
 
     def mask(self, table: Named) -> Bools:
-        """Return an array that is True for each row that meets the condition."""
+        """Return an array that is True for each row of `table` that meets the condition."""
         return _mask(self._tree, table)
 
 
 def _columns(node: ast.expr) -> Iterator[str]:
-    """Yield the columns in a condition. Raises ValueError if it is not a valid condition."""
+    """Yield the names of the columns in a condition. Raises ValueError if it is not valid."""
     match node:
         case ast.BoolOp(values=values):
             for value in values:
@@ -120,7 +120,10 @@ def _comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.cmpop, ast.expr]]
 
 
 def _values(op: ast.cmpop, node: ast.expr) -> list[float] | list[str]:
-    """Return the values to compare with: all numbers, or all texts."""
+    """Return the values to compare a column with: all numbers, or all texts.
+
+    Raises ValueError for any other value, and for an unknown operator `op`.
+    """
     found = ast.literal_eval(node)
     if isinstance(op, ast.In | ast.NotIn):
         values = list(found) if isinstance(found, list | tuple) else []

@@ -25,7 +25,7 @@ _MAX_NAME = 32
 
 
 def deployable(file: QuestionFile) -> QuestionFile:
-    """Return the file with the number of clients filled in.
+    """Return the question file with the number of clients filled in.
 
     Raises `DeploymentError` for keys that are only for simulation.
     """
@@ -40,10 +40,10 @@ def deployable(file: QuestionFile) -> QuestionFile:
 
 
 def write_app(folder: Path, file: QuestionFile) -> list[Path]:
-    """Write the app of a file that `deployable` returned. Returns the paths of the written files.
+    """Write the Flower app of a question file that `deployable` returned, to `folder`.
 
-    Raises an error for an existing file with other content. Keeps a roster that the owner has
-    filled in.
+    Returns the paths of the written files. Raises an error for an existing file with other content.
+    Keeps a roster that the owner has filled in.
     """
     name = re.sub(r"[^A-Za-z0-9]+", "-", file.name).strip("-") or "question"
     name = (name if name[0].isalpha() else f"question-{name}")[:_MAX_NAME].strip("-")
@@ -65,9 +65,10 @@ def _needs_roster(file: QuestionFile) -> bool:
 
 
 def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
-    """Write the app to `folder`, run it with `flwr run`, and return the answers as plain values.
+    """Write the app of a question file to `folder`, run it with `flwr run`, and return the answers.
 
-    The answers are saved in the folder `out`. None means the folder `answer` in `folder`.
+    They are returned as plain values and saved in the folder `out`. None means the folder `answer`
+    in `folder`.
     """
     program = shutil.which("flwr")
     if program is None:

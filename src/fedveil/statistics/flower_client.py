@@ -1,7 +1,7 @@
 """The ClientApp of a question: answers a round's messages from this client's rows.
 
-Errors in the client's data appear only in its own log, like the number of rows and values that were
-left out. The client's account is charged before its rows are read.
+The client's own log, and nothing else, contains errors in its data and the number of rows and
+values that were left out. The client's account is charged before its rows are read.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question differs from the operator's copy."""
+    """Raise an error if the app's question differs from the copy of this client's operator.
+
+    Does nothing if the operator has no copy.
+    """
     if member.question is None:
         return
     own = QuestionFile.load(member.question)
@@ -200,7 +203,10 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 def _charge(
     file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
 ) -> None:
-    """Charge a report to the client's own account. This limits a dishonest server."""
+    """Charge a report to the client's own account.
+
+    Raises an error above the client's limits, so that a dishonest server gets no further reports.
+    """
     own = member.accounts
     spending = protection.spending(protection.initial_state())
     most = 1 if file.local else schedule.rounds

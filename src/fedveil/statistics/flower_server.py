@@ -60,7 +60,10 @@ class FlowerEngine(Engine):
         self.who = Participants(file.clients, simulated=False, roster=roster)
 
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Wait for the clients, and return the carrier of the step's messages."""
+        """Wait until enough clients are connected, and return the carrier of the step's messages.
+
+        Raises RunStopped if too few clients connect in time.
+        """
         check_report(carriage.protection)
         everybody, limit_s = range(self.who.clients), self._file.answer_s
         least = self.who.clients if step.round == 1 else carriage.protection.least_clients

@@ -7,7 +7,7 @@
     mean, variance, correlation     powers of scaled numbers; under rr and oue one-hot cells of
                     numbers that are drawn as -1 or 1
     quantiles       one-hot cells for each level of a tree, whose levels share the budget equally;
-                    under rr and oue: whether a value is below an edge, another one in every round
+                    under rr and oue: whether a value is below an edge, another edge in each round
     heavy_hitters   one-hot prefixes, new ones in every round
 
 Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
@@ -58,7 +58,11 @@ FAN_OUT = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One section of a client's vector: the encoding of a question, or of one level of its tree."""
+    """One section of a client's vector: the encoding of a question, or of one level of its tree.
+
+    Rows that do not meet the conditions `where` are excluded. `share` is the part's share of the
+    question's weight.
+    """
 
     question: str
     encoding: Encoding
@@ -66,7 +70,10 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients. Rows that do not meet the conditions are excluded."""
+        """Encode all rows of the clients. Rows that do not meet the conditions are excluded.
+
+        `entropy` is for encodings that round at random.
+        """
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
             encoded = encoded.without(condition.mask(clients.table))
@@ -74,19 +81,25 @@ class Part:
 
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
-    """Return the edges of the cells at a level of a quantile tree. Levels are counted from 1."""
+    """Return the edges of the cells at a level of the tree of a quantiles question.
+
+    Levels are counted from 1.
+    """
     cells = min(FAN_OUT**level, question.cells)
     low, high = question.range
     return np.linspace(low, high, cells + 1, dtype=np.float64)
 
 
 def levels(question: QuestionSettings) -> int:
-    """Return the number of levels of a quantile tree."""
+    """Return the number of levels of the tree of a quantiles question."""
     return math.ceil(math.log(question.cells, FAN_OUT) - 1e-9)
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the cells of the first column or, with the prefix "other_", of the second column."""
+    """Return the cells of a question's first column.
+
+    With the prefix "other_", returns the cells of its second column.
+    """
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -128,7 +141,7 @@ def _encodings(question: QuestionSettings, *, local: bool) -> Iterator[Encoding]
 
 
 def columns_of(question: QuestionSettings) -> list[Scaled]:
-    """Return the scaled columns of a mean, a variance or a correlation."""
+    """Return the scaled columns of a question for a mean, a variance or a correlation."""
     assert question.column is not None, "the rules have checked it"
     columns = [Scaled(question.column, question.range)]
     if question.ask == "correlation":
@@ -150,7 +163,10 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part of a heavy_hitters round: it counts the candidates of each group."""
+    """Return the part of a heavy_hitters round. It counts the rows of each candidate prefix.
+
+    `candidates` has the candidates of each group.
+    """
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
@@ -215,7 +231,10 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of a client that contributes the rows `chosen`."""
+        """Return the joint vector of a client that contributes the rows at the positions `chosen`.
+
+        `rows` has the encoded rows of all clients, for each part.
+        """
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

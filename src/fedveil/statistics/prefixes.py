@@ -36,12 +36,15 @@ MOST_CANDIDATES, MOST_BITS = 1 << 18, 1 << 21
 
 
 def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
-    """Return the number of candidates if up to `letters` letters are added to each prefix."""
+    """Return the number of candidates if up to `letters` letters are added to each prefix.
+
+    `prefixes` is the number of prefixes, and `alphabet` the number of letters to choose from.
+    """
     return int(prefixes * sum(alphabet**added for added in range(letters + 1)))
 
 
 def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
-    """Return the number of letters that each round of heavy_hitters adds to the prefixes.
+    """Return the number of letters that each round of a heavy_hitters question adds.
 
     Under rr and oue (`local`), the rounds are as few as possible with candidates that fit into a
     report. Otherwise each round adds one letter, because long vectors are slow to sum.
@@ -59,19 +62,26 @@ def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
 
 
 def _groups(question: QuestionSettings) -> int:
-    """Return the number of groups, or 1 without groups. Each group has its own tree."""
+    """Return the number of a question's groups, or 1 without groups.
+
+    Each group has its own tree.
+    """
     return max(1, len(question.groups))
 
 
 def too_many(question: QuestionSettings) -> bool:
-    """Return True if even one more letter makes too many candidates for a report."""
+    """Return True if the candidates of a round do not fit into a report.
+
+    This is computed for rounds that add a single letter, which have the fewest candidates.
+    """
     prefixes = _groups(question) * KEPT * question.most
     return _candidates(prefixes, len(question.alphabet), 1) > MOST_CANDIDATES
 
 
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
-    """Return the candidates: each prefix with `letters` more letters, or with fewer and the end
-    mark.
+    """Return the candidates that begin with one of the `prefixes`.
+
+    Each has `letters` more letters, or fewer letters and a mark for the end of the word.
     """
     return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
 
@@ -140,26 +150,29 @@ class PrefixTree:
 
     @property
     def rounds(self) -> int:
-        """The largest possible number of rounds."""
+        """The largest possible number of rounds of a heavy_hitters question."""
         return len(self.letters)
 
     @property
     def shares(self) -> list[float]:
-        """The share of the clients that each round asks, if each round asks different clients."""
+        """The share of the clients that each round asks. Together, the shares are 1.
+
+        This is for rr and oue, under which each round asks different clients.
+        """
         weights = [1.0] * (self.rounds - 1) + [3.0 if self.rounds > 1 else 1.0]
         return [weight / sum(weights) for weight in weights]
 
     @property
     def over(self) -> bool:
-        """True if no prefix is left to extend."""
+        """True if no prefix is left to extend, or if the last round is done."""
         return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
-        """Return the length of the prefixes that a round extends. Rounds are counted from 0."""
+        """Return the length of the prefixes that round number `round` extends, counted from 0."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the frequent prefixes of a round.
+        """Keep those candidates of a round that are frequent, as the prefixes for the next round.
 
         `counts` has the estimates for all groups' candidates, and `variance` their noise variances.
         """
@@ -177,7 +190,8 @@ class PrefixTree:
     ) -> list[str]:
         """Return a group's frequent candidates that are not complete words.
 
-        Adds frequent complete words to `found`. After the last round, every candidate is complete.
+        `counts` has the estimate for each candidate, and `variance` its noise variance. Adds
+        frequent complete words to `found`. After the last round, every candidate is complete.
         """
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
@@ -198,9 +212,9 @@ class PrefixTree:
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return True for each count that is significantly above the noise of an absent word.
 
-    `deviation` is the standard deviation of this noise.
-    Uses the rule of Benjamini and Hochberg: the expected share of noise among the chosen counts is
-    at most `false_words`. Without noise, chooses every positive count.
+    `deviation` is the standard deviation of this noise. Uses the rule of Benjamini and Hochberg:
+    the expected share of noise among the chosen counts is at most `false_words`. Without noise,
+    chooses every positive count.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

@@ -2,8 +2,8 @@
 
 A client says whether its value is below an edge, by randomized response with the whole epsilon. A
 client whose row is excluded (another group, a missing value) says yes with probability q instead.
-So the share of yes, minus q, is positive above the quantile q and negative below it. The number of
-excluded clients need not be known.
+So the share of yes, minus q, is positive if the edge is above the quantile q, and negative if it is
+below. The number of excluded clients need not be known.
 
 Each round asks other clients about one edge (a noisy binary search; Burnashev and Zigangirov,
 1974). The edge is the median of the distribution of the quantile, given the answers so far. If an
@@ -30,7 +30,7 @@ _LINE, _RISES = 0.3, 2.0
 
 
 class Search:
-    """The answers of a search for the quantile `q` between `edges`."""
+    """A search for the quantile `q` among increasing `edges`, and the answers to it so far."""
 
     def __init__(self, edges: Float64s, q: float) -> None:
         self.edges, self.q = edges, q
@@ -40,11 +40,14 @@ class Search:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds: twice that of a binary search without noise."""
+        """The number of rounds of the search: twice that of a binary search without noise."""
         return 2 * math.ceil(math.log2(len(self.edges) - 1))
 
     def next(self) -> int:
-        """Return the index of the edge to ask about, which is never the first or the last edge."""
+        """Return the index of the edge that the next round asks about.
+
+        It is never the first or the last edge.
+        """
         weights = np.zeros(len(self.edges) - 1)
         for edge, (total, precision, _) in self._answers.items():
             score = total / math.sqrt(precision)
@@ -65,11 +68,13 @@ class Search:
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
         """Return the estimated quantile with its interval.
 
-        The estimate is the zero of a line fitted to the answers near the quantile. With too few
+        `z` is the number of standard deviations from which on an answer is significant. The
+        estimate is the zero of a line fitted to the answers near the quantile. With too few
         answers, it is the zero of the nearest increasing function. The interval starts at the last
-        edge that is significantly below the quantile without a gap before it, and ends likewise. It
-        misses the quantile only if one particular edge, the nearest on that side, is significant by
-        chance.
+        edge up to which all asked edges are significantly below the quantile. It ends at the first
+        edge from which on all are significantly above it. So an end of the interval misses the
+        quantile only if one particular edge, the one next to the quantile on that side, is
+        significant by chance.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T

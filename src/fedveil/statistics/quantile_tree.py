@@ -22,13 +22,14 @@ from fedveil.statistics.estimates import Sums
 def quantiles(
     levels: Sequence[Sums], edges: Float64s, at: Sequence[float], z: float, label: dict[str, str]
 ) -> list[Estimate]:
-    """Return the quantiles `at`, given the counts of each level.
+    """Return the quantiles `at`, given the noisy counts of each level of the tree.
 
     `edges` are the edges of the leaves.
 
     The interval of the quantile q spans all edges at which the number of rows below the edge does
-    not differ significantly from q times the number of all rows. It is one cell wider on each side,
-    because the distribution inside a cell is unknown.
+    not differ significantly from q times the number of all rows: by at most `z` standard
+    deviations. It is one cell wider on each side, because the distribution inside a cell is
+    unknown.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])

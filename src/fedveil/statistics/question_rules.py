@@ -31,7 +31,10 @@ NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
 def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
-    """Yield a sentence for each problem of `question`. `place` is its dotted path."""
+    """Yield a sentence for each problem of `question`.
+
+    `place` is its key, such as `questions.age`.
+    """
     kind, unset = question.ask, "ask" not in question.model_fields_set
     for key, field in type(question).model_fields.items():
         unread = key not in (*_ALWAYS, *READ[kind])
@@ -59,7 +62,7 @@ def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
 
 
 def _widths(question: QuestionSettings) -> Iterator[int]:
-    """Yield the number of groups, then the number of cells of each column."""
+    """Yield the number of a question's groups, then the number of cells of each column."""
     yield max(1, len(question.groups))
     for edges, categories in (
         (question.edges, question.categories),

@@ -50,7 +50,10 @@ class Step:
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read the step from an untrusted message. Raises `MessageInvalid`."""
+        """Read the step of a question file from an untrusted message.
+
+        Raises `MessageInvalid` if the step is not possible.
+        """
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
@@ -84,7 +87,7 @@ class Turn:
 
 
 class Schedule:
-    """The steps of a question file, and the parts of each step."""
+    """The steps of a question file in order, and the parts that each step asks about."""
 
     def __init__(self, file: QuestionFile) -> None:
         self.file, local = file, file.local
@@ -127,7 +130,10 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """The largest possible number of rounds. The budget is divided among them."""
+        """The largest possible number of rounds of the question file.
+
+        The budget is divided among them.
+        """
         if self.file.local:
             return len(self.turns)
         return max((tree.rounds for tree in self.trees.values()), default=1)
@@ -152,7 +158,10 @@ class Schedule:
         return None
 
     def check(self, step: Step) -> None:
-        """Raise `MessageInvalid` if an untrusted step asks for something invalid in its round."""
+        """Raise `MessageInvalid` unless an untrusted step is possible.
+
+        Its prefixes and its edge must belong to questions of its round, and be valid for them.
+        """
         turn = self.turns[step.round - 1] if self.file.local else None
         search = None if turn is None else turn.search
         if not (1 <= step.edge < len(search.edges) - 1 if search else step.edge == 0):
@@ -175,7 +184,7 @@ class Schedule:
                     raise MessageInvalid(f"field prefixes holds a word not of {size} letters")
 
     def _level(self, name: str, step: Step) -> int:
-        """Return the level, from 0, of question `name` that a step asks about."""
+        """Return the number of a step among the rounds that ask about question `name`, from 0."""
         first = next((i for i, turn in enumerate(self.turns) if turn.question == name), 0)
         return step.round - 1 - first
 
@@ -195,7 +204,7 @@ class Schedule:
         return trees if turn.part is None else [turn.part]
 
     def layout(self, step: Step) -> Layout:
-        """Return the layout of a step's joint vector."""
+        """Return the positions of the step's parts in a client's joint vector."""
         return Layout(self.file, self.parts(step))
 
     def cohort(self, step: Step, clients: int) -> list[int]:

@@ -36,7 +36,7 @@ class Contributions:
         self._rows = [part.rows(clients, rows.stream(i)) for i, part in enumerate(layout.parts)]
 
     def of(self, client: ClientId) -> Update:
-        """Return a client's update.
+        """Return the update of a client, computed from its rows.
 
         The client's own log, and nothing else, says how many rows and values were left out.
         """
@@ -63,8 +63,9 @@ class Contributions:
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
         """Return the sum of all one-hot codes in `reports` reports.
 
-        These are the codes of the rows `chosen`. Every report has the same number of codes. If
-        there are fewer rows, the remaining codes are those of excluded rows.
+        These are the codes of the rows at the positions `chosen`. Every report has the same number
+        of codes. If there are fewer rows, the remaining codes are those of excluded rows, drawn
+        with `entropy`.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -76,7 +77,10 @@ class Contributions:
 
 
 def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
-    """Log how many of the client's values were moved into their range, or are excluded."""
+    """Log how many values of a client's rows were moved into their range, or are excluded.
+
+    `chosen` has the positions of its rows.
+    """
     moved = sum(int(encoded.moved[chosen].sum()) for encoded in rows)
     lost = sum(int(encoded.lost[chosen].sum()) for encoded in rows)
     if moved or lost:
@@ -103,7 +107,10 @@ class Simulated(Carrier):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Give each report to `server` as soon as it is made."""
+        """Pass each client's report to `server` as soon as it is made.
+
+        Yields, for each client, if its report was accepted, and not the report itself.
+        """
         for client, message in messages.items():
             answer = self._answer(client, message)
             if isinstance(answer, Answer):
@@ -141,7 +148,7 @@ class Simulated(Carrier):
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:
-        """Return the protection's side of `client` anew, restored from the state `kept`."""
+        """Return a new client side of the protection for `client`, with the state `kept`."""
         other = self._half(client)
         if kept:
             other.take_up(kept)

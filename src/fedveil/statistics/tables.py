@@ -50,12 +50,18 @@ class Table(ABC):
         """Return a column as words. A missing word is ""."""
 
     def _checked_numbers(self, column: str) -> Float64s:
-        """Return a column of finite numbers. NaN is a missing number."""
+        """Return a column as finite numbers. NaN is a missing number.
+
+        Raises `DataInvalid` for an unknown column, and for a text that is not a number.
+        """
         self._known(column)
         return self._numbers(column)
 
     def _checked_words(self, column: str) -> Words:
-        """Return a column of words without surrounding spaces. "" is a missing word."""
+        """Return a column as words without surrounding spaces. "" is a missing word.
+
+        Raises `DataInvalid` for an unknown column.
+        """
         self._known(column)
         return self._words(column)
 
@@ -158,7 +164,10 @@ def _texts(column: Array) -> Array:
 
 
 def _text_of(cell: object) -> str:
-    """Return a cell as a word. A whole number has no decimal point, NaN is a missing word."""
+    """Return a cell as a word.
+
+    A whole number has no decimal point, and NaN is a missing word ("").
+    """
     if isinstance(cell, float):
         if np.isnan(cell):
             return ""
@@ -167,7 +176,7 @@ def _text_of(cell: object) -> str:
 
 
 def as_table(data: Any, name: str = "data") -> Table:
-    """Return `data` as a table, which errors call `name`.
+    """Return `data` as a table. Error messages call it `name`.
 
     `data` may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
     array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are named 0, 1,

@@ -160,7 +160,10 @@ class Comparison:
         return found
 
     def cells(self, tell: Tell = lambda text: None) -> Iterator[Cell]:
-        """Yield the runs of each setting in turn. `tell` is called before each parameter search."""
+        """Yield the runs of each setting in turn. `tell` is called with a text before each search.
+
+        A search finds the parameter with which a protection meets its target epsilon.
+        """
         for setting in self.settings:
             if setting.epsilon is not None and setting.name not in self.solutions:
                 tell(f"looking for the parameters of {setting}")

@@ -54,10 +54,11 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a card that recommends a protection. None if the runs had no common target epsilon.
+    """Return a `Fact` for the page, a short recommendation of a protection.
 
-    At each epsilon it recommends the best protection that needs no trusted server. The card says so
-    if there is none, or if a protection with a trusted server gives a better model.
+    At each epsilon it recommends the best protection that needs no trusted server. It says so if
+    there is none, or if a protection with a trusted server gives a better model. Returns None if
+    the runs had no common target epsilon.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []

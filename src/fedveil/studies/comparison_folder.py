@@ -89,7 +89,10 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells, and save the parameters found. Raises if a folder has another job."""
+        """Return all cells (runs) of the comparison, and save the parameters that searches found.
+
+        Raises an error if the folder of a cell has the run of another job.
+        """
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -118,7 +121,7 @@ class ComparisonFolder:
         """Attack a result's run, if the comparison asks for it.
 
         Returns the result with the finding. Only the runs of the first seed are attacked, and only
-        once. `step` receives the progress.
+        once. `step` is called with the steps done, the number of all steps, and a text.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:

@@ -35,10 +35,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A short run of one protection. `candidate` is None for the run without protection.
+    """A short run of one protection.
 
-    `metric` is the main metric and says which direction is better, `value` is its last value, and
-    `examples` says on which examples. A failed trial has a `failure` reason and the value NaN.
+    `candidate` is None for the untrained model and for the run without protection. `metric` is the
+    name of the main metric, `better` says if high or low values are better, and `value` is its last
+    value. `examples` is a text that says on which examples it was measured. A failed trial has a
+    `failure` reason and the value NaN.
     """
 
     name: str
@@ -65,10 +67,12 @@ class Trial:
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
-    """Run each protection at epsilon `target`, and once without protection.
+    """Yield a short run of the job under each protection, at epsilon `target`.
 
-    `target` is for a whole run of the job, of which a trial runs the first `ROUNDS` rounds. No
-    files remain. `tell` is called before each step.
+    Also yields the untrained model and a run without protection, for comparison. If the job
+    protects clients, also yields a run that protects single examples. `target` is for a whole run
+    of the job, of which a trial runs the first `ROUNDS` rounds. No files remain. `tell` is called
+    before each step.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)
@@ -93,8 +97,8 @@ def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
 def best(found: Sequence[Trial], unit: str) -> Trial | None:
     """Return the best trial with a guarantee for this unit of privacy, or None if none has learnt.
 
-    A trial has learnt if its gain over the untrained model is at least `LEAST_GAIN` of the gain
-    without protection.
+    `unit` is "client" or "example". A trial has learnt if its gain over the untrained model is at
+    least `LEAST_GAIN` of the gain without protection.
     """
     named = {one.name: one for one in found}
     start, bare = named[UNTRAINED].value, named[BARE].value

@@ -61,7 +61,10 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the model's three parts. Only the parts of the parties in `here` have modules."""
+        """Return the model's three parts. Only the parts of the parties in `here` have modules.
+
+        With None, all parties are here.
+        """
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:
@@ -83,9 +86,10 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the windows and labels of a subset for the leader, and nothing for another party.
+        """Return the leader's windows of tokens and their labels, for a subset of the examples.
 
-        A window's id is its position, counted from the beginning of the subset's text.
+        Any other party owns nothing. A window's id is its position, counted from the beginning of
+        the subset's text.
         """
         if party != self.leader:
             return Columns(np.empty(0, np.int64))
@@ -110,7 +114,10 @@ class Pangu:
         }
 
     def files(self, party: str) -> dict[str, bytes]:
-        """Return files to save in the party's own folder: the leader's tokenizer, or none."""
+        """Return the files to save in a party's own folder: their content by file name.
+
+        The leader saves its tokenizer if it was trained on the text. Otherwise there are no files.
+        """
         tokenizer = self.tokenizer if party == self.leader else None
         if isinstance(tokenizer, text.PairTokenizer):
             return {TOKENIZER: tokenizer.to_bytes()}

@@ -87,9 +87,10 @@ class ByLabel:
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Convert numbers back to the unit of the original data.
+        """Convert scaled labels or predictions back to the unit of the original data.
 
-        Tasks that scale labels override it.
+        Labels are not scaled here, so the values do not change. Tasks that scale labels override
+        it.
         """
         return scaled.astype(np.float64)
 

@@ -81,9 +81,10 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `intervals` and `numbers`, both [rows, features], for a subset.
+        """Return an owner's features of a subset, twice, each as [rows, features].
 
-        The leader also gets the labels.
+        `intervals` has the number of each value's interval, and `numbers` the scaled values. The
+        leader also gets the labels.
         """
         check_party(self, party)
         data, target = _table(self._settings.table)
@@ -118,7 +119,10 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature to mean 0 and variance 1 over the training rows. None may be constant."""
+    """Scale each feature to mean 0 and variance 1 over the training rows `train`.
+
+    No feature may be constant there.
+    """
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 

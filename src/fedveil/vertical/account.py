@@ -49,8 +49,9 @@ class Releases:
     """Counts how often each example was sent.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations. Each evaluation sends every held-out example. With `fresh` randomness, the counts
-    are on disk before a report is sent. So after a kill, the next process knows what may have been
+    evaluations. Each evaluation sends every held-out example. `fresh` is True if randomness is not
+    computed from a seed, so that a repeated step would send new bits. Then the counts are written
+    to disk before a report is sent. So after a kill, the next process knows what may have been
     sent.
     """
 
@@ -64,7 +65,10 @@ class Releases:
         self._begun: int | None = None
 
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
-        """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations."""
+        """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
+
+        With fresh randomness, the counts come from the files, which also cover later sends.
+        """
         if self._folder is None:
             self.train = self._sent(0, step)
             self.train[self._order.set_aside] += calibrations
@@ -75,7 +79,7 @@ class Releases:
         self.looks = begun_looks
 
     def examples(self, step: int) -> int:
-        """Return the number of distinct examples in steps 1 to `step`."""
+        """Return the number of distinct examples in the training steps 1 to `step`."""
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
@@ -89,7 +93,7 @@ class Releases:
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
-        """Write the restored counts to disk, as those after `step`."""
+        """Write the restored counts to disk as the counts after `step`, if randomness is fresh."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -97,7 +101,7 @@ class Releases:
         self._note()
 
     def begin_step(self, step: int, positions: npt.NDArray[np.int64]) -> None:
-        """Count the examples of a step as sent. Call it before they are sent."""
+        """Count the examples at `positions` as sent in `step`. Call it before they are sent."""
         self.train[positions] += 1
         self._step = step
         self._note()
@@ -129,7 +133,10 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the last begun step and evaluation. The bytes survive a crash of the process."""
+        """Write the number of the last begun step, and the number of begun evaluations.
+
+        The bytes survive a crash of the process.
+        """
         if self._folder is None:
             return
         if self._begun is None:
@@ -138,10 +145,11 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Read the files: the step that the counts cover, and the last begun step and evaluation.
+        """Read the saved counts. Returns three numbers.
 
-        `done` is the step to resume from. Raises RunFolderError if it is above 0 and a file is
-        missing.
+        They are the step up to which the saved counts reach, the step that began last, and the
+        number of evaluations that have begun. `done` is the step to resume from. Raises
+        RunFolderError if it is above 0 and a file is missing.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -173,10 +181,11 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """Return a ledger with an entry per training example, by position, and one for held-out ones.
+    """Return a ledger with an entry for each training example, and one for all held-out examples.
 
-    The ledger's round n is the nth time that an example was sent. All held-out examples were sent
-    equally often, so they share one entry. `label` is the loss of a label under LabelDP.
+    Training examples are numbered by position. The held-out ones share an entry, because all were
+    sent equally often. The ledger's round n is the nth time that an example was sent. `label` is
+    the loss of a label under LabelDP, or None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -191,7 +200,10 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return the charge for sending an example once. Under `reuse` only the `first` time costs."""
+    """Return what it costs `party` to send an example once more.
+
+    `first` is True if the example was not sent before. Under `reuse`, only the first time costs.
+    """
     return _charges(
         (part, privacy)
         for part, privacy in _private_parts(split, party)
@@ -202,13 +214,14 @@ def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Cha
 def figures(
     split: SplitModel, party: str, releases: Releases, delta: float, label: PrivacyLoss | None
 ) -> list[Line]:
-    """Return lines with a party's epsilons: for each protected part, for a label, and for the run.
+    """Return lines that state a party's epsilons.
 
-    For a part they are those of a bit, of a one-hot row (two such rows differ in two bits), and of
-    all bits of an example that is sent once. The label's epsilon is stated if `label` is given. The
-    epsilon for the run is that of the example sent most often, at `delta`. It is infinite if a
-    crossing of this party is unprotected. A party that sends nothing of its own data has at most
-    the label's epsilon.
+    Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
+    in two bits), and for all bits of an example that is sent once. With `label`, the loss of a
+    label under LabelDP, there is a line for an example's label. The last line is for the run: the
+    epsilon, at `delta`, of the example that was sent most often. It is infinite if the party sends
+    outputs of its own data without protection. A party that sends no outputs of its own data does
+    not have this line.
     """
     found = []
     parts = _private_parts(split, party)
@@ -237,7 +250,10 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's first log lines, about EmbeddingDP, worded as in MindSpore Federated."""
+    """Return a party's first log lines, which say how EmbeddingDP protects its outputs.
+
+    They are worded as in MindSpore Federated.
+    """
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = (
@@ -257,7 +273,7 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return the parts of a party that send outputs of its own data without protection."""
+    """Return the names of a party's parts that send outputs of its data without protection."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

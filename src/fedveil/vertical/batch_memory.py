@@ -65,7 +65,10 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts attention without the matrix of weights, as fused kernels compute it."""
+    """Counts the memory of attention without the matrix of weights.
+
+    Fused kernels, which compute attention on real devices, do not store this matrix.
+    """
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()
@@ -84,7 +87,7 @@ class _FusedAttention(TorchFunctionMode):
 
 
 class _Kept:
-    """Adds up the sizes of the storages that autograd saves, except those of parameters."""
+    """Adds up the bytes of the tensors that autograd saves, except those of parameters."""
 
     def __init__(self, split: SplitModel) -> None:
         modules = [part.module for part in split.parts if part.module is not None]

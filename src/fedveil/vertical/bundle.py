@@ -5,8 +5,9 @@
     BUNDLE/signatures.json   each party's certificate and its signature of the manifest
     BUNDLE/state/            what scoring adds: counts of sent examples, guesses and events
 
-A party's columns and weights stay in its own bundle, because the manifest has only digests. `sent`
-has digests of this party's training ids. So the bundle is as confidential as the training data.
+A party's columns and weights stay in its own bundle, because the manifest has only digests. The
+file `sent` in a bundle has digests of this party's training ids. So the bundle is as confidential
+as the training data.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Read a bundle and check every file. Raises BundleInvalid if a file was edited."""
+        """Read a bundle and check every file.
+
+        Raises BundleInvalid if one is missing or was edited.
+        """
         raw = read_small(held_in(path, CONTENTS, "a model bundle"))
         contents = _parsed(Contents, raw, path / CONTENTS)
         data = read_small(held_in(path, MANIFEST, "a complete model bundle"))
@@ -147,7 +151,11 @@ def write_contents(
 def manifest_of(
     job: VerticalJob, leader: str, run: str, step: int, contents: Mapping[str, bytes]
 ) -> Manifest:
-    """Return the manifest. `contents` has the SHA-256 of each party's contents.json."""
+    """Return the manifest of the model that the run `run` has after `step`.
+
+    `contents` has the SHA-256 of each party's contents.json. The manifest also has a digest of the
+    job.
+    """
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(
         run=run,
@@ -159,7 +167,7 @@ def manifest_of(
 
 
 def parsed_manifest(data: bytes) -> Manifest:
-    """Decode another party's manifest. Raises MessageInvalid."""
+    """Decode another party's manifest. Raises MessageInvalid if `data` is not a manifest."""
     try:
         return Manifest.model_validate_json(data)
     except ValidationError:
@@ -174,8 +182,8 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
     """Encode how often each example has been sent, by a digest of its id.
 
-    Each argument has an entry for each subset: the ids, their counts, and True if the examples are
-    trained on, so that their labels are charged too.
+    Each argument has an entry for each subset of examples. `ids` has the ids, and `times` how often
+    each was sent. `labelled` is True for training examples, whose labels are charged too.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]
@@ -192,7 +200,7 @@ def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequenc
 
 
 def id_digests(ids: Ids) -> np.ndarray:
-    """Return a digest of each id, one per row."""
+    """Return a digest of 16 bytes for each id, one per row."""
     blake2b = hashlib.blake2b
     made = [blake2b(text, digest_size=DIGEST_BYTES).digest() for text in utf8(ids.astype(np.str_))]
     return np.frombuffer(b"".join(made), np.uint8).reshape(-1, DIGEST_BYTES)

@@ -19,7 +19,7 @@ _LARGEST = 1000.0
 
 
 def calibrated(outputs: Array, labels: Array) -> Float64s:
-    """Turn logits into calibrated probabilities [examples, classes].
+    """Turn `outputs`, which are logits, into calibrated probabilities [examples, classes].
 
     Examples at even positions are calibrated on the labels of those at odd positions, and vice
     versa. So no example is calibrated on its own label.
@@ -36,13 +36,16 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
 
 
 def fit(outputs: Array, labels: Array) -> tuple[float, Float64s]:
-    """Return the factor and the shifts that fit `labels` best."""
+    """Return the factor and each class's shift that make logits fit `labels` best.
+
+    `outputs` are the logits. Calibrated scores are factor · logits + shifts.
+    """
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     return _fit(scores, labels.reshape(-1).astype(np.int64))
 
 
 def apply(outputs: Array, factor: float, shifts: Float64s) -> Float64s:
-    """Turn logits into probabilities, with a factor and shifts from `fit`."""
+    """Turn `outputs`, which are logits, into probabilities, with a factor and shifts from `fit`."""
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     probabilities: Float64s = np.exp(log_softmax(factor * scores + shifts, axis=1))
     return probabilities

@@ -39,7 +39,10 @@ class Calibrator(Stored):
     def fitted(
         cls, outputs: Array, labels: Array, criterion: Literal["balanced_accuracy", "f1"]
     ) -> Calibrator:
-        """Fit to logits and labels. The threshold between two classes maximises `criterion`."""
+        """Return a calibrator that is fitted to `outputs` (logits) and their `labels`.
+
+        With two classes, its threshold maximises `criterion`.
+        """
         factor, shifts = fit(outputs, labels)
         threshold = None
         if len(shifts) == 2:
@@ -69,7 +72,7 @@ class Calibrator(Stored):
 
 
 def _threshold(likely: Float64s, truth: npt.NDArray[np.bool_], criterion: str) -> float:
-    """Return the probability from which to predict the second class, so that `criterion` is best.
+    """Return the threshold for the probability of the second class that maximises `criterion`.
 
     `likely` has each example's probability of the second class, and `truth` is True if the example
     is in this class. The result lies halfway between two neighbouring probabilities. It is 0.5 if

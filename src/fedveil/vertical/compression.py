@@ -45,7 +45,10 @@ class Compression:
 
 
 def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
-    """Return packed codes of `values`, [examples, ...], and each example's minimum and maximum."""
+    """Round each of `values` [examples, ...] to `bits` bits.
+
+    Returns the packed codes, and each example's minimum and maximum [examples, 2].
+    """
     rows = values.reshape(len(values), -1).astype(np.float64)
     ranges = np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1).astype(np.float32)
     low, high = (ranges[:, [side]].astype(np.float64) for side in (0, 1))
@@ -56,7 +59,10 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
 
 
 def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
-    """Decode the values. Raises InvalidValue if codes or ranges do not fit `shape` and `bits`."""
+    """Decode the codes `data` and the minima and maxima `ranges` to values of shape `shape`.
+
+    Raises InvalidValue if codes or ranges do not fit `shape` and `bits`.
+    """
     codes = np.empty(math.prod(shape), np.int64)
     if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
         raise InvalidValue("its ranges are not minima and maxima")
@@ -71,7 +77,10 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
 
 
 class Errors:
-    """The rounding errors of each example's values in its last step, by part and direction."""
+    """The rounding errors of each example's values in its last step, by part and direction.
+
+    The direction is forward for a part's output, and backward for the gradient of the output.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}

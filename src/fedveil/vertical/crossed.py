@@ -1,4 +1,4 @@
-"""Sentences on what parties send to each other in a run: what, from whom, and to whom."""
+"""Sentences for a run's log on the data that the parties send: what, from whom, and to whom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fedveil.vertical.split import Crossing, SplitModel
 def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
     """Yield sentences on the outputs and gradients that each party sends to each other party.
 
-    Sentences on the loss and on the labels follow. `held_out` is the number of held-out examples.
+    Sentences on the loss and on the labels follow. `order` has the training examples, and
+    `held_out` is the number of held-out examples.
     """
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:

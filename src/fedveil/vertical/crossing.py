@@ -40,7 +40,10 @@ def tensor_message(
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as an array. A tensor in CPU memory is not copied."""
+    """Return a tensor's values as an array to send. A bfloat16 is sent as a 16-bit integer.
+
+    A tensor in CPU memory is not copied.
+    """
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.uint16)
@@ -49,7 +52,10 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """Encode the values of an unprotected tensor, compressed if its crossing is compressed."""
+    """Return the message fields with the values of a tensor that EmbeddingDP does not protect.
+
+    The values are compressed if the job compresses them. `transfer` says what is sent to whom.
+    """
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
         return {"data": to_wire(tensor)}
@@ -58,7 +64,7 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
 
 
 def check_sizes(split: SplitModel, rows: int) -> None:
-    """Raise an error if a tensor of `rows` examples is too large for one message."""
+    """Raise an error if an output or a gradient of `rows` examples is too large for one message."""
     for crossing in split.crossings:
         for gradient in (False, True) if crossing.gradient else (False,):
             held = crossing.compressed(gradient=gradient)
@@ -71,12 +77,18 @@ def check_sizes(split: SplitModel, rows: int) -> None:
 
 
 def abort_message(reason: str, *, at_limit: bool) -> Message:
-    """Return the message that aborts a step or, with `at_limit`, ends the run normally."""
+    """Return the message with which a party aborts a step, and says the `reason`.
+
+    With `at_limit`, the message ends the run normally, because a limit of the party is reached.
+    """
     return {"kind": "abort", "reason": reason} | ({"at_limit": True} if at_limit else {})
 
 
 def check_not_abort(message: Message, peer: str) -> None:
-    """Raise `PeerAborted` if the peer aborted the step, `PeerAtLimit` if it reached its limit."""
+    """Raise an error if the peer's message aborts the step.
+
+    It is `PeerAtLimit` if the peer has reached a limit of its own, otherwise `PeerAborted`.
+    """
     if message.get("kind") == "abort":
         reason = message.get("reason")
         is_plain = isinstance(reason, str) and reason.isprintable()
@@ -85,9 +97,10 @@ def check_not_abort(message: Message, peer: str) -> None:
 
 
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
-    """Raise ExchangeError unless an untrusted peer's message is `word` for step `step`.
+    """Raise ExchangeError unless an untrusted peer's message is the word `word` for step `step`.
 
-    A word is a message with no fields but its kind, such as `ready` or `commit`, and its step.
+    A word is a message that has only a kind, such as `ready` or `commit`, and the number of the
+    step.
     """
     _check_head(message, peer, word, step)
     _check_fields(message, peer, word, {"kind", "step"})
@@ -96,10 +109,10 @@ def check_word(message: Message, peer: str, word: str, step: int) -> None:
 def from_wire(
     message: Message, transfer: Transfer, *, training: bool, step: int, rows: int
 ) -> torch.Tensor:
-    """Decode the tensor in a message of an untrusted peer. Raises ExchangeError if it is invalid.
+    """Decode the tensor in a message of an untrusted peer.
 
-    Checks that name, step, micro-batch, type and shape are those of the expected tensor, and that
-    all values are finite.
+    Raises ExchangeError unless name, step, micro-batch, type and shape are those of the expected
+    tensor (`transfer`), and all values are finite. `rows` is the number of examples.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
@@ -175,8 +188,8 @@ def _decompressed(
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return True if no value is NaN or infinite.
 
-    The sum is computed first, in one pass without extra memory. If the sum is finite, so are all
-    values. Otherwise the values may only be too large to add up, so each value is checked.
+    The sum is computed first, in one pass without extra memory. If it is finite, so are all values.
+    Otherwise each value is checked, because finite values may have a sum that is too large.
     """
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 

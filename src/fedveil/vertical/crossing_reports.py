@@ -29,11 +29,11 @@ _KEY_BYTES = 8
 
 
 class Reports:
-    """Applies EmbeddingDP to a tensor before it is sent. Each report has its own random stream.
+    """Applies EmbeddingDP to a tensor before it is sent.
 
-    Reports of a crossing under `reuse` are saved in `folder`, or in memory if there is no folder.
-    If `remember` is False, every report is drawn anew. `note` receives sentences for this party
-    only.
+    Each report has its own random stream from `entropy`. Reports of a crossing under `reuse` are
+    saved in `folder`, or in memory if there is no folder. If `remember` is False, every report is
+    drawn anew. `note` receives sentences for this party only.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class Reports:
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
         """Return the values, with all values of an example set to 0 if one of them is NaN.
 
-        A malicious peer can return gradients that make a part output NaN for chosen examples. A
-        missing report would then reveal which examples these are, and no noise would hide it.
+        A malicious peer can return gradients that make a part output NaN for chosen examples. If
+        their reports were missing, the peer would see which examples these are, and no noise would
+        hide it.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -81,7 +82,10 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError unless the reports of `examples` training examples are saved."""
+        """Raise RunFolderError unless the reports of `examples` training examples are saved.
+
+        Call it before a run with `reuse` is resumed.
+        """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
@@ -109,7 +113,7 @@ class Reports:
 
 
 class _KeptMemory(ReportMemory):
-    """Reports by key, in memory and in a file."""
+    """The reports of examples that are reused, by the example's position, in memory and a file."""
 
     def __init__(self, width: int, path: Path) -> None:
         super().__init__(width)
@@ -124,7 +128,11 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of `keys`. Missing ones come from `draw`, and are saved before use."""
+        """Return the reports of the examples `keys`. `draw` makes those that are missing.
+
+        New reports are saved before they are returned, so that no example has two different
+        reports.
+        """
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

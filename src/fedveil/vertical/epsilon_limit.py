@@ -35,8 +35,8 @@ class Limit:
     def check(self, what: str, times: int, *, labelled: bool) -> None:
         """Raise `LimitReached` if an example that was sent `times` times exceeds the limit.
 
-        `labelled` is True for a training example. `what` names the step or the evaluation in the
-        error.
+        `labelled` is True for a training example. `what` describes the step or the evaluation that
+        would send it, for the error.
         """
         if self._epsilon is None:
             return
@@ -61,7 +61,11 @@ class Limit:
         return None
 
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
-        """Return True if an example with these counts (see `figure`) is within the limit."""
+        """Return True if an example is still within the limit.
+
+        It was sent `times` times in training or evaluations, and `scored` times to be scored.
+        `labelled` is True for a training example, which also pays for its label.
+        """
         if self._epsilon is None:
             return True
         if self._sends_unprotected:

@@ -82,7 +82,7 @@ def make_split(
 
 
 def report_entropy(job: VerticalJob) -> Entropy:
-    """Return the randomness for reports when one process simulates all parties."""
+    """Return the randomness for the reports of a job whose parties are all in one process."""
     return Secure() if job.privacy.randomness == "secure" else Seeded(job.seed, "vertical")
 
 

@@ -28,11 +28,11 @@ _ROUNDS, _STARTS = 30, 8
 
 
 def directions(looks: Sequence[Float64s]) -> Float64s:
-    """Scale each example's gradients to length 1, and concatenate those of all `looks`.
+    """Scale each example's gradients to length 1, and concatenate them over a follower's parts.
 
-    Each entry of `looks` has the gradients of one of the follower's parts, [examples, values]. The
-    inner product of two rows of the result is the cosine between two examples' gradients, summed
-    over the parts. A row of zeros stays zero.
+    `looks` has the gradients of each part, [examples, values]. The inner product of two rows of the
+    result is the cosine between two examples' gradients, summed over the parts. A row of zeros
+    stays zero.
     """
     found = []
     for gradients in looks:
@@ -57,10 +57,10 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_sign(rows: Float64s) -> Float64s:
-    """Return scores whose signs separate two classes, without saying which sign is which class.
+    """Return a score for each row. The sign of the score separates two classes.
 
-    `rows` come from `directions`. A score is the projection of a row on the first right singular
-    vector of all rows.
+    It does not say which sign is which class. `rows` come from `directions`. A score is the
+    projection of a row on the first right singular vector of all rows.
     """
     if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -114,9 +114,9 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Sort all `examples` into `classes` groups without using any label.
 
-    Two groups are formed by `by_sign`. More groups are formed by distance, starting at examples of
-    the first window with different directions, drawn from `seed`. Of several starts, the best is
-    returned: its examples are closest to the centres of their groups.
+    Two groups are formed by `by_sign`. More groups are formed by clustering the directions of the
+    gradients. The clustering starts several times, at distant rows of the first window, which are
+    drawn from `seed`. The start is used whose examples end closest to the centres of their groups.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -132,10 +132,11 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return each example's cosines to the centres of all groups, summed over the windows.
+    """Return the cosines of each example to the centre of each group, summed over the windows.
 
-    The centres move with the weights of the leader's part. So each window starts from the centres
-    of the previous one, and adds the earlier cosines when it assigns examples to groups.
+    The result is [examples, groups]. The centres move with the weights of the leader's part. So
+    each window starts from the centres of the previous one (the first from `centres`), and adds the
+    earlier cosines when it assigns examples to groups.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -198,10 +199,10 @@ def _likely(eps: float | None, classes: int) -> Float64s:
 def _settled(
     rows: Float64s, centres: Float64s, before: Float64s | float = 0.0
 ) -> tuple[Float64s, Float64s]:
-    """Move the centres until each is the mean of the rows nearest to it.
+    """Move the centres until each is the mean direction of the rows nearest to it.
 
-    Returns the centres, and the rows' cosines to them. `before` has the scores of earlier windows,
-    which are added to the cosines when a row's nearest centre is chosen.
+    Returns the centres, and the cosines of the rows to them. `before` has the cosines of earlier
+    windows, which are added when a row's nearest centre is chosen.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)

@@ -8,10 +8,10 @@ measurement does not change the run.
 Accuracy is misleading if a class is rare, because always guessing the common class is nearly always
 right. So labels count as inferred if the confidence interval of one of three measures is above
 chance: the accuracy, the AUC of a score, or the rarest class's recall against its false positive
-rate. If the rarest class has too few examples for an interval, they count as inferred if they have
-the highest scores and this is unlikely by chance. The stated confidence covers all these tests
-together. If nothing is above chance, the log line says up to which AUC an attack is not excluded.
-The last measurement also attacks each example's sum of gradients over all epochs.
+rate. If the rarest class has too few examples for an interval, labels count as inferred if these
+examples have the highest scores and this is unlikely by chance. The stated confidence covers all
+these tests together. If nothing is above chance, the log line says up to which AUC an attack is not
+excluded. The last measurement also attacks each example's sum of gradients over all epochs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class WatchedGradients:
 
 
 class LabelWatch:
-    """Measures what gradients reveal about labels after the function `passed` has protected them.
+    """Measures what the gradients that the leader returns reveal about labels.
 
+    The function `passed` protects each gradient first. Its result is measured and returned.
     `classes` is the task's number of classes, or None if labels are not classes. After the first
     steps and again after the last, `tell` is called with one sentence for each cut of a follower.
     For a follower with several cuts there is one more sentence, on all its cuts together.
@@ -151,7 +152,10 @@ class LabelWatch:
         return self._began + self._steps - 1
 
     def _groups(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each cut of a follower, then all its cuts together, each with a description."""
+        """Yield the cuts to measure together: each cut of a follower alone, then all its cuts.
+
+        They come with a description for the user. A cut is named after its part.
+        """
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
                 yield f"the gradients of {', '.join(group)} returned to {follower}", group
@@ -216,10 +220,13 @@ def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
 def _scores(
     rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, classes: int
 ) -> list[tuple[str, int, Float64s]]:
-    """Return scores on which one class should rank highest: name, class, and the score of each row.
+    """Return, for each attack, its name, a class, and a score for each row.
 
-    The attacker knows the labels of the examples `naming`. For two classes there are two scores:
-    `by_sign` and `by_norm`. For more classes there is one score for each class, from `by_known`.
+    `rows` are the gradients that the attacker received, one row for each example, and `looks` the
+    same by epoch. If the attack works, examples of the class have the highest scores. The attacker
+    knows the
+    labels of the examples `naming`. For two classes there are two attacks: `by_sign` and `by_norm`.
+    For more classes there is one for each class, from `by_known`.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -237,7 +244,7 @@ def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
     """Return the recall of the rarest class, with its false positive rate as the chance level.
 
     `named_rare` marks the examples that the attack assigns to this class, and `is_rare` those that
-    are in it.
+    are in it. `confidence` is that of the intervals.
     """
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
@@ -259,7 +266,7 @@ def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
 
     The attacker knows every second label. It guesses that each other label equals the known label
-    with the most similar gradient.
+    with the most similar gradient. `where` describes the gradients `looks` in the sentence.
     """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]

@@ -22,14 +22,17 @@ LABELS = "labels"
 
 
 def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Rows:
-    """Return `rows` with labels that `mechanism` has randomised, with a stream of `entropy`."""
+    """Return `rows` with labels that `mechanism` has randomised. `entropy` is its randomness."""
     assert rows.labels is not None, "the leader has the labels"
     truth = rows.labels.reshape(-1).long().numpy()
     return _with(rows, mechanism.perturb_classes(truth, classes, entropy.stream("labels")))
 
 
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
-    """Return `rows` with the labels from the file at `path`, which `file_of` encoded."""
+    """Return `rows` with the labels from the file at `path`, which `file_of` encoded.
+
+    Raises an error if the file is damaged.
+    """
     with intact(path):
         fields = unsealed(read_bytes(path, MOST_STATE_BYTES))
         only_fields(fields, "labels")

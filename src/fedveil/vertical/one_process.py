@@ -1,7 +1,7 @@
 """A vertical run with every party in one process: exact and repeatable.
 
-The run folder contains the job and a folder for each party. This folder is the same as the party's
-run folder on a separate machine.
+The run folder contains the job and a folder for each party. A party's folder is the same as its run
+folder on a separate machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class VerticalRun:
 
 
 def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]:
-    """Evaluate a run on held-out examples, protected as in training.
+    """Evaluate the run in `folder` on held-out examples, protected as in training.
 
     Returns the metrics, and the epsilons of each party, by its name.
     """
@@ -83,7 +83,10 @@ def evaluate(folder: str | Path) -> tuple[dict[str, Any], dict[str, list[Line]]]
 
 
 def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the ids of the held-out examples, and the last part's outputs for them."""
+    """Compute the predictions of the run in `folder` for the held-out examples.
+
+    Returns their ids, and the last part's outputs for them.
+    """
     with ExitStack() as stack:
         parties = reopened(folder, stack)
         outputs = parties.look(PartyRun.predict)
@@ -109,8 +112,8 @@ def reopened(
 ) -> Parties:
     """Return the parties of the run in a folder. `stack` closes the files that they open.
 
-    `progress` receives their records, and `say` their sentences. If `encoded` is True, messages are
-    encoded as between machines.
+    `progress` is called with each of the leader's records, and `say` with each sentence of a party
+    for the user. If `encoded` is True, messages are encoded as between machines.
     """
     folder, job = reopen(path, job_of_run, stack)
     stack.enter_context(threads(job.threads))
@@ -153,7 +156,10 @@ class Parties:
         progress: Progress | None,
         say: Callable[[str], None] | None,
     ) -> None:
-        """Save the job in `folder`, and open a folder in it for each party."""
+        """Save the job in `folder`, and open a folder in it for each party.
+
+        `stack` closes the files. `progress` and `say` are as in `reopened`.
+        """
         self.folder = folder
         self._said: set[str] = set()
         self._tell = say or (lambda sentence: None)

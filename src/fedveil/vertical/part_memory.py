@@ -71,7 +71,11 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
 
 
 def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
-    """Return the bytes that `parts` and a batch of `batch` bytes need together."""
+    """Return the largest number of bytes that training needs at a time.
+
+    `parts` store their weights, gradients and optimiser states throughout. In addition, either a
+    batch needs `batch` bytes or, after it, an optimiser needs its temporary memory.
+    """
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
     return held + max([batch, *(part.stepping for part in parts)])
 
@@ -79,7 +83,7 @@ def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
     """Raise ModelInvalid if the parts of the parties in `here` need more memory than is free.
 
-    None means all parties.
+    None means all parties. Checks nothing if the need or the free memory is unknown.
     """
     wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
@@ -137,18 +141,21 @@ def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
 
 
 def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
-    """Return how many numbers an optimiser stores per trained number, or 0 if unknown."""
+    """Return the number of values that an optimiser stores for each trained parameter.
+
+    Adam, for example, stores two moments. Returns 0 if the optimiser is a user's own.
+    """
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return how many temporary numbers an optimiser needs while it updates parameters one by one.
+    """Return the largest number of temporary values that an optimiser needs during an update.
 
-    `learning` has the size of each parameter. For weight decay, SGD creates one temporary tensor of
-    a parameter's size. Adam creates two. It frees the second only after creating those of the next
-    parameter.
+    It updates one parameter tensor after another, and `learning` has their sizes. For weight decay,
+    SGD creates one temporary tensor of a parameter's size. Adam creates two. It frees the second
+    only after creating those of the next parameter.
     """
     if not isinstance(optimizer, Optimizer):
         return 0

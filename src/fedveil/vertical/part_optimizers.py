@@ -32,7 +32,7 @@ class PartOptimizers:
         return part in self._made
 
     def step(self, number: int) -> None:
-        """Update the weights by their gradients. Steps are numbered from 1."""
+        """Update the weights by their gradients. `number` is that of the training step, from 1."""
         for made in self._made.values():
             made.step(number)
 
@@ -47,7 +47,7 @@ class PartOptimizers:
         return tensors
 
     def check(self, held: Mapping[str, Held]) -> None:
-        """Raise `InvalidValue` unless the state fits the optimisers of these parts."""
+        """Raise `InvalidValue` unless the optimiser states in `held`, by part, fit these parts."""
         for part, numbered in held.items():
             made = self._made[part]
             for number, values in numbered.items():
@@ -56,7 +56,10 @@ class PartOptimizers:
                     raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
-        """Restore the state. A learning rate schedule continues with the next step."""
+        """Restore the optimiser states in `held`, by part.
+
+        A learning rate schedule continues with the next step.
+        """
         self._made = {
             part.name: _Made.of(part, own) for part, own in trained(self._split, self._party)
         }

@@ -157,7 +157,7 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Tell every peer except `but` that the step is aborted, and why.
+        """Send every peer except `but` the message that the step is aborted, with the `reason`.
 
         `at_limit` is True if a limit of this party ends the run normally.
         """
@@ -293,7 +293,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 
 class _Statistics:
-    """A copy of the buffers that a forward pass changes, such as BatchNorm's. Can restore them."""
+    """Copies the buffers that a forward pass changes, such as BatchNorm's, and can restore them."""
 
     def __init__(self, modules: nn.Module) -> None:
         self._buffers = list(modules.buffers())

@@ -1,4 +1,4 @@
-"""A party's records and event log in its run folder, and the functions that show them."""
+"""Writes a party's records and event log to its run folder, and shows them to its user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Progress = Callable[[Record], None]
 
 
 class PartyLog:
-    """Writes and shows a party's records and sentences. Call `open` before the first one."""
+    """Writes and shows a party's records and sentences. Call `open` before all other methods."""
 
     def __init__(
         self,

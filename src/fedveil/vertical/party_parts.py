@@ -1,4 +1,4 @@
-"""Builds the parts of one party's side of a run from its job, its data and its randomness."""
+"""Builds the objects of one party's side of a run from its job, its data and its randomness."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Return the parts of the party's run. Notes about its reports go to `log`."""
+    """Return the objects of a party's side of a run, such as its model, its limit and its counts.
+
+    Notes about its reports are written to `log`.
+    """
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.event)

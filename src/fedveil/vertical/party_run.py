@@ -46,7 +46,10 @@ from fedveil.vertical.task import SUBSETS, Measured, Task, files_of
 def begin(
     setting: Setting, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> PartyRun:
-    """Return the party's run. `progress` receives its records, and `say` its sentences."""
+    """Return a party's side of a run.
+
+    `progress` is called with each of its records, and `say` with each sentence for its user.
+    """
     log = PartyLog(setting.party, setting.folder, progress, say)
     return PartyRun(setting, assemble(setting, log), log)
 
@@ -82,12 +85,15 @@ class PartyRun:
         return self.setting.job.epochs * self._parts.order.steps
 
     def restore(self, step: int) -> None:
-        """Load the checkpoint of `step`, and remove everything later from the folder."""
+        """Load the checkpoint of `step`, and remove everything later than it from the folder."""
         self.load(step)
         self.settle()
 
     def load(self, step: int) -> None:
-        """Load the checkpoint of `step`. Raises an error if one of its files is damaged."""
+        """Load the checkpoint of `step`, without changing the folder.
+
+        Raises an error if one of its files is damaged.
+        """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
         if saved.fingerprint != self._parts.fingerprint:
@@ -179,7 +185,10 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Evaluate the held-out examples. Returns the task's averages and metrics at the leader."""
+        """Evaluate the held-out examples.
+
+        Returns the task's averages and metrics, or {} at a follower.
+        """
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()
@@ -233,7 +242,10 @@ class PartyRun:
         return projection(self.setting.split, settings, share, self.setting.job.epochs)
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
-        """Evaluate all held-out examples. The leader calls `take` with each batch's outputs."""
+        """Run the model on all held-out examples.
+
+        The leader calls `take` with each batch's outputs.
+        """
         parts, held_out = self._parts, self._parts.rows["test"]
         looks = parts.releases.looks + 1
         parts.limit.check(f"evaluation {looks} of the held-out examples", looks, labelled=False)
@@ -246,10 +258,10 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Send the examples that are set aside. The leader fits the calibrator to them.
+        """Run the model on the examples that are set aside.
 
-        The leader uses its true labels, not those drawn for `label_dp`, because it keeps the
-        calibrator to itself.
+        The leader fits the calibrator to the outputs. The leader uses its true labels, not those
+        drawn for `label_dp`, because it keeps the calibrator to itself.
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside

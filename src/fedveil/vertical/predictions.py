@@ -28,7 +28,7 @@ TABLE, ARRAYS = ".csv", ".npz"
 class Predictions:
     """The ids of the held-out examples, the last part's outputs, and columns of predictions.
 
-    An .npz file has the raw outputs and no columns.
+    There are no columns for an .npz file, which has the outputs themselves.
     """
 
     ids: npt.NDArray[Any]
@@ -47,7 +47,10 @@ class PredictionFile:
         self._path = new_file(path, TABLE, ARRAYS)
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
-        """Run a party's side of the prediction. Returns the leader's result, for `write`."""
+        """Run a party's side of the prediction.
+
+        Returns the predictions to write, or None at a follower.
+        """
         task, output = run.setting.task, run.setting.split.last.output
         is_table = self._path.suffix == TABLE
         fits_a_line = predictions_of(task) is not None or output in ((1,), (task.classes,))
@@ -77,7 +80,10 @@ class PredictionFile:
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return the path of a new file. Raises an error for a wrong ending or an existing file."""
+    """Return `path`, if a new file can be created there.
+
+    Raises an error if it does not end in one of `endings`, or if the file exists.
+    """
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():
@@ -96,7 +102,7 @@ def _said(task: Task, outputs: Array, labels: Array) -> Mapping[str, Sequence[st
 def told_classes(
     outputs: Array, labels: Array, names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return, as columns, each example's predicted class and the probabilities of all classes.
+    """Return table columns: each example's predicted class, and the probabilities of all classes.
 
     Classes have the names in `names`, or their numbers without it. The prediction is the class with
     the highest output. The probabilities are calibrated on the held-out `labels`.
@@ -107,7 +113,7 @@ def told_classes(
 def told_scores(
     shares: Array, chosen: npt.NDArray[np.int64], names: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """Return, as columns, the class chosen for each example, and the probabilities of all classes.
+    """Return table columns: each example's chosen class, and the probabilities of all classes.
 
     `chosen` has the number of the class. `shares` has the probabilities [examples, classes]. The
     column `probability` has that of the chosen class. `names` are as in `told_classes`.
@@ -121,5 +127,5 @@ def told_scores(
 
 
 def told_numbers(numbers: npt.NDArray[np.floating[Any]]) -> dict[str, list[str]]:
-    """Return each example's predicted number as a column, with a float32's digits."""
+    """Return a table column with each example's predicted number, with seven significant digits."""
     return {"prediction": [f"{number:.7g}" for number in numbers]}

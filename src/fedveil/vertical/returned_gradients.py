@@ -42,8 +42,9 @@ _KEY_BYTES = 32
 class ReturnedGradients:
     """Adds noise to the gradients of each micro-batch at each crossing before they are sent.
 
-    The noise depends on the labels used for training, and is independent for each crossing. `key`
-    determines all noise of a run. A resumed run needs the same key.
+    `settings` are the job's `privacy.label_protection`. None means no noise. The noise depends on
+    the labels used for training, and is independent for each crossing. `key` determines all noise
+    of a run. A resumed run needs the same key.
     """
 
     def __init__(self, settings: LabelProtectionSettings | None, key: bytes) -> None:
@@ -70,7 +71,8 @@ class ReturnedGradients:
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
         """Return `values` standard normal numbers for each of the examples at `places`.
 
-        They depend only on the run's key, the crossing and the example's position.
+        `places` has positions. The numbers depend only on the run's key, the crossing and the
+        position.
         """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
@@ -83,8 +85,9 @@ def projection(
 
     `rare_share` is the share of the rarer of two classes. `epochs` is the length of the run.
 
-    Marvell bounds the AUC of an attack on one gradient of each cut, if the gradients of a class are
-    equal or Gaussian. The divergences of the cuts add up, because each cut has independent noise.
+    Marvell (`settings.name`) bounds the AUC of an attack on one gradient of each cut, if the
+    gradients of a class are equal or Gaussian. The divergences of the cuts add up, because each cut
+    has independent noise.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
@@ -108,15 +111,15 @@ def projection(
 
 
 def drawn_key(entropy: Entropy) -> bytes:
-    """Draw the key of a run's noise."""
+    """Draw the secret key from which all noise of a run is computed."""
     return entropy.stream("label noise").token(_KEY_BYTES)
 
 
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
     """Return the noise key in a leader's folder. A new run draws and saves one.
 
-    Raises `RunFolderError` if a started run has lost its key. With other noise, the difference of
-    two epochs would reveal what the noise hides.
+    Raises `RunFolderError` if a started run has lost its key. A new key would give an example new
+    noise in each epoch, and the mean over epochs would reveal what the noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

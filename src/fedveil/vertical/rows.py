@@ -30,8 +30,8 @@ Ids = npt.NDArray[Any]
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     """Return each party's positions of the common examples, in the leader's order.
 
-    A party without ids has no data and takes part in all examples. If the leader has no ids, the
-    order is that of the first party that has ids.
+    `ids` has the ids of each party. A party without ids has no data and takes part in all examples.
+    If the leader has no ids, the order is that of the first party that has ids.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -59,9 +59,9 @@ def with_hint(sentence: str, hint: str) -> str:
 class Rows:
     """One party's examples of a subset, in the agreed order.
 
-    A party without data has `count` rows and no columns. `ids` are the ids of its own rows, or None
-    without data. `stored` has whole columns, possibly on disk, and `at` the positions of the
-    examples in these columns. If `at` is None, row n of a column is example n.
+    A party without data has `count` rows, and neither columns nor ids. `ids` are the ids of the
+    examples. `stored` has whole columns, possibly on disk, and `at` the positions of the examples
+    in these columns. If `at` is None, row n of a column is example n.
     """
 
     count: int
@@ -108,7 +108,7 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add the rows of a tensor to a digest, a limited number at a time.
+    """Add the rows of a tensor to a digest, a limited number at a time to save memory.
 
     `at` has the positions of the rows to add. None means all.
     """
@@ -140,12 +140,12 @@ class Order:
 
     @property
     def set_aside(self) -> Positions:
-        """Return the positions of the examples that are in no step, in order."""
+        """Return the positions of the examples that are in no step, in ascending order."""
         return _parted(self.seed, self.count, self.aside)[0]
 
     @property
     def trained(self) -> Positions:
-        """Return the positions of the examples that every epoch uses, in order."""
+        """Return the positions of the examples that every epoch uses, in ascending order."""
         return _parted(self.seed, self.count, self.aside)[1]
 
     def of_step(self, step: int) -> Positions:

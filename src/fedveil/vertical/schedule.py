@@ -107,7 +107,7 @@ Program: TypeAlias = tuple[Instruction, ...]
 def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
     """Return each party's program for a step of `micros` micro-batches.
 
-    Without `training`, the parts run only forward.
+    It is a list of instructions. Without `training`, the parts run only forward.
     """
     orders = _orders(split, micros, training)
     sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
@@ -163,7 +163,10 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return, for each stage, the stages of the same micro-batch that must end before it starts."""
+    """Return, for each stage of a micro-batch, the stages that must end before it starts.
+
+    A stage is one pass (forward, loss or backward) of one part.
+    """
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -194,7 +197,7 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return two sets of parts: another party waits for their forward pass, or their backward pass.
+    """Return the parts whose forward pass another party waits for, and those whose backward pass.
 
     This includes parts whose result reaches the other party through further parts of their owner.
     """
@@ -216,9 +219,10 @@ def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
 def _with_sends(
     split: SplitModel, party: str, order: Sequence[Compute]
 ) -> list[Compute | SendTensor]:
-    """Return a party's operations, with instructions to send each tensor as soon as it is ready.
+    """Return a party's operations in `order`, with instructions to send tensors.
 
-    A gradient is complete after all the party's parts that read the output have run `backward`.
+    Each tensor is sent as soon as it is ready. A gradient is ready after all the party's parts that
+    read the output have run `backward`.
     """
     program: list[Compute | SendTensor] = []
     backward: set[tuple[str, int]] = set()
@@ -240,7 +244,11 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Return the program of `party`, with each receipt before its use and in sending order."""
+    """Return the program of `party`: its operations with instructions to receive tensors.
+
+    `sent` has the operations of all parties. A tensor is received before its use, and in the order
+    in which the other party sends.
+    """
     due = {
         peer: deque(
             step.transfer

@@ -94,7 +94,10 @@ def sign(own: Credentials, manifest: bytes) -> Signed:
 
 
 def check_signed(party: str, signed: Signed, manifest: bytes, own: Credentials | None) -> None:
-    """Raise BundleInvalid unless `party` signed the manifest (`Signatures.check`)."""
+    """Raise BundleInvalid unless `party` signed the manifest with a valid signature.
+
+    With `own` credentials, its certificate must also name it and come from a trusted authority.
+    """
     wrong = f"the signature of {party} is not valid"
     if len(signed.chain) > MOST_CHAIN_BYTES or len(signed.signature) > MOST_SIGNATURE_BYTES:
         raise BundleInvalid(f"{wrong}: it is too long")

@@ -44,7 +44,7 @@ class Optimizer:
 
     The learning rate rises linearly during the first `warmup_steps` steps. After that it is `lr`.
     In each step, the gradient of all parameters of the part together is clipped to the L2 norm
-    `gradient_norm`.
+    `gradient_norm`. None means no clipping.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -194,11 +194,14 @@ class SplitModel:
         )
 
     def runs_backward(self, name: str) -> bool:
-        """Return True if the part receives a gradient that its own or earlier weights need."""
+        """Return True if the part `name` has a backward pass.
+
+        It then receives a gradient that its own weights or earlier ones need.
+        """
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:
-        """Return True if no weight changes in the part or in parts on which it depends."""
+        """Return True if no weight changes in the part `name` or in parts on which it depends."""
         part = self.by_name[name]
         moves = self.runs_backward(name) and not part.frozen
         return not moves and all(self.is_constant(source) for source in part.sources)
@@ -227,7 +230,7 @@ class SplitModel:
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Map each part to True if its output's gradient would change a weight in or before it."""
+        """Map each part to True if a gradient of its output changes a weight in or before it."""
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))

@@ -92,19 +92,19 @@ class Context:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Map each part to a number. A seed adds it and a micro-batch's number to be unique."""
+        """Map each part to a number that makes the random seed of its forward pass unique."""
         return {part.name: number << 20 for number, part in enumerate(self.split.parts)}
 
 
 @dataclass(eq=False)
 class Step:
-    """One party's side of a step: executes the program's instructions for one batch, in order.
+    """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the step, or of the evaluation. `tells` has the indices of the
-    program's instructions that send the loss (`last_words`). `occasion` distinguishes reports with
-    equal `number` that are drawn at different times. The batch's positions refer to the examples of
-    `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure` is True,
-    bytes are counted.
+    instructions whose messages carry the loss (`last_words`). Two evaluations at different times
+    can have the same `number`; `occasion` tells them apart. The batch's positions refer to
+    the examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If
+    `measure` is True, bytes are counted.
     """
 
     context: Context
@@ -330,7 +330,7 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the report of a part's output. All receivers get the same report."""
+        """Return the EmbeddingDP report of a part's output. All receivers get the same report."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])
@@ -374,7 +374,10 @@ def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Bat
 
 
 def last_words(program: Program, leader: str) -> frozenset[int]:
-    """Return the positions in `program` of the leader's last message to each follower."""
+    """Return the indices in a party's `program` of the last message from the leader.
+
+    The leader gets those of its last message to each follower. These messages carry the loss.
+    """
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):
         match step:

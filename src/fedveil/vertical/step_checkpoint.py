@@ -82,9 +82,10 @@ def held(folder: RunFolder) -> list[int]:
 
 
 def check_begins(folder: RunFolder) -> None:
-    """Raise `RunFolderError` if a party that has recorded steps would silently start over.
+    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint.
 
-    A party saves step 0 before its first record.
+    A party saves step 0 before its first record. So checkpoints were lost, and the party would
+    silently start over.
     """
     metrics = folder.path / METRICS
     if metrics.exists() and metrics.stat().st_size:
@@ -95,7 +96,10 @@ def check_begins(folder: RunFolder) -> None:
 
 
 def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
-    """Return the last step that all parties of the run in `path` have saved."""
+    """Return the last step that all parties of the run in `path` have saved.
+
+    `folders` has each party's folder. Raises RunFolderError if there is no such step.
+    """
     steps = {name: set(held(folder)) for name, folder in folders.items()}
     common = set.intersection(*steps.values())
     if not common:

@@ -79,7 +79,7 @@ class NewRows:
     """A party's rows to score, without labels.
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
-    has the drift statistics of all columns.
+    has numbers for each column on how much it differs.
     """
 
     columns: Columns
@@ -130,10 +130,13 @@ class Task(Protocol):
         """Return the model's parts. The seed determines initial weights, never shapes."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data, without ids if it has none. Reads no other party's data."""
+        """Return a party's own data of a subset, without ids if it has none.
+
+        Reads no other party's data.
+        """
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a batch."""
+        """Return the mean loss of a batch, from the last part's outputs and the labels."""
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return sums over a batch, by name, which `averages` turns into metrics.
@@ -200,7 +203,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def initial(seed: int, part: str, make: Callable[[], M]) -> M:
-    """Call `make` for a part's module, with initial weights from `seed` and `part`."""
+    """Make a part's module with `make`.
+
+    Its initial weights are drawn from `seed` and the name `part`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
         return make()
@@ -220,7 +226,7 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 class Measured:
-    """Accumulates a task's averages and figures over batches."""
+    """Accumulates a task's average metrics, and its metrics over all examples, batch by batch."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._sums = task, defaultdict[str, float](float)

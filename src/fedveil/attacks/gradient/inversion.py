@@ -28,10 +28,11 @@ _PROBES = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of an attack at one effort, and the `searches` to run in order.
+    """Limits of a gradient inversion at one effort, and the `searches` to run in order.
 
-    `cases` is the largest number of examples to attack in total, and `at_once` the largest number
-    to seek together. `steps` is the largest number of local steps of an attacked client.
+    `cases` is the number of examples after which the attack stops. `at_once` is the largest number
+    of examples to reconstruct from one report or aggregate. Clients that take more than `steps`
+    local steps are not attacked.
     """
 
     cases: int
@@ -55,10 +56,11 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """The attacker's estimate of an update in one round, from a report or a cohort's aggregate.
+    """A report or an aggregate of one round, as the attacker reads it.
 
-    `clients` are the clients whose examples the attacker seeks. `known` is its knowledge of them.
-    `cohort` is the number of clients in the aggregate, or 1 for a report.
+    `reading` is the attacker's estimate of the update in it. `clients` are the clients whose
+    examples the attacker seeks, and `known` is what it knows about their training. `cohort` is the
+    number of clients in the aggregate, or 1 for a report.
     """
 
     clients: Sequence[int]
@@ -68,7 +70,7 @@ class View:
 
 
 class Sight:
-    """A job before its first round, and everything that the attacker knows about it."""
+    """A job before its first round, and the attacker's knowledge of its model and typical data."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -102,16 +104,19 @@ class Sight:
             )
 
     def score(self) -> Score:
-        """Return an empty score, whose baseline is the mean example and the commonest label."""
+        """Return an empty score. Its baseline guesses the mean example and the commonest label."""
         return Score(self.scaled(self._mean), self._common)
 
     def scaled(self, examples: Float64s) -> Float64s:
-        """Scale values to [0, 1], where 0 is the data's least value and 1 its greatest."""
+        """Scale values to [0, 1]: 0 is the smallest value in the training data, 1 the largest."""
         low, high = self._box
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield the attacker's views, one round after another. Each round has other clients."""
+        """Yield a view of each report or aggregate, one simulated round after another, without end.
+
+        Each round has other clients.
+        """
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)
@@ -164,12 +169,12 @@ def _what_was_seen(view: View) -> str:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct examples from clients' reports, until the effort's number of examples was sought.
+    """Reconstruct examples from clients' reports, as many as `effort` allows.
 
     The attacker knows the job, the number of a client's examples, the mean training example and a
     few test examples. It receives one client's report or, if a report by itself reveals nothing,
-    the cohort's aggregate. It then seeks the examples of all clients in the cohort together if they
-    are few enough, otherwise those of one client.
+    the cohort's aggregate. From an aggregate it reconstructs the examples of all clients together
+    if they are few enough, otherwise those of one client.
     """
     target.needs_classes("gradient")
     allowed = bounds(effort)

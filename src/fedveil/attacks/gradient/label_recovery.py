@@ -58,12 +58,12 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """Return, for each class, the mean of softmax minus label over the client's examples.
+    """Return each class's error: the mean of softmax minus label over the client's examples.
 
     The result is known up to a factor. It equals the gradient of cross-entropy in the last bias.
-    Row c of the last weight's gradient is class c's error times the layer's input. If the reading
-    gives the bias exactly, only the bias is used. Otherwise each row gives one value: its
-    regression on the layer's typical inputs, with every entry weighted as in the reading. For a
+    Row c of the last weight's gradient is class c's error times the layer's input. If the report
+    reveals the bias's gradient exactly, only that is used. Otherwise each row gives one value: its
+    regression on the layer's typical inputs, with every entry weighted by its reliability. For a
     single example and a layer without bias, all rows are multiples of one vector, and the result
     consists of these multiples.
     """
@@ -89,16 +89,17 @@ def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
 def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None = None) -> Int64s:
     """Return the labels of a client with `count` examples, ascending.
 
-    A class whose error (`error_of`) is negative is present. A single example makes exactly one
-    class negative, after any number of SGD steps. So its label is recovered with certainty from an
-    exact report (Zhao et al. 2020). For several examples, a class's share of the examples is its
-    expected softmax minus its error. Labels are assigned one by one, each to the class that lacks
-    most of its share.
+    A class whose error (`error_of`) is negative is present. With a single example, exactly one
+    class has a negative error, after any number of SGD steps. So its label is recovered with
+    certainty from an exact report (Zhao et al. 2020). For several examples, a class's share of the
+    examples is its expected softmax minus its error. Each present class gets one label. The
+    remaining labels are assigned one by one, each to the class whose share exceeds its assigned
+    labels most.
 
     `scale` is the client's learning rate if it took one step: the step moves a bias by `scale`
     times the class's error. `scale` is None if the client took more than one step, or if the size
-    of its update is unknown. The errors of the present classes are then assumed to add up to the
-    missing softmax.
+    of its update is unknown. It is then estimated from the errors of the present classes, which add
+    up to the expected softmax of these classes minus 1.
     """
     error = error_of(reading, layer, count)
     there = error < 0

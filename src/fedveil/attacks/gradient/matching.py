@@ -15,9 +15,9 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Distance:
-    """Distance between an update and the update that a `Reading` estimates.
+    """Distance between a candidate update and the update that the attacker observed.
 
-    Entries that the reading estimates more reliably count more.
+    A `Reading` has the observed update. Its more reliable entries count more.
     """
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:
@@ -30,12 +30,12 @@ class Distance:
         return (self._weight * one * other).sum()
 
     def squared(self, update: Tensor) -> Tensor:
-        """Return ||update - reading||^2 / ||reading||^2 (Zhu et al. 2019)."""
+        """Return the relative distance ||update - observed||² / ||observed||² (Zhu et al. 2019)."""
         apart = update - self._estimate
         return self._dot(apart, apart) / self._energy
 
     def cosine(self, update: Tensor) -> Tensor:
-        """Return 1 - cosine of the angle of update and reading (Geiping et al. 2020)."""
+        """Return 1 - the cosine of the angle between both updates (Geiping et al. 2020)."""
         size = (self._dot(update, update) * self._energy + 1e-30).sqrt()
         return 1 - self._dot(update, self._estimate) / size
 

@@ -23,7 +23,10 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """Return the size of the multiset intersection of two lists of labels."""
+    """Return how many labels two lists have in common, regardless of order.
+
+    A label counts as often as it occurs in both lists.
+    """
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())
@@ -31,7 +34,10 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """Collects the quality of reconstructions, and of a fixed guess for comparison."""
+    """Collects the quality of reconstructions, and that of a fixed guess for comparison.
+
+    The fixed guess is the example `guess` with the label `common`.
+    """
 
     guess: Float64s
     common: int
@@ -56,7 +62,10 @@ class Score:
         return self.guess.ndim == 3 and self.guess.shape[0] in (1, 3)
 
     def figures(self) -> list[Measured]:
-        """Return medians of quality over the examples, and the share of labels recovered."""
+        """Return the median MSE, PSNR and SSIM of the examples, and the share of labels recovered.
+
+        There is no SSIM if the examples are not images.
+        """
         by = {"mse": pictures.mse, "psnr": pictures.psnr}
         if self.are_images and min(self.guess.shape[1:]) >= 4:
             by["ssim"] = pictures.ssim

@@ -15,9 +15,9 @@ from fedveil.protections.reading import Reading
 
 @dataclass(frozen=True)
 class View:
-    """The server's reading of one client's report, or of the mean of a cohort's reports.
+    """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    It may contain the updates of `clients`, each multiplied by `share`.
+    `reading` is the estimate. It may contain the updates of `clients`, each multiplied by `share`.
     """
 
     reading: Reading
@@ -28,7 +28,8 @@ class View:
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
     """Return one view for each report, or one of their mean if single reports reveal nothing.
 
-    `cohort` are the round's clients. Each adds its update with probability `turn_rate`, secretly.
+    `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`. The
+    server does not learn which clients did.
     """
     if seen.masked:
         return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
@@ -37,14 +38,14 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 
 
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
-    """Return, for each candidate, the log-likelihood ratio of "its update is in the view".
+    """Return, for each candidate client, the log-likelihood ratio of "it is in the view's cohort".
 
     `candidates[i]` is the update that candidate i would have sent. `turn_rate` is as in `views`.
     The test subtracts the mean of the other candidates from the view and from the candidate's
-    update. The component of the view along this difference is assumed normal. The mean of this
-    component is 0 without the candidate, and `view.share` times the difference's length with it.
-    Its standard deviation is estimated over all candidates. If the reading shows only a direction,
-    the result is the component in standard deviations.
+    update. The component of the view along this difference is assumed normal. Without the
+    candidate's update, its mean is 0. With it, the mean is `view.share` times the difference's
+    length. The standard deviation is estimated over all candidates. If the view gives only the
+    direction of an update, the result is the component in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -69,21 +70,24 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Sums over rounds the evidence that each candidate is one of a run's clients."""
+    """Sums over the rounds of a run the evidence that each candidate is one of its clients.
+
+    The evidence is kept for every pair of a client of the run and a candidate.
+    """
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add a view's `log_odds` to the evidence of all clients whose update it may contain."""
+        """Add a view's `log_odds`, one per candidate, to the evidence for each of its clients."""
         self._found[list(view.clients)] += log_odds
 
     @property
     def scores(self) -> Float64s:
         """Return each candidate's log-likelihood ratio of "the candidate is one of the clients".
 
-        A candidate is equally likely to be any client, so its likelihood ratio is the mean over
-        clients.
+        A candidate could be any of the clients with equal probability. So its likelihood ratio is
+        the mean over the clients of the ratios of "the candidate is this client".
         """
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
         return scores

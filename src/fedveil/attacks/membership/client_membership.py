@@ -1,12 +1,12 @@
 """User-level membership: did a known client take part in a run?
 
 The attacker knows the candidate's examples, the model of every round, and what the server sees:
-each report or, under secure aggregation, only the sum. It trains the candidate's update itself,
-with its own randomness, and decides if the round's messages contain it.
+each report or, under secure aggregation, only the sum. It trains on the candidate's examples
+itself, with its own randomness, and decides if the round's messages contain the resulting update.
 
 In each game one random half of the data goes to clients that take part, and the other half to
-clients that do not. The attacker tests equally many of both. The ledger's epsilon is about the same
-change: one client replaced by another.
+clients that do not. The attacker tests equally many of both. The ledger's epsilon bounds the effect
+of the same change: one client replaced by another.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from fedveil.privacy.finding import Finding, Measured
 
 @dataclass(frozen=True)
 class Game:
-    """Clients that take part in a run (`present`), and equally many that do not (`absent`)."""
+    """A run's clients (`present`), and clients with other examples that take no part (`absent`).
+
+    The attacker tests the clients `members` of the run, and equally many `strangers` of `absent`.
+    """
 
     present: Target
     absent: Target
@@ -46,9 +49,10 @@ class Game:
 
     @classmethod
     def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
-        """Distribute the job's examples to clients that take part and to clients that do not.
+        """Split the job's examples at random into clients that take part and clients that do not.
 
-        All examples of one owner go to one side. There are at most `most` candidates of each kind.
+        All examples of one owner go to the same half. The attacker tests at most `most` clients of
+        each half.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
@@ -68,7 +72,11 @@ class Game:
         return cls(present, absent, *chosen)
 
     def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Run rounds of the job. Returns the scores of present clients and of absent ones."""
+        """Run `rounds` rounds of the job with the clients that take part, and test the candidates.
+
+        Returns the scores of the tested clients that take part, and of those that do not. A larger
+        score means that a client is likelier to take part.
+        """
         target, protection = self.present, self.present.protection
         job = target.job
         state, weights = protection.initial_state(), target.weights
@@ -104,7 +112,7 @@ class Game:
 
 
 def _half(pool: Pool, entropy: Entropy) -> Bools:
-    """Return a mask of a random half of the examples. An owner's examples stay together."""
+    """Return a mask of a random half of the examples. All examples of one owner are in or out."""
     owners = np.arange(len(pool)) if pool.owners is None else pool.owners
     names = np.unique(owners)
     return np.asarray(np.isin(owners, names[halves(len(names), 2, entropy)[0]]), np.bool_)
@@ -113,7 +121,7 @@ def _half(pool: Pool, entropy: Entropy) -> Bools:
 def measured(
     target: Target, effort: Effort, step: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Measured], int]:
-    """Return the metrics of the attack, and the number of rounds of each game.
+    """Play several games, and return the metrics of the attack and the number of rounds per game.
 
     The decision threshold is the best one for a first game, which the attacker simulates by itself.
     `step` is called after each game with the number of finished games and the total.

@@ -74,10 +74,11 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """The attacked model, a mask of the examples that it was trained on, and reference models.
+    """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
-    `target` is the job on these examples, with the weights at the start of the attacked round.
-    `other` is the same job on the examples of the first reference model.
+    `pool` has all examples to test, and `members` marks those that `model` was trained on. `target`
+    is the job on these, with the weights at the start of the attacked round. `other` is the same
+    job on the examples of the first reference model, on which the attacker practises.
     """
 
     pool: Pool
@@ -90,7 +91,7 @@ class Case:
 
     @classmethod
     def of(cls, target: Target, count: int, entropy: Entropy, watch: Watch) -> Case:
-        """Train a job's model and its `count` reference models."""
+        """Train `count` reference models and, unless it is trained already, the attacked model."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         members = np.arange(len(pool)) < len(dataset.train)
@@ -111,7 +112,7 @@ class Case:
         return cls(pool, members, model, attacked, others[0], references, entropy)
 
     def on_model(self) -> list[Measured]:
-        """Return the model's quality, then the metrics of every attack on it."""
+        """Return the model's accuracy on members and others, then the metrics of each attack."""
         given = answers(self.model, self.pool.x, self.pool.y)
         right = given.truth == given.top[:, 0]
         found = [
@@ -130,8 +131,8 @@ class Case:
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Return the metrics of the attacks on the reports of at most `most` clients in one round.
 
-        If reports reveal nothing, their sum is attacked instead. The second result is True in this
-        case.
+        The second result is True if reports reveal nothing by themselves, so that the attacks are
+        on their sum.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

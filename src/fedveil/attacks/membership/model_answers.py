@@ -21,7 +21,8 @@ class Answers:
     """A model's log-probabilities for examples. `truth[i]` is ln p of example i's true class.
 
     `margin[i]` is ln(p / (1 - p)) of that class, whose distribution over models is nearly normal
-    (Carlini et al. 2022). `top[i]` holds the largest ln p of any classes, in descending order.
+    (Carlini et al. 2022). `top[i]` has the largest ln p over all classes of example i, in
+    descending order.
     """
 
     truth: Float64s

@@ -24,10 +24,10 @@ _SHARED = 16
 
 @dataclass(frozen=True)
 class References:
-    """Reference models with known members.
+    """Reference models, for which the attacker knows the training examples.
 
-    `answers[r]` are model r's answers. `held[r, i]` is True if model r was trained on example i.
-    `y` are the examples' labels.
+    `answers[r]` are the outputs of model r for all examples to test, and `y` the examples' labels.
+    `held[r, i]` is True if model r was trained on example i.
     """
 
     answers: Sequence[Answers]
@@ -52,9 +52,9 @@ class References:
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
         """Return a quantity's mean for each example, and one standard deviation for all examples.
 
-        The mean and the deviation are over the models that were not trained on the example. `of`
-        computes the quantity from a model's answers. The standard deviation is 1 if there are too
-        few models to estimate it.
+        Both are over the models that were not trained on an example. `of` computes the quantity,
+        such as the loss, for all examples from a model's answers. The standard deviation is 1 if
+        there are too few models to estimate it.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -64,9 +64,9 @@ class References:
 
         If `member`, they are taken over the models that were trained on the example, otherwise over
         the other models. `of` computes the quantity from a model's answers. With few references,
-        all examples share one deviation (see `outside`). With 16 or more, an example's variance is
-        a mean of its own and the shared one, weighted by their degrees of freedom (Smyth 2004,
-        "moderated" variances).
+        all examples have the same standard deviation (see `outside`). With 16 or more, an example's
+        variance is the mean of its own variance and the common one, weighted by their degrees of
+        freedom (Smyth 2004, "moderated" variances).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -83,11 +83,11 @@ class References:
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return a quantity's means, one standard deviation, and squared deviations.
+        """Return each example's mean of a quantity, one standard deviation, and sums of squares.
 
-        There is one mean for each example, over the models r with `given[r, i]`. The standard
-        deviation is around these means, for all examples together. The squared deviations are sums
-        over the same models for each example.
+        `of` computes the quantity from a model's answers. Example i uses the models r with
+        `given[r, i]`. The standard deviation is around the means, over all examples together. The
+        third result is each example's sum of squared differences from its mean.
         """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
@@ -104,8 +104,8 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
     """Draw a random half of the examples as training data for each of an even number of models.
 
-    The models form pairs with complementary halves, so half of the models are trained on any
-    example.
+    Returns a mask [models, examples]. The models form pairs with complementary halves, so every
+    example is in the training data of exactly half of the models.
     """
     if integer("models", models, 2) % 2:
         raise InvalidValue(f"models = {models} is odd, an even number is needed")
@@ -117,10 +117,10 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
 
 def threshold(method: Method, references: References) -> float:
-    """Return the threshold of `method` that works best on the references, whose members are known.
+    """Return the threshold of `method` that separates the reference models' members best.
 
-    Each reference model is attacked with the help of the others. The scores of the attacked model
-    are not used, so they stay unbiased.
+    Each reference model is attacked with the help of the other ones. The threshold does not depend
+    on the scores of the attacked model, so its measured accuracy is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

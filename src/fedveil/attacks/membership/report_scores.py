@@ -39,8 +39,9 @@ class ReportScores:
         """Return each example's score: the rate at which its loss falls along the estimated update.
 
         `x` and `y` are the examples and their labels. The score is the inner product of the
-        example's negative gradient with the estimate, weighted as in the reading and scaled to norm
-        1. The score needs only the update's direction. An empty report scores 0.
+        example's negative gradient with the attacker's estimate of the update. The estimate is
+        weighted by the reliability of its entries (`Reading.weight`) and scaled to norm 1. The
+        score needs only the update's direction. An empty report scores 0.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -90,11 +91,12 @@ class ReportScores:
 
 @dataclass(frozen=True)
 class Round:
-    """The attacker's readings of one round's reports, and the examples to test, as row indices.
+    """The attacker's estimates from one round's reports, and the examples that it tests.
 
-    Client i trained on the rows `held[i]`. `strangers[i]` are rows that no client trained on, and
-    that the attacker tests against client i's report. If reports reveal nothing, there is a single
-    reading of their mean (`summed`), and all clients count as one.
+    Examples are given as row numbers. Client i trained on the rows `held[i]`. `strangers[i]` are
+    rows that no client trained on, and that the attacker tests against client i's report. If single
+    reports reveal nothing, `summed` is True: there is one estimate, from the mean of the reports,
+    and all clients count as one.
     """
 
     readings: Sequence[Reading]
@@ -105,9 +107,9 @@ class Round:
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and those of `strangers`.
 
-        `score` computes the scores of examples from a reading, and `x` and `y` are the examples and
-        labels to which row indices refer. An example's mean score under the other clients' reports
-        is subtracted from its score. Those clients did not train on it, so this mean measures how
+        `score` computes the scores of examples from the estimate of an update. Row numbers refer to
+        the examples `x` and labels `y`. An example's mean score under the other clients' reports is
+        subtracted from its score. Those clients did not train on it, so this mean measures how
         difficult the example is.
         """
         members, others = [], []

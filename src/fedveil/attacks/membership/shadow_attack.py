@@ -1,7 +1,7 @@
-"""Shadow models: they train a classifier that recognises a model's outputs for members.
+"""Shadow models: reference models on whose outputs the attacker trains a classifier of members.
 
-Source: Shokri et al. 2017, "Membership inference attacks against machine learning models". There is
-one classifier for each class: a logistic regression on the largest log-probabilities, the
+Source: Shokri et al. 2017, "Membership inference attacks against machine learning models". Each
+class has a classifier of its own: a logistic regression on the largest log-probabilities, the
 log-probability of the true class, and its margin.
 """
 

@@ -26,7 +26,7 @@ from fedveil.record.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Pool:
-    """Labelled examples to choose training data from, and their owners if the data names them."""
+    """Labelled examples from which training sets are chosen, and each example's owner if known."""
 
     x: Float32s
     y: Int64s
@@ -56,9 +56,10 @@ class Pool:
         return len(self.y)
 
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
-        """Copy the target with the pool's `rows` as its training examples, split anew.
+        """Copy the target with the pool's `rows` as training examples, distributed to clients anew.
 
-        If there are fewer rows than clients, each row gets a client of its own.
+        If there are fewer rows than clients, each row gets a client of its own. `seed` replaces the
+        seed of the job.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
@@ -94,12 +95,12 @@ def rehearse(target: Target) -> nn.Module:
 def play_round(
     target: Target, rows: Int64s, strangers: Int64s, most: int, entropy: Entropy
 ) -> Round:
-    """Play one round of the target's job with at most `most` clients, and read its reports.
+    """Simulate one round of the target's job, and return the attacker's estimates from its reports.
 
-    `rows[i]` is the row in the pool of the target's training example i. `strangers` are rows that
-    no client trains on. Each client is tested with some of these, at most as many as it has
-    examples. No two clients are tested with the same stranger. There are more than `most` clients
-    if the protection needs them. If reports reveal nothing, the attacker reads their mean instead.
+    At most `most` clients take part, or more if the protection needs them. `rows[i]` is the row in
+    the pool of the target's training example i. `strangers` are rows that no client trains on. Each
+    client is tested with some of these, at most as many as it has examples, and no two clients with
+    the same stranger. If reports reveal nothing, the attacker uses their mean instead.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

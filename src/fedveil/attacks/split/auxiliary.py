@@ -58,7 +58,7 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report of `outputs`.
+    """Return the expectation of a report of `outputs`, the attacked part's true outputs.
 
     Without protection it is `outputs`. Under EmbeddingDP it is the probability that each bit is 1.
     """
@@ -69,7 +69,10 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`."""
+    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`.
+
+    Without protection the result is `seen`.
+    """
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))

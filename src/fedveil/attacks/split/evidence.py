@@ -17,10 +17,11 @@ _MOST = 30.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """Reports of a part's outputs for some examples: their mean, [examples, *output], and number.
+    """The reports of a part's outputs that an attacker has, for some examples.
 
-    `lie` is the probability with which a bit was flipped, or None if the outputs were sent without
-    protection. If all reports of an example are identical, they count as one report.
+    `mean` is the mean report of each example, [examples, *output], over `reports` reports. If all
+    reports of an example are identical, they count as one. `lie` is the probability with which a
+    bit was flipped, or None if the outputs were sent without protection.
     """
 
     mean: torch.Tensor
@@ -40,7 +41,7 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Return the standard deviation of the entries of the mean report."""
+        """Return the standard deviation over all entries of the mean reports, never exactly 0."""
         return max(float(self.mean.std(correction=0)), 1e-12)
 
     def misfit(self, outputs: torch.Tensor, slope: float) -> torch.Tensor:

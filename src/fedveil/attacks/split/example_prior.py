@@ -27,7 +27,7 @@ class Prior(Protocol):
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return numbers of `examples` likely examples, with which a search begins."""
+        """Return the free numbers of `examples` likely examples, with which a search begins."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 

@@ -1,13 +1,13 @@
 """Reconstruction of the features behind a part's output, for a job or a run.
 
-Four attackers get the same reports. Besides, each knows one of the following: the part's
+Four attackers get the same reports. In addition, each knows one of the following: the part's
 architecture (`unsplit`), its weights (`known bottom`), its weights and public examples (`both`), or
 public examples and the part's output for each (`public examples`). The held-out examples serve as
 public ones.
 
 For a table with words beside numbers, the attack reconstructs the inputs of the dense layers:
-numbers and word vectors. An attacker that has the table of vectors replaces each reconstructed
-vector by the word with the nearest one.
+numbers and word vectors. An attacker that has the table of word vectors replaces each reconstructed
+vector by the word whose vector is nearest.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the features of every part that reads one column of numbers, and perhaps words.
+    """Reconstruct the inputs of every part that reads one column of numbers, and perhaps words.
 
-    The metrics depend on the features:
+    The metrics depend on the inputs:
 
     - Images: the median MSE, PSNR and SSIM, on values from 0 to 1. They are compared with those of
       the mean public image.
     - Other numbers: the correlation with the truth, as the median over the features.
-    - Words: the share that is right. It is compared with the share that guessing the most common
-      public word of each column gets right.
+    - Words: the share of words that are right. It is compared with the share for an attacker who
+      guesses the most common public word of each column.
     """
     aims = [Aim(target, part, effort) for part in _attackable(target)]
     total = sum(len(aim.cases) * len(aim.methods) for aim in aims)
@@ -90,7 +90,7 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 @dataclass(frozen=True)
 class Aim:
-    """One attacked part: its examples, its reports, and the methods that reconstruct its inputs."""
+    """One attacked part of a split model: its examples, its reports, and the attacks on it."""
 
     target: SplitTarget
     part: Part
@@ -98,7 +98,7 @@ class Aim:
 
     @cached_property
     def truth(self) -> torch.Tensor:
-        """Return the examples that the attack tries to reconstruct: the first training ones."""
+        """Return the examples to reconstruct: the part's inputs for the first training examples."""
         most = by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
         return self._read("train", most)
 
@@ -120,7 +120,7 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """Return the evidence of one report per example, and of several.
+        """Return the reports to attack: one per example, and several if each has new noise.
 
         The keys end the metrics' names: "" for one report, and, for example, ", 10 reports".
         """
@@ -145,7 +145,7 @@ class Aim:
         }
 
     def plain(self, images: torch.Tensor) -> Float64s:
-        """Scale images to [0, 1], where 0 is the least public value and 1 the greatest."""
+        """Scale images to [0, 1]: 0 is the smallest value in the public examples, 1 the largest."""
         low, high = self._range
         scaled: Float64s = ((images.double() - low) / (high - low)).clamp(0, 1).numpy()
         return scaled
@@ -206,7 +206,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """Return the number of inputs that are plain numbers, or None if all of them are."""
+        """Return the number of inputs before the word vectors, or None if there are no words."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]

@@ -85,11 +85,11 @@ def _protection(privacy: PrivacySettings) -> str:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A follower's view of a run's first steps: the gradients of each example.
+    """A follower's view of a run's first steps: the gradients that it received for each example.
 
-    `windows` hold the gradients' directions, a window for a few consecutive steps. `norms` has the
-    sum of each example's gradient lengths, and `true` its true label. `added` holds the two
-    summaries that `_added` returns, each [examples, values].
+    `windows` has the gradients' directions, with one window for each group of consecutive steps.
+    `norms` is the sum of each example's gradient lengths over the steps, and `true` its true label.
+    `added` has the two summaries that `_added` returns, each [examples, values].
     """
 
     windows: list[Window]
@@ -167,8 +167,9 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
-        `run` is what the follower has seen. Under LabelDP, training may have used other labels than
-        these. So the examples are clustered first, and the known labels only name the clusters.
+        `run` is what the follower has received. Under LabelDP, training may have used other labels
+        than the known ones. Then the examples are clustered first, and the known labels only name
+        the clusters.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -188,9 +189,9 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right guesses among the examples at indices `of`.
+        """Return the share of right `guesses` among the examples at indices `of`.
 
-        The chance level is that of always guessing one class.
+        `true` are the true labels. The chance level is that of always guessing the commonest class.
         """
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
@@ -220,12 +221,13 @@ def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
 def _added(
     examples: Int64s, came: Sequence[Int64s], looks: Sequence[Sequence[Float64s]]
 ) -> dict[str, Float64s]:
-    """Return two summaries of each example's gradients over the steps, with parts concatenated.
+    """Return two summaries, [examples, values], of each example's gradients over the steps.
 
     `sum` is the sum of the gradients: noise that is drawn anew in each step averages out. `change`
     is the mean over the later half of the steps minus the mean over the earlier half: noise that
-    stays the same in all steps cancels. `came[s]` holds the examples of step s. `looks[s]` holds
-    their gradients, an array per part, which is first divided by its root mean square length.
+    stays the same in all steps cancels. `came[s]` are the examples of step s, and `looks[s]` their
+    gradients, with an array for each part. Each array is first divided by the root mean square
+    length of its rows, and the parts are concatenated.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))
@@ -241,11 +243,11 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC with which a projection of `rows` separates the `rare` examples.
+    """Return the AUC with which a projection of `rows` separates examples of the rarer class.
 
-    Each row is projected on the first right singular vector of all rows. The vector's sign is
-    arbitrary, so the better of both signs counts, and the AUC is at least 1/2. `name` names the
-    metric.
+    `rare` marks these examples. Each row is projected on the first right singular vector of all
+    rows. The vector's sign is arbitrary, so the better of both signs counts, and the AUC is at
+    least 1/2. `name` names the metric.
     """
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])

@@ -44,11 +44,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crossed:
-    """Tensors that parties sent in one step, by part, as received. Rows are in the batch's order.
+    """Tensors that the parties of a split model sent in one step, as received, by part.
 
-    `outputs` are numbers, or the bits of EmbeddingDP as 0.0 and 1.0. `gradients` of the step's mean
-    loss were returned for them. If two parties returned a gradient for one part, the value is their
-    sum, which the part's owner computes.
+    Rows are in the order of the batch. `outputs` are the parts' outputs: numbers, or the bits of
+    EmbeddingDP as 0.0 and 1.0. `gradients` are those of the step's mean loss, which were returned
+    to the owners of the parts. If two parties returned a gradient for one part, the value is their
+    sum.
     """
 
     outputs: Mapping[str, torch.Tensor]
@@ -116,7 +117,10 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the first crossing that sends a part's output to another party."""
+        """Return the first transfer of the split model that sends a part's output to another party.
+
+        Raises `AttackImpossible` if there is none.
+        """
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -146,7 +150,7 @@ class SplitTarget:
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Train copies of the parts for `steps` steps. Yields each step's examples and messages."""
+        """Train copies of the parts for `steps` steps. Yields the examples and messages of each."""
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
         for step in range(1, steps + 1):
@@ -181,10 +185,10 @@ class SplitTarget:
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient that a part's owner receives: [examples, *output].
+        """Return the gradient of the loss in a part's output, as its owner receives it.
 
-        It belongs to the training examples at `positions`. Raises `AttackImpossible` if the owner
-        receives none.
+        It is [examples, *output], for the training examples at `positions`. Raises
+        `AttackImpossible` if the owner receives none.
         """
         gradients = self.crossed(positions).gradients
         if part not in gradients:
@@ -250,7 +254,10 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run one party's side of an exchange, and append every message that it sends to `heard`."""
+    """Run one party's side of an exchange of messages, and return its result.
+
+    Every message that the party sends is appended to `heard`, with the party's name.
+    """
     answer: Message | None = None
     while True:
         try:

@@ -29,10 +29,10 @@ def lie(eps: float | None) -> float:
 
 
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
-    """Return the index of the nearest row of a known table for each sent vector.
+    """Return, for each vector in `sent`, the index of the nearest row of the table `known`.
 
-    `sent` is [tokens, values], and `known` is [words, values]. Bits are compared with the bits of
-    the table. Ties go to the first row.
+    `sent` is [tokens, values], and `known` is [words, values]. If EmbeddingDP's bits were sent, the
+    table must have bits too. Ties go to the first row.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)
@@ -42,8 +42,9 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
     """Return the probability that EmbeddingDP sends a 1 for each of `values`.
 
-    `blur` is the standard deviation of the error in the attacker's values, for example of an older
-    table. A large error makes the bit of a value near 0 uncertain. At 0 the values are exact.
+    `values` are the attacker's estimates of the numbers to send. `blur` is the standard deviation
+    of their error, for example if they come from an older table. A large error makes the bit of a
+    value near 0 uncertain. With `blur` 0 the values are exact.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -78,12 +79,12 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 
 
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
-    """Estimate a table of words' vectors from messages whose text is known.
+    """Estimate a table of word vectors from messages whose text is known.
 
-    `sent` is [tokens, values], and `tokens` are the words in these messages. Returns the mean
-    message of each word, and the number of times that the word occurs. If the messages are bits,
-    one extra report of 1/2 is included, so that a mean is a probability strictly between 0 and 1. A
-    word that never occurs gets the mean of all messages.
+    `sent` is [tokens, values], `tokens` are the words in these messages, and `words` is the size of
+    the vocabulary. Returns the mean message of each word, and the number of times that the word
+    occurs. Every word has one extra message: the mean of all messages. So the mean of bits is
+    strictly between 0 and 1, and a word that never occurs gets the mean of all messages.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -138,7 +139,8 @@ class Habits:
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
     """Return the likeliest word at each position, [texts, length].
 
-    `habits` adds the statistics of similar text to the likelihood.
+    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word]. `habits` are the
+    statistics of similar text, which are then taken into account too.
     """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
@@ -161,9 +163,10 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
 
 def ceiling(values: int, words: int, eps: float | None) -> float:
-    """Return the exact probability that guessing the likeliest word is right, for random codes.
+    """Return the probability that guessing the likeliest word is right, if words have random codes.
 
-    The attacker sees one report of `values` bits. All words are equally likely, and ties are broken
+    A word's code is its `values` bits before EmbeddingDP flips some. Here every bit of every code
+    is a fair coin. The attacker sees one report, all words are equally likely, and ties are broken
     at random. With the flip probability q, the true code agrees with the report in A ~ Bin(values,
     1 - q) bits, and every other code in Bin(values, 1/2) bits, independently:
 

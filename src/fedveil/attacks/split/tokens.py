@@ -75,9 +75,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return the tokens that the attackers recover from the vectors in `read`, by attacker's name.
+    """Return the tokens that attackers recover from the vectors in `read`, by the attacker's name.
 
-    One attacker estimates a table of words' vectors from the messages `pairs`, whose text it knows.
+    One attacker estimates a table of word vectors from the messages `pairs`, whose text it knows.
     """
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
@@ -99,9 +99,9 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that the attackers recover from gradients, by attacker's name.
+    """Return the next tokens that attackers recover from the gradients in `read`.
 
-    The result is empty if the follower received no gradients.
+    The keys are the attackers' names. The result is empty if the follower received no gradients.
     """
     if read.returned is None:
         return {}
@@ -180,7 +180,7 @@ class _Cut:
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """Return the word and position tables before training, which the job's seed determines."""
+        """Return the word and position tables before training, made again from the job's seed."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)
@@ -216,7 +216,10 @@ class _Cut:
         return found
 
     def by_text(self, pairs: _Heard, sent: Float64s) -> Int64s:
-        """Return the recovered words, with a table estimated from `pairs`, whose text is known."""
+        """Return the words whose reports are `sent`, recovered with a table of word vectors.
+
+        The table is estimated from the messages `pairs`, whose text the attacker knows.
+        """
         flat = pairs.first.reshape(-1, pairs.first.shape[-1])
         table, _ = learnt(flat, pairs.truth.reshape(-1), self.shape[0])
         given = sent.reshape(-1, sent.shape[-1])
@@ -229,9 +232,9 @@ class _Cut:
 class _Heard:
     """The messages received for some windows of text: reports and gradients.
 
-    `first` is the first report of each token, and `together` the sum of its reports. `returned`
-    holds the gradients that came back and the outputs that they belong to, or None. `truth` are the
-    tokens, and `following` the next tokens.
+    `first` is the first report of each token's vector, and `together` the sum of all its reports.
+    `returned` has the gradients that the follower received and its outputs to which they belong, or
+    is None if it received none. `truth` are the tokens, and `following` the tokens that come next.
     """
 
     first: Float64s

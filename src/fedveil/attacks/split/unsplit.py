@@ -127,7 +127,10 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the misfit of guessing without knowledge: the mean of numbers, or 1/2 for each bit."""
+    """Return the mean misfit of an attacker who knows nothing about the single outputs.
+
+    It guesses the mean of all numbers or, for bits, probability 1/2 each.
+    """
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -107,7 +107,7 @@ class Imprint:
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the index of each example's cell for every statistic: [examples, statistics]."""
+        """Return the index of the cell with each example, by statistic: [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)
@@ -116,7 +116,10 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the layer's weights and biases. Its activations are at most about `whisper`."""
+        """Return the layer's weights [rows, features], and its biases.
+
+        They are scaled so that the activation of a neuron is at most about `whisper`.
+        """
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -128,11 +131,11 @@ class Imprint:
         return weights.reshape(self.rows, -1), (-slope * low).ravel()
 
     def model(self, classes: int, gain: float) -> nn.Sequential:
-        """Return a classifier of this layer, an activation, and an output layer.
+        """Return a classifier that consists of this layer, an activation and an output layer.
 
-        It takes examples of any shape. The output layer's weights are `gain` or -`gain`. An example
-        activates some neurons of this layer. In a local step with learning rate lr on a batch of b
-        examples, it changes their biases by about gain * lr / b.
+        It takes examples of any shape. The output layer's weights are `gain` or -`gain`. In a local
+        step with learning rate lr on a batch of b examples, an example changes the bias of each
+        neuron that it activates by about gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)

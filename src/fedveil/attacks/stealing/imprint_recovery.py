@@ -141,10 +141,11 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Return a mask of the examples that may lie in their cell.
+    """Return a mask of the examples that may lie in the cell given for them.
 
-    `noise` is the standard deviation of their entries. A negative `noise` instead marks the
-    examples that certainly lie in their cell.
+    `examples[i]` is tested against cell `cells[i]`. `noise` is the standard deviation of the noise
+    in an example's entries. With a negative `noise`, the mask instead has the examples that
+    certainly lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

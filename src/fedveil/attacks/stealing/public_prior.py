@@ -34,10 +34,11 @@ class PublicLaw:
         )
 
     def restore(self, noisy: Float64s, noise: Float64s, known: Bools | None = None) -> Float64s:
-        """Denoise examples with the least mean squared error (Wiener's filter).
+        """Return denoised examples, with the least mean squared error (Wiener's filter).
 
-        Row i has noise of standard deviation `noise[i]` in every feature. Features that are not
-        `known` get the mean of the public examples.
+        Row i of `noisy` is an example, with noise of standard deviation `noise[i]` in every
+        feature. `known` marks the features that the attacker observed. All others are set to the
+        mean of the public examples first.
         """
         offset = noisy - self.mean
         if known is not None:
@@ -48,6 +49,6 @@ class PublicLaw:
         return np.clip(best, self.low, self.high)
 
     def unit(self, examples: Array) -> Float64s:
-        """Return examples as rows of values in [0, 1], for image metrics."""
+        """Return examples as rows, scaled so that the range of public values becomes [0, 1]."""
         flat = examples.reshape(len(examples), len(self.mean)).astype(np.float64)
         return (flat - self.low) / max(self.high - self.low, 1e-12)

@@ -37,11 +37,11 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Loot:
-    """Result of an attack that steals examples, as rows with values in [0, 1].
+    """Result of an attack that steals examples. Examples are rows with values in [0, 1].
 
-    `originals` are the clients' examples, and `offered` are the attacker's candidates for them. A
-    baseline attacker guesses with equally many `public` examples. `saw` says what the attacker
-    read.
+    `originals` are the clients' examples, and `offered` are the attacker's candidates for them. The
+    baseline is an attacker who offers equally many `public` examples. `saw` says what the attacker
+    received, such as a report or a sum.
     """
 
     originals: Float64s
@@ -50,7 +50,10 @@ class Loot:
     saw: str
 
     def figures(self) -> list[Measured]:
-        """Return the share of examples recovered, the share of true candidates, and the PSNR."""
+        """Return the share of originals recovered, their PSNR, and the share of right candidates.
+
+        The last two are left out if nothing was recovered.
+        """
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
         guess = len(matched(self.originals, self.public)) / cases
@@ -64,7 +67,10 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Draw originals above their nearest candidates, or return None without images."""
+        """Return a PNG of some originals above their nearest candidates.
+
+        Returns None if the examples have no image `shape`, or if there are no candidates.
+        """
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -112,7 +118,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 
 
 def with_examples(target: Target, wanted: int) -> Target:
-    """Copy the target with the clients of one cohort, which hold about `wanted` examples."""
+    """Copy the target with one cohort of clients, which hold about `wanted` examples in total."""
     cohort = target.job.clients_per_round
     each = max(1, wanted // cohort)
     held = [target.rows(client)[:each] for client in range(cohort)]
@@ -155,7 +161,8 @@ def _played(
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
     """Play a round in which clients train a model with an imprint.
 
-    Returns the target with this model, the imprint, the readings of the reports, and the aggregate.
+    Returns the target with this model, the imprint, the attacker's estimates from the reports, and
+    the aggregate.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(

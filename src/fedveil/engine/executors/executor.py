@@ -17,7 +17,7 @@ class Executor(Carrier):
         """Start a round. `context` contains its global weights."""
 
     def shown(self) -> dict[str, Any]:
-        """Return entries for the round's record, such as the places where clients were trained."""
+        """Return entries for the round's record, such as the machines that trained clients."""
         return {}
 
     def close(self) -> None: ...

@@ -27,8 +27,9 @@ _WAITING = 2
 class InProcess(Executor):
     """An executor that starts no process.
 
-    Reports of large models are made by a second thread while the next client is trained, if there
-    is a second core. The training thread makes a report itself instead of waiting.
+    While one client of a large model is trained, a second thread makes the report of the client
+    before it, if there is a second core. If that thread is busy, the training thread makes the
+    report itself.
     """
 
     def __init__(self, side: ClientSide, cores: int | None = None) -> None:

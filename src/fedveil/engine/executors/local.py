@@ -38,7 +38,7 @@ def start_locally(
     event: Callable[[str], None],
     cores: int | None = None,
 ) -> Executor:
-    """Return threads if clients train in native code, otherwise worker processes.
+    """Return an executor: threads if clients train in native code, otherwise worker processes.
 
     Forks of this process train many clients of a small native model, because threads would mostly
     wait for the GIL. Without workers, clients train in this process. `dimension` is the number of

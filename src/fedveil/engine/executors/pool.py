@@ -1,11 +1,13 @@
 """A pool of worker processes that train a round's clients.
 
-A worker is a separate program (`python -m fedveil.engine.executors.worker`). It inherits no threads
-and does not import the caller's script. Or it is a fork of the calling process, which starts with
-all code imported and compiled. It has one torch thread and one model object. The data, the
-global weights and the worker's slots for reports are in shared memory. A pipe carries client
-numbers and small messages. A worker ends when its pipe closes. The operating system closes the pipe
-even if the calling process is killed.
+By default a worker is a separate program (`python -m fedveil.engine.executors.worker`). It inherits
+no threads and does not import the caller's script. Instead, it can be a fork of the calling
+process, which starts with all code imported and compiled.
+
+A worker has one torch thread and one model object. The data, the global weights and the worker's
+slots for reports are in shared memory. A pipe carries client numbers and small messages. A worker
+ends when its pipe closes. The operating system closes the pipe even if the calling process is
+killed.
 """
 
 from __future__ import annotations
@@ -181,7 +183,8 @@ class _Worker:
 class WorkerPool(Executor):
     """An executor that trains clients in worker processes.
 
-    With `serve` (a worker's `main`), the workers are forks of this process.
+    If `serve` (a worker's `main`) is given, the workers are forks of this process that call it.
+    Otherwise they are separate programs.
     """
 
     def __init__(

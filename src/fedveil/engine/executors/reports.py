@@ -27,7 +27,11 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add the report in `answer` to `server`. Returns the answer without the report."""
+    """Add the report in `answer` to the sum in `server`. Returns the answer without the report.
+
+    Returns `Refused` if the server rejects the report. An answer that has no report is returned
+    unchanged.
+    """
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -62,7 +66,7 @@ class Folding:
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove the worker's sum, and return its pickle without arrays, and its arrays.
+        """Remove the worker's sum and return its pickle without arrays, and its arrays.
 
         An array that fits into the shared memory `room` is copied there and returned as (begin,
         end). Any other array is returned as bytes.

@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Span:
-    """The position of an array in a block."""
+    """The position, type and shape of one array in a block of shared memory."""
 
     offset: int
     dtype: np.dtype[Any]

@@ -38,18 +38,23 @@ class Way(Protocol):
     def size(self) -> int: ...
 
     def begin(self, sent: Float32s, kept: Float32s | None) -> tuple[Float32s, Float32s | None]:
-        """Return the weights at which training starts, and a gradient correction or None."""
+        """Return the weights from which a client trains, and a gradient correction or None.
+
+        `sent` is the vector that the server sent. `kept` is the client's state, or None before its
+        first report. The correction is added to the gradient in every local step.
+        """
 
     def update(
         self, sent: Float32s, kept: Float32s | None, change: Float32s, steps: int, rate: float
     ) -> Float32s:
-        """Return the client's update, which has the length of `sent`.
+        """Return the client's update, which has the length of `sent`, the vector from the server.
 
         `change` is the change of the weights after `steps` local steps at learning rate `rate`.
+        `kept` is the client's state, or None before its first report.
         """
 
     def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
-        """Return the client's new state after its report.
+        """Return the client's new state after its report. `kept` is its state before, or None.
 
         `carried` is the update in the report after the protection's clipping, without noise.
         `change` is the change of the weights by training.

@@ -32,7 +32,10 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side, and `mine`, the clients that it has served in this round."""
+    """A thread's client side, and `mine`, the waiting clients that it served earlier in the round.
+
+    Clients without an earlier phase in this round wait in a queue that all threads share.
+    """
 
     side: ClientSide
     folding: Folding

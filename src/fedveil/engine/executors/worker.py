@@ -94,7 +94,10 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Copy reports into the shared memory `slot`. Returns answers with `InSlot`s in their place."""
+    """Copy the reports that fit into the shared memory `slot`.
+
+    Returns the answers, in which an `InSlot` with the position replaces each copied report.
+    """
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):

@@ -32,7 +32,7 @@ STATISTICS = ("*running_mean", "*running_var")
 
 @dataclass(frozen=True)
 class Place:
-    """The position of one array in the vector."""
+    """The name, type and shape of one array, and its slice of the vector."""
 
     name: str
     dtype: np.dtype[Any]
@@ -43,8 +43,9 @@ class Place:
 class ArrayLayout:
     """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
 
-    `perturbed` is True if noise will be added to the vector. Then BatchNorm's statistics are
-    unsupported too, because a noisy variance may be negative.
+    Arrays whose names match a pattern in `keep` are left out. `perturbed` is True if noise will be
+    added to the vector. Then BatchNorm's statistics are unsupported too, because a noisy variance
+    may be negative.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class ArrayLayout:
                 )
 
     def moved(self, record: ArrayRecord, update: npt.NDArray[np.float64]) -> ArrayRecord:
-        """Return the record's arrays plus the update. The clients' own arrays are unchanged."""
+        """Return the record's arrays plus the update. Arrays that stay at clients are unchanged."""
         arrays = read(record)
         out: dict[str, Array] = dict(record.items())
         with np.errstate(over="ignore"):

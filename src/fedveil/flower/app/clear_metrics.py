@@ -60,9 +60,9 @@ def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
 
 
 class Means:
-    """Running means of the revealed metrics, over the clients whose reports are in the sum.
+    """Running means of the revealed metrics, over the clients whose reports are in a round's sum.
 
-    Clients are weighted by `weight_key` if they reveal that metric, and equally otherwise.
+    Clients are weighted by the metric `weight_key` if they reveal it, and equally otherwise.
     """
 
     def __init__(self, weight_key: str) -> None:

@@ -1,4 +1,7 @@
-"""Checks that a protected strategy can wrap a strategy: that it works with one averaged reply."""
+"""Checks that `ProtectedStrategy` can wrap a user's strategy.
+
+It can if that strategy works with a single reply, the average over all clients.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _AVERAGING = (
 
 
 def check_inner(strategy: Strategy, *, takes_averages: bool) -> None:
-    """Raise `InvalidValue` if `strategy` cannot work with one averaged reply.
+    """Raise `InvalidValue` if `strategy` cannot work with a single reply, the average over clients.
 
     A strategy that overrides the aggregation is refused unless `takes_averages` is True.
     """

@@ -345,9 +345,11 @@ def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Return the revealed metrics in reply to a message that is not about training.
+    """Return the metrics that the client reveals in reply to a message that is not about training.
 
-    The account records the metrics before they are sent.
+    `pins` are the client's demands, which say what it reveals and after which time it replies.
+    `call_next` calls the app. The client's account records the names of the metrics before they are
+    sent.
     """
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)

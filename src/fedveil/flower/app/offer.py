@@ -49,7 +49,7 @@ class Offer:
 
     @classmethod
     def read(cls, words: Message, known: Collection[str]) -> Offer:
-        """Read the offer from the untrusted message `words`. Raises `MessageInvalid`.
+        """Read the offer in the server's message `words`. Raises `MessageInvalid` if it is invalid.
 
         `known` are the user's own protections that this client's settings name. A server cannot
         make the client import any other code.
@@ -90,7 +90,7 @@ class Offer:
 
 
 def check(options: Options) -> None:
-    """Raise `InvalidValue` unless the settings are consistent with each other."""
+    """Raise `InvalidValue` if some of the settings cannot be used together."""
     if options.protection is None:
         raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
     if options.weighting == "by_size" and options.noised:

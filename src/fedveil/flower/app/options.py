@@ -112,7 +112,7 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(config: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the settings in `config` with those in `keywords`.
+    """Merge the "fedveil." settings of the run configuration `config` with those in `keywords`.
 
     Raises `JobError` if a key has different values in the two mappings.
     """

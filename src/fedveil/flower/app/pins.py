@@ -28,7 +28,7 @@ _RUN = "the run configuration"
 
 @dataclass(frozen=True)
 class Pin:
-    """The demands from one source."""
+    """The demands from one source: `source` names it, and `options` are the settings it demands."""
 
     source: str
     options: Options
@@ -85,12 +85,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client's pins say that it trusts the server.
+    """Return True if the client says that it trusts the server, so that its limits do not apply.
 
     A pin says so if it demands a guarantee that relies on the server. `limited` are the pins with
-    an epsilon limit. If the client trusts the server, these limits do not apply against the server.
-    But if one of these limits is the client's own, only the client's own pins can say that it
-    trusts the server.
+    an epsilon limit. The server can change the run configuration. So if a pin that it cannot change
+    sets a limit, only such pins can say that the server is trusted.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -132,7 +131,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest of the delays in seconds that the server and the pins demand.
+    """Return the longest of the delays in seconds that the server (`asked`) and the pins demand.
 
     Returns None if nobody demands a delay.
     """
@@ -152,7 +151,7 @@ def limits(pins: Sequence[Pin]) -> list[tuple[float, float]]:
 
 
 def _on_its_word(options: Options) -> bool:
-    """Return True if the protection's guarantee relies on the server."""
+    """Return True if the guarantee of the protection in `options` relies on the server."""
     return options.protection is not None and options.position.rests_on_server(options.parameters)
 
 

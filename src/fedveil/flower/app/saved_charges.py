@@ -19,9 +19,9 @@ _LEDGER, _STATE = "ledger", "state"
 
 
 class Kept(NamedTuple):
-    """The content of the file: the number of started rounds, the ledger, the protection's state.
+    """The content of a strategy's ledger file: the number of started rounds, the ledger, the state.
 
-    The state is None before the first round has ended.
+    The state is the protection's. It is None before the first round has ended.
     """
 
     rounds: int
@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 class KeptRounds:
-    """The file of one strategy. `terms` describes the strategy's protection.
+    """The ledger file of one strategy. `terms` describes the strategy's protection.
 
     Before a round's first report is requested, the round is written to the file as started, and all
     of its clients as charged. If the process is killed during the round, these charges stay. When

@@ -130,7 +130,10 @@ class ProtectedStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
         *args: Any, **kwargs: Any,
     ) -> Result:  # fmt: skip
-        """Run `num_rounds` rounds. Each exchange may last `timeout` seconds."""
+        """Run `num_rounds` rounds, beginning with `initial_arrays`.
+
+        Each exchange with the clients may last `timeout` seconds.
+        """
         self._timeout_s = positive("timeout", timeout)
         begun, self._begun = self._begun, True
         try:
@@ -162,7 +165,10 @@ class ProtectedStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the inner strategy's result for the averaged reply, or None for a void round."""
+        """Return the inner strategy's new arrays and metrics, computed from the averaged reply.
+
+        Both are None if the round is void.
+        """
         if self._averaged is None:
             return None, None
         averaged, self._averaged = self._averaged, None

@@ -21,9 +21,10 @@ class AppFailed(Exception):
 def ask_in_time(
     time: FixedTime, message: FlowerMessage, context: Context, call_next: ClientAppCallable
 ) -> RecordDict:
-    """Return the content of the app's reply.
+    """Return the content of the app's reply to `message`.
 
-    If the app exceeds the time limit, an error is raised and its state is not saved.
+    If the app exceeds the limit of `time`, raises `ClientWithheld` and discards the app's changes
+    to the state in `context`.
     """
     own = copy.deepcopy(context) if time.is_set else context
     content = time.trained(lambda: _ask_app(message, own, call_next))

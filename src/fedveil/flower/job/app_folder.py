@@ -48,7 +48,10 @@ def check_deployable(job: Job) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """Read the app's job. All participants have the same one."""
+    """Read the job in the app's folder. The server and all clients have the same job.
+
+    Raises an error if the job does not state its number of clients.
+    """
     job = Job.load(folder / JOB)
     if job.clients.number is None:
         raise DeploymentError(
@@ -91,7 +94,7 @@ def own_roster(
     by its own keys and then read every update. For the same reason this raises `DeploymentError` if
     `protection` needs no keys although the operator gave `roster` or `identity`: the server may
     have removed active security. It also raises it if the protection needs keys and there is no
-    `roster`.
+    `roster`. The result is empty if the protection needs no keys and the operator gave none.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

@@ -75,7 +75,11 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Return the client's number of examples. Under `privacy.unit: example` no record is read."""
+    """Return the client's number of examples. Under `privacy.unit: example` no record is read.
+
+    The examples come from the client's own `function`, or from the data that `shared` loads if
+    `function` is None.
+    """
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)
@@ -95,7 +99,7 @@ class Training:
     """A client's training in one round.
 
     The constructor uses only the server's message to all clients. `update` reads the client's
-    examples, which are in the `shared` data if it has no function of its own.
+    examples: from the client's own data function, or from `shared` if it has none.
     """
 
     def __init__(
@@ -134,7 +138,10 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. Raises any error of the training."""
+        """Return the client's update and number of examples. Raises any error of the training.
+
+        `function` names the client's own data function, or is None.
+        """
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -159,7 +166,8 @@ class Training:
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
         """Return the client's examples as the trained part of the model reads them.
 
-        Frozen layers before that part are applied once, and their outputs are cached.
+        Frozen layers before that part are applied once, and their outputs are cached. `function`
+        names the client's own data function, or is None.
         """
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:

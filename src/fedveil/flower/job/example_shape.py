@@ -32,7 +32,8 @@ def telling_form(shape: ModelShape) -> Message:
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
     """Return the form of examples that the server's message `common` states.
 
-    The result is a target's shape, whether targets are integers, and whether examples are integers.
+    The result has three parts: a target's shape, True if targets are integers, and True if examples
+    are integers. It is ((), False, False) if the message does not state it.
     """
     if _TARGETS not in common:
         return (), False, False

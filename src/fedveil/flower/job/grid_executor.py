@@ -170,8 +170,8 @@ class GridExecutor(Executor):
     def _own(self, client: ClientId) -> Message:
         """Return the fields of the server's message that are only for `client`.
 
-        If clients keep state, this is the last round whose sum contains its report. Otherwise there
-        is none.
+        If clients keep state, the only field is the last round whose sum contains the client's
+        report. Otherwise there is no field.
         """
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 

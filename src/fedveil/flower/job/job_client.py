@@ -152,7 +152,7 @@ class _Misaddressed(Exception):
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return the answer, or a fixed word such as `FAILED` if there is an error.
+    """Return the result of `answer()`, or a fixed word such as `FAILED` if it raises an error.
 
     If the error were raised, Flower would send its text, which may contain data.
     """
@@ -193,7 +193,7 @@ def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
 
 
 def _check_own_job(files: OwnFiles, member: Member) -> None:
-    """Raise an error if the app's job differs from the operator's own copy of the job.
+    """Raise an error if the app's job differs from the operator's own copy of the job, if any.
 
     The app comes from the server. Every guarantee depends on its job: on the protection, the
     threshold, the number of rounds and more.
@@ -272,8 +272,8 @@ def _trained(
     """Return the answer in the phase in which clients train.
 
     The report is charged before any example is read. `asked` is the message to this client,
-    `common` the message to all. `half` makes the client's side of the protection from its number of
-    examples and the global weights. `time` fixes when the answer leaves.
+    `common` the message to all. `half` makes the client's side of the protection from the client's
+    number of examples and the global weights. `time` fixes when the answer leaves.
     """
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:

@@ -41,11 +41,17 @@ class RoundTraining(Protocol):
     model: Update
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. Raises any error of training."""
+        """Return the client's update and number of examples. Raises any error of training.
+
+        `function` names the user's function that returns the client's examples, or is None.
+        """
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function to call once the report is made. It saves the state that the client keeps."""
+        """A function to call once the report is made. It saves the state that the client keeps.
+
+        It takes the protection and the server's message that asked for the report.
+        """
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], client: ClientId) -> Member:
-        """Return the member `client` of a node configuration."""
+        """Return the member for client number `client`, from the node configuration `config`."""
         folder = _text(config, STATE_FOLDER)
         seeded = config.get("seeded", False)
         if not isinstance(seeded, bool):

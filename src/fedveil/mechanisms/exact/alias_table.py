@@ -62,7 +62,11 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Return integer weights that sum to 2^64: of the symbols, of the remainder, then zeros."""
+        """Convert the probabilities `law` of one row to integer weights that sum to 2^64.
+
+        The result has the weights of the symbols, then that of the remainder, then zeros up to the
+        number of columns.
+        """
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
         remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
@@ -79,7 +83,7 @@ class AliasTables:
             self._draw_block(rows[part], entropy, out[part])
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
-        """Fill `out` with independent symbols that are all drawn from one row."""
+        """Fill `out` with independent symbols, all drawn from the distribution of one row."""
         entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]
@@ -106,7 +110,11 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
-        """Return the symbol of a draw whose first 32 bits, `word`, tie with a threshold."""
+        """Return the symbol of a draw from `row` whose first 32 bits, `word`, tie with a threshold.
+
+        Reads 32 more bits to decide. If they choose the remainder, a second draw in exact integers
+        chooses the symbol.
+        """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
         digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)

@@ -88,7 +88,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` = 0. Returns the indices of rejected draws."""
+        """Add draws to `values`, for `place_bits` = 0. Returns the indices to draw again."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -108,7 +108,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` > 0. Returns the indices of rejected draws."""
+        """Add draws to `values`, for `place_bits` > 0. Returns the indices to draw again."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -131,7 +131,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Overwrite `words` with random words, and `cells` with their cells."""
+        """Fill `words` with random words, and `cells` with the cells that these words choose."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == _UNDECIDED):
@@ -140,10 +140,11 @@ class DiscreteGaussian:
     def _keeps(
         self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
     ) -> bool:
-        """Decide on a draw that is not surely kept. Returns True if it is added to `values[i]`.
+        """Accept or reject a draw that `_add_placed` listed. Returns True if it is accepted.
 
-        `negative`, `cell` and the top bits of `place_word` make up the draw. Its uniform real is
-        compared with 1 - e^-loss, which is at least loss - loss²/2.
+        An accepted draw is added to `values[i]`. The draw has the sign `negative`, the `cell`, and
+        a place in the top bits of `place_word`, whose other bits begin a uniform real. The draw is
+        rejected if this real is below 1 - e^-loss, which is at least loss - loss²/2.
         """
         bits = _PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -193,10 +194,12 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return the thresholds ⌊2^63 · Pr[Y <= y]⌋ of all cells y with an end mark, and an index.
+    """Return two tables that map a random word to a cell y: its thresholds, and an index of these.
 
-    Y is the cell of a draw, with Pr[Y = y] proportional to exp(-y² / 2 variance). The index speeds
-    up the search: it maps the first 14 bits of a word to the first cell that is possible.
+    The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark, where Pr[Y =
+    y] is proportional to exp(-y² / 2 variance). The first 63 bits of a word choose the first cell
+    whose threshold is above them. The index speeds up this search: it maps a word's first 14 bits
+    to the first cell that is possible.
     """
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
@@ -214,7 +217,8 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    Y is as in `_cell_table`. The bounds end at the first y whose floor is 2^bits - 1.
+    Pr[Y = y] is proportional to exp(-y² / 2 variance). The bounds end at the first y whose floor is
+    2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
@@ -272,8 +276,9 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     """Write the cell that each random word draws to `out`, or a mark if it is undecided.
 
-    A word is undecided if its first 63 bits equal a threshold, because the true threshold has more
-    bits. Returns the number of undecided words.
+    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided if its first 63
+    bits equal a threshold, because the true threshold has more bits. Returns the number of
+    undecided words.
     """
     undecided = 0
     for i in range(len(words)):
@@ -308,7 +313,10 @@ def _add_cells(
 ) -> int:
     """Add the signed cell of words[i] to values[i], unless it is undecided or a negative zero.
 
-    Writes the indices of these exceptions to `listed`, and returns their number.
+    A word's last bit is the sign, and its other 63 bits choose the cell by the tables of
+    `_cell_table`, `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise
+    be drawn twice as often. Writes the indices of all entries that are left out to `listed`, and
+    returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -364,10 +372,13 @@ def _add_placed(
     values: Signed,
     listed: Int32s,
 ) -> int:
-    """Add the draw with the sign of words[i], cells[i] and places[i] to values[i] if surely kept.
+    """Add draw i to values[i] if it is certainly accepted. List the indices of all other draws.
 
-    Writes the indices of the others to `listed`, and returns their number. A draw is rejected if
-    its uniform real is below 1 - e^-loss (see `_decide_kept`), which is at most the loss.
+    A draw has the sign of words[i], the cell cells[i], and a place in the top `place_bits` bits of
+    places[i]. The other bits of places[i] begin a uniform real. The draw is rejected if this real
+    is below 1 - e^-loss (see `_decide_kept`). So it is certainly accepted if the real is at least
+    the loss, because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the
+    indices to `listed`, and returns their number.
     """
     bits = _PLACE_WORD_BITS - place_bits
     unit, width, slope = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance

@@ -84,8 +84,8 @@ def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
     """Return `monotone(e^x)` exactly, for a function whose results are integers.
 
     Each integer is a monotone function of e^x. The function is evaluated at both ends of an
-    interval around e^x. It is known to `digits` digits at first, and to twice as many each time,
-    until both results are equal.
+    interval around e^x. The interval is as narrow as `digits` digits of e^x allow. The number of
+    digits doubles until both results are equal.
     """
     # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
     # + d e^x) times 2^bits is an integer only if it does not depend on x.

@@ -114,7 +114,7 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the plan for updates of `dim` dimensions. It is cached."""
+        """Return the public parameters of a selection from `dim` dimensions. They are cached."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
@@ -146,9 +146,10 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return ln Pr[indices, sign] of the likeliest selections: those that reach the threshold.
+        """Return ln Pr[indices, sign] of a likeliest selection, one that reaches the threshold.
 
-        All of them are equally likely. `dim` is the number of dimensions.
+        All selections that reach it are equally likely. `dim` is the number of dimensions of an
+        update.
         """
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
@@ -156,8 +157,8 @@ class SignDS:
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
         """Return a function from eps to the probability that a selection reaches the threshold.
 
-        `dim` is the number of dimensions. The numbers of dimensions and the threshold do not change
-        with eps. They are those for this object's own eps.
+        The threshold and the number of selected dimensions stay as planned for this object's own
+        eps. `dim` is the number of dimensions of an update.
         """
         return self.plan(dim).law.chance_of_favoured
 

@@ -33,7 +33,7 @@ _RENORMALISE = 1 << 24
 
 
 def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
-    """Encode a set of numbers in 0..dim-1, given in ascending order."""
+    """Encode the set `indices` of numbers in 0..dim-1, given in ascending order."""
     members = np.asarray(indices)
     dim = integer("dim", dim, 1)
     if members.ndim != 1 or members.dtype.kind not in "iu":
@@ -51,7 +51,7 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
 
 
 def longest_code(dim: int, count: int) -> int:
-    """Return an upper bound on the length in bytes of a code of `count` numbers."""
+    """Return an upper bound on the code of any `count` numbers in 0..dim-1, in bytes."""
     low_bits, marks = _layout(dim, count)
     return _low_size(low_bits, count) + marks // 4 + 64
 
@@ -85,9 +85,9 @@ def _is_set(members: Int64s, dim: int) -> bool:
 def _layout(dim: int, count: int) -> tuple[int, int]:
     """Return how many low bits of each number are sent unchanged, and the number of marks.
 
-    If there are low bits, several numbers may share a bucket, and a mark is either a number or the
-    end of a bucket. Otherwise there is a mark for each number from 0 to dim - 1, which is set if
-    the number is in the set.
+    The arithmetic coder encodes a row of marks. If there are low bits, several numbers may share a
+    bucket, and a mark is either a number or the end of a bucket. Otherwise there is a mark for each
+    number from 0 to dim - 1, which is set if the number is in the set.
     """
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
@@ -120,12 +120,11 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode `marks` marks, of which those at `places` are set, to `out`.
+    """Encode a row of `marks` bits by arithmetic coding, and write the code to `out`.
 
-    Returns the number of bytes written.
-
-    The coder's interval has a width of at least 2^24 before each mark, so rounding costs almost
-    nothing. A mark that is certain takes no bits.
+    `places` are the positions of the 1 bits, in ascending order. Returns the number of bytes
+    written. The coder's interval has a width of at least 2^24 before each bit, so rounding costs
+    almost nothing. A bit that is certain takes no space.
     """
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0

@@ -100,7 +100,10 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that a selection reaches the threshold if its eps were `eps`."""
+        """Return the probability, at the epsilon `eps`, of a favoured selection.
+
+        Such a selection has at least the threshold's number of top-k dimensions.
+        """
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps
@@ -121,7 +124,8 @@ class InlierLaw:
     def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
         """Return two sums of (v - x) * weight: over v below the threshold, and over all other v.
 
-        v and its weight are as in `_weights`.
+        v is the number of selected dimensions in the top-k set, and its weight the number of
+        selections with this v.
         """
         below = sum(v * w for v, w in self._weights() if v < self._threshold)
         above = sum(v * w for v, w in self._weights() if v >= self._threshold)

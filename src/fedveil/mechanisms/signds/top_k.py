@@ -62,7 +62,10 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the members with these ranks, in order."""
+        """Return the indices of members of the top-k set, given by ascending ranks.
+
+        Members above the smallest one are ranked first, by index; those equal to it follow.
+        """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
@@ -164,12 +167,12 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Return the digit of the `size`-th largest entry, and three counts of entries.
+    """Find the digit of the `size`-th largest entry. Returns it, and three counts of entries.
 
-    A digit is 16 bits of an entry's key, starting at bit `shift`, with the bits in `bias` inverted
-    so that digits of signed keys have their order. `flip` and `magnitude` are as in `_key`. The
-    counts are of entries with a larger digit, with the same digit, and with one of the `special`
-    smallest or largest digits.
+    A digit is 16 bits of an entry's key, from bit `shift` on. `flip` and `magnitude` are as in
+    `_key`. The bits in `bias` are inverted, so that the digits of signed keys are ordered as the
+    keys are. The counts are: entries with a larger digit; entries with the same digit; and entries
+    with one of the `special` smallest or `special` largest digits, which mean NaN or infinity.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -190,7 +193,10 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key among entries with this digit (see `_boundary`)."""
+    """Return the smallest and the largest key among entries whose key has the digit `digit`.
+
+    The other arguments are as in `_boundary`.
+    """
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -204,7 +210,10 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the few entries whose key has this digit (see `_boundary`) to `out`."""
+    """Copy the few entries whose key has the digit `digit` to `out`.
+
+    The other arguments are as in `_boundary`.
+    """
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]
@@ -237,9 +246,10 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count each row's entries whose `sign * value` is above `least`, and those equal to `least`.
+    """Count, in each row, the entries whose `sign * value` is above `least`, and those equal to it.
 
-    Also adds up the magnitudes of the entries above `least`. `lanes` has a partial sum for each
+    A row is a short stretch of the vector. The counts are written to `above` and `equal`. The
+    magnitudes of the entries above `least` are added to `lanes`, which has a partial sum for each
     position in a row, so that the compiled and the NumPy version add in the same order.
     """
     for row in range(len(above)):

@@ -53,7 +53,10 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Overwrite each entry of `sums` with a drawn sum S, given each parameter's true state."""
+        """Draw S, the sum of the states whose bits are 1, for each parameter. Writes it to `sums`.
+
+        `states` are the parameters' own states, before their codes are perturbed.
+        """
         if self._own_lies:
             sums[:] = states
         else:
@@ -71,8 +74,8 @@ class LyingBits:
 def gap_law(q: Fraction) -> Float64s:
     """Return the distribution of the number of bits before the next flipped bit.
 
-    The result is a matrix of one row. Its last entry is the probability of `_LONGEST_GAP` or more.
-    The relative error is at most 2^-43.
+    A bit is flipped with probability `q`. The result is a matrix of one row. Its last entry is the
+    probability of `_LONGEST_GAP` or more. The relative error is at most 2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -80,7 +83,11 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return the distribution that `gap_law` approximates, as exact integer weights."""
+    """Return the exact distribution of the number of bits before the next flipped bit.
+
+    A bit is flipped with probability `q`. The result has integer weights, the last one for
+    `_LONGEST_GAP` or more bits.
+    """
     lie, both = q.as_integer_ratio()
     true = both - lie
     law = [true**gap * lie * both ** (_LONGEST_GAP - 1 - gap) for gap in range(_LONGEST_GAP)]
@@ -112,11 +119,11 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add the states of all flipped bits to their parameters' sums. Returns the next position.
+    """Add the states of all flipped bits to their parameters' sums.
 
-    `gaps` are the numbers of unflipped bits before each flip, and `place` is the position of the
-    first bit. A flip of the bit of a parameter's own state adds `own` times that state: -1 removes
-    it, and 0 ignores the flip.
+    `gaps` are the numbers of unflipped bits before each flip, counted from the bit at position
+    `place`. Returns the position at which the next gap begins. A flip of the bit of a parameter's
+    own state adds `own` times that state: -1 removes it, and 0 ignores the flip.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -133,10 +140,11 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write the positions of the flipped bits to `places`.
+    """Write the positions of the flipped bits to `places`. Returns their number.
 
-    Returns their number and the next position. `gaps` are the numbers of unflipped bits before each
-    flip, starting at position `place`.
+    `gaps` are the numbers of unflipped bits before each flip, counted from position `place`. Also
+    returns the position at which the next gap begins. After a gap of `_LONGEST_GAP` there is no
+    flip: the next gap continues it.
     """
     count = 0
     for k in range(len(gaps)):

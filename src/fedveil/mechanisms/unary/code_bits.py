@@ -25,7 +25,7 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
     """Return the packed one-hot codes of parameters in these states.
 
     Each bit is drawn independently. The bit of a parameter's own state is 1 with probability p, and
-    every other bit with probability q.
+    every other bit with probability q. The states are the whole numbers from -cells to cells.
     """
     count = len(states) * (2 * cells + 1)
     packed = np.empty(packed_codes_size(count), np.uint8)
@@ -39,12 +39,15 @@ def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: En
 
 
 def packed_codes_size(bits: int) -> int:
-    """Return the number of bytes that hold `bits` bits and the 1 after them."""
+    """Return the number of bytes that hold `bits` bits and the 1 that marks their end."""
     return bits // 8 + 1
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """Return the number of packed codes, or None if the bytes cannot be packed codes."""
+    """Return the number of packed codes, or None if the bytes cannot be packed codes.
+
+    A code has 2 cells + 1 bits.
+    """
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
@@ -53,14 +56,20 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add to each entry of `sums` the states whose bits are 1 in that parameter's code."""
+    """Add to each entry of `sums` the states whose bits are 1 in that parameter's code.
+
+    The states are the whole numbers from -cells to cells.
+    """
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """Return the bits of `count` packed codes as an array of 0 and 1, with one code per row."""
+    """Return the bits of `count` packed codes as an array of 0 and 1, with one code per row.
+
+    A code has 2 cells + 1 bits.
+    """
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)

@@ -19,10 +19,11 @@ from fedveil.privacy.choice_audit import Choice, told_true
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     """Return the random choices in a report of `dimension` parameters, for an audit.
 
-    In a report of bits, each bit is a choice, and is right with probability e^eps / (1 + e^eps).
-    Only the bit of the own state in oue is a fair coin. In a report of sums, each sum is a choice,
-    and is right if it equals the state. Only the largest and the smallest state are tested. Sums
-    with more than 127 cells have no choices.
+    An audit tests how often each choice is truthful. In a report of bits, each bit is a choice, and
+    is truthful with probability e^eps / (1 + e^eps). Only the bit of the own state in oue is a fair
+    coin. In a report of sums, each sum is a choice, and is truthful if it equals the state. Only
+    sums of the largest and the smallest state are tested. Returns no choices for sums with more
+    than 127 cells.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -42,7 +43,8 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
     """Return, for each kind of choice in `choices`, which choices in `report` tell the truth.
 
-    `values` are the true values. An entry is 1 for the truth, 0 for a lie, and -1 if unknown.
+    `values` are the true values. An entry is 1 for the truth, 0 for a lie, and -1 if that is
+    unknown or not tested.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -64,9 +66,9 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of `values`, and a mask of the values with a certain state.
+    """Return the states of `values`, and a mask of the values whose state is certain.
 
-    With random rounding, only a value that is exactly a state has a certain one.
+    With random rounding, only a value that lies exactly on a state has a certain state.
     """
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
@@ -77,6 +79,9 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return Pr[S = cells] for a code whose state is `cells`, where S is the sum of the code."""
+    """Return the probability that a code of the largest state, `cells`, has the sum `cells`.
+
+    The sum is over the states whose bits are 1 in the perturbed code.
+    """
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -42,9 +42,10 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the distributions of two bits of a code, as two rows: one for each of two states.
+    """Return the joint distribution of two bits of a code, for each of two states of the parameter.
 
-    The two bits are those in which the one-hot codes of the two states differ.
+    The bits are the two in which the one-hot codes of the states differ. The result has a row for
+    each state, with the probabilities of the four values of the two bits.
     """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(

@@ -21,7 +21,10 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state nearest to cells * value / value_range, clipped. NaN is refused."""
+    """Return the state nearest to cells * value / value_range, clipped. NaN is refused.
+
+    The states are the whole numbers from -cells to cells.
+    """
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -32,7 +35,10 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and the number of values that were clipped."""
+    """Return the nearest states of `start + update`, and the number of values that were clipped.
+
+    A value v becomes the state nearest to cells * v / value_range, from -cells to cells.
+    """
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -45,7 +51,8 @@ def stochastic_states(
 ) -> States:
     """Return cells * value / value_range, clipped and randomly rounded to a neighbouring state.
 
-    The expected state is exactly the clipped number.
+    The expected state is exactly the clipped number. The states are the whole numbers from -cells
+    to cells.
     """
     # The draw decides whether the magnitude is rounded up. Its fraction is exact in floating point.
     array = _floating(values)
@@ -70,7 +77,10 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return the two states to which `stochastic_states` may round, and Pr[the second state]."""
+    """Return the two states to which `stochastic_states` may round each value.
+
+    Also returns the probability of the second one.
+    """
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))

@@ -24,7 +24,10 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of a code's states: the sum of all positive ones."""
+    """Return the largest possible sum of a code's states, that of all positive states.
+
+    The states are the whole numbers from -cells to cells.
+    """
     return cells * (cells + 1) // 2
 
 
@@ -32,7 +35,8 @@ def largest_sum(cells: int) -> int:
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
     """Return tables that draw the sum S for any state by one look-up.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. The own bit is 1 with
+    S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
+    code. The own bit is 1 with
     probability p, and any other with probability q. Tables are cached for each p, q and `cells`.
     """
     return AliasTables(
@@ -44,9 +48,11 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of S (see `sum_tables`) for every state, one per row.
+    """Return the distribution of a perturbed code's sum S for every own state, one per row.
 
-    The relative error of every entry is below 2^-40.
+    S is the sum of the states whose bits are 1. The own bit is 1 with probability p, and any other
+    with probability q. The relative error of every entry is below 2^-40. The states are the whole
+    numbers from -cells to cells.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -62,7 +68,11 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of `sum_tables`' sum S for one state, as accurate as `sum_laws`."""
+    """Return the distribution of a perturbed code's sum S for one own state.
+
+    S is the sum of the states whose bits are 1. The relative error is below 2^-40, as in
+    `sum_laws`. The states are the whole numbers from -cells to cells.
+    """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
     law[largest] = 1.0
@@ -74,7 +84,8 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
     """Write the distribution of S for each own state in low..high-1 to its row of `laws`.
 
-    `law` is the distribution of the sum over the bits of all states outside this range.
+    S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of
+    the sum over the bits of all states outside this range.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
@@ -107,7 +118,11 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the distribution of `sum_tables`' sum S for one state, as exact integer weights."""
+    """Return the distribution of a perturbed code's sum S for one own state, as integer weights.
+
+    S is the sum of the states whose bits are 1. The weights are exact. The states are the whole
+    numbers from -cells to cells.
+    """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)
     law[largest] = 1

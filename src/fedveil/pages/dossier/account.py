@@ -142,7 +142,7 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
-    """Yield the accounts of the party `name` of a vertical run: for an example and for a label."""
+    """Yield the accounts of party `name` in a vertical run: for an example, and for a label."""
     lines = {line.what: line for line in party.accounts}
     for what, line in lines.items():
         sent = _SENT.fullmatch(what)
@@ -172,9 +172,10 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return the account that one `line` states about the data of the party `name`.
+    """Check one `line` of a party's account, and return it with the releases behind it.
 
-    Raises RunFolderError if the line's epsilon does not follow from the privacy charges `charges`.
+    `name` is the party. Raises RunFolderError if the line's epsilon does not follow from `charges`,
+    the privacy losses with their numbers of releases.
     """
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):

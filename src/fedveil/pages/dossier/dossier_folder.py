@@ -68,7 +68,10 @@ class Dossier:
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Write a page, a record, and the script that recomputes the accounts of the record."""
+    """Write a page, a record, and a script that recomputes the record's epsilons, to `folder`.
+
+    Yields the path of each file.
+    """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
     make_folder(folder)

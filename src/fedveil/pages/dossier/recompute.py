@@ -42,7 +42,7 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
     """Compose releases. Returns their epsilon at `delta`, and its possible rounding error.
 
-    Losses are rounded to a grid, which depends on the epsilon `stated` in the record.
+    Losses are rounded to a grid. Its step depends on `stated`, the epsilon in the record.
     """
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
@@ -92,7 +92,8 @@ def gaussian(ratio: float, interval: float) -> Any:
 def sampled(release: dict[str, Any], interval: float) -> Any:
     """Return the privacy loss distribution of Gaussian noise on the sum of a sampled batch.
 
-    It is for data sets that differ in one replaced member. `interval` is the step of its grid.
+    `release` has the noise's `multiplier` and the sampling `rate`. The distribution is for data
+    sets that differ in one replaced member, and `interval` is the step of its grid.
     """
     return pld.from_gaussian_mechanism(
         release["multiplier"],
@@ -103,10 +104,10 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return a release's privacy loss distribution, with losses rounded up to the grid.
+    """Return the privacy loss distribution of a release whose losses are listed, on the grid.
 
-    `interval` is the step of the grid. The second result is True if every loss was on the grid
-    before.
+    Losses are rounded up to the grid, whose step is `interval`. The second result is True if no
+    loss had to be rounded.
     """
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]

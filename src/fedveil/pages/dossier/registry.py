@@ -78,7 +78,7 @@ def _product(evidence: Evidence) -> dict[str, Any]:
 
 
 def _flavour(evidence: Evidence) -> str:
-    """Return the registry's name for the type of the guarantee."""
+    """Return the registry's name for the type of the guarantee, such as "Pure DP"."""
     found = worst(evidence.accounts)
     if found is None or found.epsilon == float("inf"):
         return "None"

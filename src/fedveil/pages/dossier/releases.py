@@ -32,10 +32,11 @@ _SAME = 1e-6
 def releases_of(
     charges: Iterable[Charge], rates: Sequence[float], *, adaptive: bool
 ) -> list[dict[str, Any]]:
-    """Convert charges to plain data. The field `law` says how to recompute each epsilon.
+    """Convert charges (losses with their numbers of releases) to plain data, for a record.
 
-    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
-    account adds up epsilons, so its releases have only the laws `stated` and `none`.
+    The field `law` says how to recompute each epsilon. `rates` are the job's sampling rates, by
+    which sampled Gaussians are recognised. An `adaptive` account adds up epsilons, so its releases
+    have only the laws `stated` and `none`.
     """
     found = []
     for loss, count in charges:

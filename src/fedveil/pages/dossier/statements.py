@@ -164,7 +164,7 @@ _LAWS = {"gaussian": "a sum with Gaussian noise", "none": "what is sent unprotec
 
 
 def _composition(accounts: list[Account]) -> list[str]:
-    """Return a sentence for each account: its releases by law, and how their losses compose."""
+    """Return a sentence for each account: its types of releases, and how the losses compose."""
     found = []
     for account in accounts:
         laws = [
@@ -181,7 +181,10 @@ def _composition(accounts: list[Account]) -> list[str]:
 
 
 def _bounds(findings: object) -> Statement:
-    """Return the audit's lower bounds on epsilon, with what they assume and what they can miss."""
+    """Return the statement of an audit's lower bounds on epsilon, from the run's `findings`.
+
+    It says what the bounds assume, and which true epsilons they can miss.
+    """
     lines = []
     for finding in _findings(findings):
         for bound in finding.bounds:
@@ -234,7 +237,7 @@ def _integrity(evidence: Evidence) -> list[str]:
 
 
 def _unknown() -> Iterator[Statement]:
-    """Yield the empty statements, which no run's folder can support."""
+    """Yield the statements that no run's folder can support, empty and with the reason."""
     reason = "the run's folder does not hold it. Whoever deploys the model must add it"
     for key, title in {
         "purpose": "Intended use of the model",

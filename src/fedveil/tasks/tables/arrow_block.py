@@ -29,7 +29,7 @@ _BEFORE_YEAR_1 = -719163
 
 
 class ArrowBlock(Piece):
-    """Rows of a CSV file, parsed once.
+    """A block of rows of a CSV file, parsed by pyarrow.
 
     The columns that the plan lists as numbers are parsed as numbers, all others as texts.
     """
@@ -232,10 +232,11 @@ def _floats(array: Any) -> Float64s | None:
 
 
 def _reading_alike(words: Any, form: str, mark: str, forms: Sequence[str]) -> list[str] | None:
-    """Return those of `forms` that read each of `words` as the same number as `form` does.
+    """Return the forms in `forms` that read each of `words` as the same number as `form` does.
 
-    `words` are the distinct numbers of a column, as texts, and `mark` is the decimal separator of
-    `form`. Returns None if the other separator is possible too and may give other numbers.
+    A form is a way to write numbers, such as with decimal commas. `words` are the distinct texts of
+    a column, and `mark` is the decimal separator of `form`. Returns None if the other decimal
+    separator is possible too and may give other numbers.
     """
     import pyarrow.compute as pc
 
@@ -264,5 +265,5 @@ def _values(array: Any, kind: npt.DTypeLike) -> Any:
 
 
 def _whole(column: Any) -> Any:
-    """Return a chunked column as one array, with one dictionary."""
+    """Join the chunks of a pyarrow column into one array, which has at most one dictionary."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

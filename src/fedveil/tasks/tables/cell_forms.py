@@ -67,7 +67,10 @@ def _days(year: str, month: str, day: str, clock: Sequence[str | None]) -> float
 
 
 def _fraction(clock: Sequence[str | None]) -> float | None:
-    """Return a time as a fraction of a day, or None if it is invalid, such as 24:00."""
+    """Return a time as a fraction of a day, or None if it is invalid, such as 24:00.
+
+    `clock` has the digits of the hour, minute, second and decimals. Missing ones are None.
+    """
     hour, minute, second = (int(part or 0) for part in clock[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None
@@ -154,5 +157,5 @@ def is_missing(cell: str, stated: Collection[str]) -> bool:
 
 
 def is_short_date(cell: str) -> bool:
-    """Return True for a date with a year of two digits."""
+    """Return True if a cell is a date with a year of two digits, such as 31/12/24."""
     return re.fullmatch(r"[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2}", cell) is not None

@@ -85,7 +85,7 @@ class Scale(Settings):
         return scaled
 
     def filled(self, values: Float64s) -> Float64s:
-        """Replace missing numbers by the mean."""
+        """Return `values` with the column's mean in place of missing numbers (NaN)."""
         missing = np.isnan(values)
         return np.where(missing, self.mean, values) if missing.any() else values
 

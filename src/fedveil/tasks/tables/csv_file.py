@@ -50,7 +50,8 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, plan: Plan, refusals: Refusals) -> Iterator[Piece]:
     """Yield the file's rows in pieces, with the columns of `plan`.
 
-    A row whose length differs from the header's is omitted and reported to `refusals`.
+    `found` is the file's format. A row whose length differs from the header's is omitted and
+    reported to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")

@@ -42,7 +42,10 @@ _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """The format of a CSV file. `encoding` is the name of a codec."""
+    """The format of a CSV file: its text encoding, as the name of a codec, and its separator.
+
+    `place` is the path of the file's settings in the job, for messages.
+    """
 
     path: str
     encoding: str
@@ -56,7 +59,10 @@ class CsvFormat:
 
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
-        """Open the file as blocks of text, which end after a line unless it is too long."""
+        """Context manager: opens the file, and gives its text in blocks that end after a line.
+
+        Raises DataInvalid if a line is too long or is not text of this encoding.
+        """
         with reading(Path(self.path)), opened(self.path, MOST_STREAMED_BYTES) as raw:
             yield self._decoded(raw)
 
@@ -100,10 +106,11 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the end of an error sentence: what the user must write to state the format.
+    """Return the end of an error message: what the user can do so that the file is read.
 
-    `place` is the path of the file's settings in the job, and `stated` is a setting that would
-    help, such as `encoding: cp1252`. If `place` is None, the file itself must change.
+    If `place`, the path of the file's settings in the job, is given, the user must add the setting
+    `stated` there, such as `encoding: cp1252`. If it is None, the user must save the file in a
+    standard format.
     """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
@@ -111,7 +118,10 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return a file's format, partly guessed. `place` is the path of `settings` in the job."""
+    """Return a file's format: what `settings` state, and guesses of everything else.
+
+    `place` is the path of `settings` in the job, for messages.
+    """
     with reading(Path(path)), opened(path, MOST_STREAMED_BYTES) as raw:
         head = raw.read(_BEGINNING)
     for begin, what in _KNOWN.items():

@@ -28,7 +28,7 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append `piece` to each of the columns `columns`. It is stored only once.
+        """Append the rows `piece` to each of the columns `columns`, but store them only once.
 
         All pieces of a column must have the same type.
         """
@@ -72,7 +72,7 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Create a zeroed array [rows, columns] in a file on disk.
+    """Create an array [rows, columns] of zeros, of the type `kind`, in a file on disk.
 
     Also returns a tensor that shares its memory.
     """

@@ -43,8 +43,8 @@ class NumberSummary(Settings):
     """Summary of a number column: quantiles of its training rows, and counts of rows in groups.
 
     `shares` has the share of rows up to each quantile in `points`. `groups` are the upper bounds of
-    the groups, and `counts` has the number of rows in each group, of those above the last bound,
-    and of those without a value.
+    the groups, and `counts` has the numbers of rows in each group, above the last bound, and
+    without a value.
     """
 
     points: tuple[float, ...]
@@ -99,7 +99,10 @@ class Summary(Stored):
 
     @classmethod
     def of(cls, table: Table, names: Sequence[str], words: Sequence[str]) -> Summary:
-        """Summarise the columns `names`. Those in `words` contain words, all others numbers."""
+        """Summarise the columns `names` of the training rows in `table`.
+
+        The columns in `words` contain words, all others numbers.
+        """
         columns: dict[str, NumberSummary | WordSummary] = {
             name: (WordSummary if name in words else NumberSummary).of(table, name)
             for name in names
@@ -112,8 +115,8 @@ class ColumnDrift:
     """Comparison of one column between new rows and training rows.
 
     `unseen` maps words that no training row has to their number of new rows. `psi` (stability
-    index) and `ks` (Kolmogorov-Smirnov) are None if there are too few new rows, `ks` also for
-    words.
+    index) and `ks` (Kolmogorov-Smirnov) are None if there are too few new rows, and `ks` also for
+    words. `ks_p` is the p-value of `ks`.
     """
 
     column: str
@@ -146,7 +149,10 @@ class ColumnDrift:
 
 
 def drift(summary: Summary, table: Table) -> list[ColumnDrift]:
-    """Compare every column of new rows with the training rows, in the order of the summary."""
+    """Compare the new rows in `table` with the training rows that `summary` describes.
+
+    Returns a comparison of each column, in the order of the summary.
+    """
     return [
         _of_numbers(name, column, summary.rows, table)
         if isinstance(column, NumberSummary)

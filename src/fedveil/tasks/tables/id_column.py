@@ -21,7 +21,10 @@ MOST_ID_LETTERS: Final = 256
 
 
 class IdColumn:
-    """Reads and normalises the ids in the column `name`. If `name` is None, rows have no ids."""
+    """Reads the ids in the column `name`, and normalises them by `rules`.
+
+    Problems are added to `refusals`. If `name` is None, rows have no ids.
+    """
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:
         self._name, self._rules, self._refusals = name, rules, refusals
@@ -99,9 +102,10 @@ _PROBLEMS: Final = {
 
 
 def _texts(codes: Array, lengths: Array) -> npt.NDArray[np.str_]:
-    """Return texts from their letters. `codes` has the letters of all texts, one after another.
+    """Return texts from the code points of their letters.
 
-    A letter is its code point. `lengths` has each text's number of letters.
+    `codes` has the letters of all texts, one text after another, and `lengths` has each text's
+    number of letters.
     """
     longest = int(lengths.max())
     letters = np.zeros((len(lengths), longest), np.uint32)

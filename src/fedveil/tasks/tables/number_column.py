@@ -31,7 +31,10 @@ _BAD = np.inf
 
 
 class Cells:
-    """Parses the texts of cells in every form of number. All columns of a file share its cache."""
+    """Parses the texts of cells as numbers, in every form of number (`cell_forms`).
+
+    All columns of a file share one object, and so its cache.
+    """
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
@@ -66,7 +69,7 @@ class Cells:
 
 
 class NumberColumn:
-    """Reads one column into `spool`, piece by piece.
+    """Reads one column of numbers, piece by piece, and stores it on disk in `spool`.
 
     `forms` are the forms of number that could read every cell so far.
     """
@@ -97,9 +100,9 @@ class NumberColumn:
         self._spool.append([self._key(form) for form in self.forms], found.values)
 
     def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
-        """Return the column's numbers, if the piece can parse them without a text for each cell.
+        """Return the column's numbers if the piece can parse them directly, otherwise None.
 
-        Returns None if it cannot.
+        This is fast, because no text is made for each cell.
         """
         if self.forms == ["iso"] and (days := piece.dates(self.name)) is not None:
             return PlainNumbers(days, self.forms)
@@ -170,7 +173,10 @@ class NumberColumn:
 
     @property
     def evidence(self) -> str | None:
-        """Return the only decimal separator or date order that fits this column, or None."""
+        """Return the decimal separator or date order that this column shows, as a form, or None.
+
+        A column shows it if no other one fits its cells.
+        """
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]
             if self._seen and len(possible) == 1 and not self.undecided:
@@ -178,10 +184,11 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose and return the form of the column. `decided` are forms that other columns show.
+        """Choose and return the form of the column.
 
-        If two forms remain possible, this adds a problem that names the key to write. `place` is
-        the path of the file's settings in the job.
+        `decided` are the forms that other columns of the file show to be right. If two forms remain
+        possible, this adds a problem to the file's error, with the key to write. `place` is the
+        path of the file's settings in the job.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]

@@ -65,7 +65,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the owners with a table on this machine, and the leader if it has no features."""
+        """Return the parties whose parts of the model are made without reading a table's rows."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -119,7 +119,7 @@ class Tables(ByLabel):
 
     @cached_property
     def class_weights(self) -> Sequence[float] | None:
-        """Return the weight of each class from the leader's settings. The default is 1."""
+        """Return each class's weight (default: 1), or None if the leader's settings state none."""
         weights = self._settings.files[self.leader].class_weights
         if not weights:
             return None
@@ -138,7 +138,7 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding. Reads the table only if none is saved."""
+        """Return the sizes of an owner's encoding. If none is saved, reads its table's header."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 
@@ -186,7 +186,7 @@ class _Chosen:
 
     @property
     def features(self) -> Features:
-        """Return the sizes of the encoding, which do not depend on the rows."""
+        """Return the sizes of the encoding, which follow from the job and the table's header."""
         return Features(
             intervals=(self._bins,) * len(self.numbers),
             places=tuple(self.table.categories[name] for name in self.words),
@@ -227,7 +227,8 @@ class _Chosen:
 class _Held:
     """A party's data: its columns for each subset of examples, and the encoding of its table.
 
-    The encoding is read from `kept` if given, and otherwise computed from the training rows.
+    The encoding is read from the file `kept` if given, and otherwise computed from the training
+    rows.
     """
 
     def __init__(
@@ -293,7 +294,7 @@ class _Held:
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
         """Read the training and held-out rows. Problems of the training rows go to `refusals`.
 
-        A separate file of held-out rows raises DataInvalid with its own problems.
+        If held-out rows have a separate file, its problems raise DataInvalid at once.
         """
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:

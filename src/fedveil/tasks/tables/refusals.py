@@ -32,10 +32,10 @@ class Refusals:
     _others: list[str] = field(default_factory=list)
 
     def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
-        """Add a problem that `count` rows have in `column`. `kind` names the problem.
+        """Add a problem that `count` rows have in `column`.
 
         `rows` are the line numbers of the first few of these rows, and `said` describes the problem
-        of the first one.
+        of the first one. Problems of the same `kind` and column are counted together.
         """
         problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
         problem.count += count

@@ -108,7 +108,8 @@ class Table:
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
     """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
 
-    `reading` states the format of a CSV file, and `place` is its path in the job, for messages.
+    `reading` states the format of a CSV file, and `place` is the path of `reading` in the job, for
+    messages.
     """
     if is_parquet(path):
         return parquet_file.header(path)
@@ -137,7 +138,8 @@ def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """Read the requested columns of a file, piece by piece.
 
     Raises DataInvalid with all problems of its cells. If `refusals` is given, problems are added to
-    it instead, and a table with problems only serves to find further ones.
+    it instead. The returned table may then have invalid cells, and only serves to find further
+    problems.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
@@ -182,7 +184,10 @@ def _row_numbers(places: Sequence[int]) -> Int64s:
 
 
 def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
-    """Choose which columns to read as plain numbers in the next piece."""
+    """Update `plan` with the columns to read as plain numbers in the next piece.
+
+    This depends on the forms of number that `columns` still allow.
+    """
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"
     plan.decimal = "," if form == "comma" else "."
@@ -191,7 +196,10 @@ def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
-    """Yield sentences about number columns in unusual forms, such as dates."""
+    """Yield sentences about number columns in unusual forms, such as dates.
+
+    `forms` maps each number column to the form of its cells.
+    """
     kinds = {
         "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
         "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",

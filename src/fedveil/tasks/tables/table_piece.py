@@ -28,7 +28,10 @@ class Plan:
 
 
 class PlainNumbers(NamedTuple):
-    """The numbers of a column (NaN if missing), and the forms in which its cells mean them."""
+    """The numbers of a column, and the forms (`cell_forms`) that read its cells as these numbers.
+
+    A missing cell is NaN.
+    """
 
     values: Float64s
     forms: Sequence[str]

@@ -1,7 +1,7 @@
 """Alignment: how parties on different machines find their common examples.
 
 The common examples are used in the leader's order. There are two methods. `intersection` is for
-secret ids; its module says what each party learns. Digests are for ids that are not secret. A
+secret ids; its module says what each party learns. `digests` is for ids that are not secret. A
 follower sends a keyed digest of each id, and the leader draws a new key each time. Digests reveal:
 
 - to the leader: which of its own examples each follower has, and how many other examples the
@@ -37,9 +37,11 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """Align parties by the digests of their ids.
+    """Find the common examples of all parties by the digests of their ids.
 
-    `held` has each party's digests, all distinct. `subset` is the name of the subset, for errors.
+    `held` has each party's digests, all distinct. Returns each party's positions of the common
+    examples, and a sentence for each follower whose examples differ from the leader's. `subset` is
+    the subset's name in the sentences.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
@@ -51,10 +53,12 @@ def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Alig
 def align_found(
     found: Mapping[str, Positions], sizes: Mapping[str, int], leader: str, subset: str
 ) -> Aligned:
-    """Align parties by `found`: for each follower, its position of each of the leader's ids, or -1.
+    """Find the common examples of all parties by the leader's ids that each follower has.
 
-    `sizes` has each party's number of examples. A party of size 0 has no data and takes part in all
-    examples. If the leader has size 0, only one follower may have data, and its order is used.
+    For each follower, `found` has its position of each of the leader's ids, or -1. `sizes` has each
+    party's number of examples. A party of size 0 has no data and takes part in all examples. If the
+    leader has size 0, only one follower may have data, and its order is used. The result is as in
+    `align_digests`.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
@@ -94,7 +98,7 @@ def _lacking(
 
 
 def digests(ids: Ids, key: bytes) -> Digests:
-    """Return a digest of 16 bytes for each id, one per row."""
+    """Return a digest of 16 bytes for each id, one per row, keyed with `key`."""
     keyed = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
 
     def digest(text: bytes) -> bytes:

@@ -61,7 +61,10 @@ class Blinding:
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
-        """Return a proof that `raised` are the `points` to the exponent in the commitment."""
+        """Return a proof that `raised` are the `points` to the power of this party's exponent.
+
+        The proof does not reveal the exponent. It refers to `commitment`.
+        """
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())
 
@@ -69,9 +72,10 @@ class Blinding:
 def check_raised(
     commitment: bytes, points: Points, raised: Points, proof: bytes, subset: str
 ) -> None:
-    """Raise `MessageInvalid` unless `raised` are the `points` to the exponent in `commitment`.
+    """Raise `MessageInvalid` unless `proof` shows that `raised` are the `points` to a power k.
 
-    The proof also shows that the prover knows this exponent.
+    The exponent k is that of `commitment`, which is G^k for the group's generator G. The proof also
+    shows that the prover knows k. `subset` is the subset of examples to which the points belong.
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")
@@ -97,7 +101,11 @@ def _sum(weights: Points, points: Points) -> bytes:
 
 
 def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
-    """Apply `work` to slices of the rows, on one thread per core. `work` releases the GIL."""
+    """Return the joined results of `work` for slices of `count` rows.
+
+    Several threads work on the slices, one per core. `work` releases the GIL. Raises
+    `MessageInvalid` for an invalid point.
+    """
     pieces = [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
     try:
         return np.concatenate([_NO_POINTS, *_threads().map(work, pieces)])
@@ -106,7 +114,10 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """Return the ids as bytes. Whole numbers and texts never have equal bytes."""
+    """Return the ids as bytes, which say if the id is a number or a text.
+
+    So the bytes of a whole number and of a text are never equal.
+    """
     if ids.dtype.kind == "U":
         return map(b"text ".__add__, utf8(ids))
     return (b"number %d" % number for number in ids.tolist())

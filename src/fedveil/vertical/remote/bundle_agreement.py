@@ -47,7 +47,10 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 
 
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message, skipping messages of a step that a limit ended."""
+    """Return the peer's next message that belongs to the end of the session.
+
+    If a limit has ended the run during a step, skips the remaining messages of this step.
+    """
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)

@@ -35,7 +35,11 @@ Scalar = bytes
 def prove(
     group: Any, exponent: Scalar, commitment: Point, weighted: Point, entropy: Entropy
 ) -> bytes:
-    """Return a proof that `weighted` (M) was raised to the exponent in the commitment."""
+    """Return a proof that Z = k M, where M is the point `weighted` and k the secret `exponent`.
+
+    `commitment` is the point k G. `group` is the library of ristretto255. `entropy` is for the
+    proof's random number r.
+    """
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
     challenge = _challenge(
@@ -49,7 +53,11 @@ def prove(
 
 
 def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: bytes) -> None:
-    """Raise `MessageInvalid` unless `raised` is `weighted` to the exponent in `commitment`."""
+    """Raise `MessageInvalid` unless `proof` shows that Z = k M.
+
+    M is the point `weighted`, Z the point `raised`, and k the exponent of `commitment` = k G.
+    `group` is the library of ristretto255.
+    """
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")
     challenge, response = proof[:SCALAR_BYTES], proof[SCALAR_BYTES:]
@@ -68,7 +76,8 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
     """Return a weight of 128 bits for each pair of points, with the highest byte first.
 
-    A weight is a hash of all points, so nobody can choose points to suit the weights.
+    A weight is a hash of all points, so nobody can choose points to suit the weights. `domain`
+    separates the hashes of different subsets.
     """
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
     for rows in (points, raised):

@@ -1,4 +1,7 @@
-"""The common examples of all parties. Each party saves its own rows, so they align only once."""
+"""The common examples of all parties. Each party saves the positions of its own rows among them.
+
+So the parties align only once.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ class FoundExamples:
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """Decode saved examples, or return None if they are for other ids.
+        """Decode saved examples. Returns None if they are for other ids than `ids`.
 
-        Raises `MessageInvalid`.
+        Raises `MessageInvalid` if the file is damaged.
         """
         kept = unsealed(raw)
         if take(kept, "ids", bytes) != _digest(ids):

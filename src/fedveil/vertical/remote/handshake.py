@@ -7,8 +7,9 @@
 
 Whenever a party has restarted, the leader begins a new attempt. This voids every exchange in
 progress. The leader compares each application with its own state. If it rejects one, it says why in
-one sentence. A follower always uses its own job. It answers only in the order of `_DUE`. It uses
-only examples that it has saved, or whose ids the leader has proved to have sent (`intersection`).
+one sentence. A follower always uses its own job. It accepts only the messages that are due at this
+point of the handshake (`_DUE`). It uses only examples that it has saved, or whose ids the leader
+has proved to have sent (`intersection`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _DUE: Mapping[str, frozenset[str]] = {
 
 
 def described(split: SplitModel) -> dict[str, Any]:
-    """Describe a model's parts and crossings as data that parties can compare."""
+    """Describe the parts of a split model as plain data, so that parties can compare them."""
     # Only the owner has a module or a task's own optimiser.
     parts = {part.name: asdict(replace(part, module=None)) for part in split.parts}
     for part in split.parts:
@@ -66,7 +67,9 @@ def lead(
 ) -> Exchange[Agreement]:
     """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
-    `keep_run` saves the run's identity at the leader. It is called before a follower can save it.
+    `own` is the leader's state. `attempt` numbers the handshakes of a session, and `order_seed`
+    determines the order of training. `keep_run` saves the run's identity at the leader. It is
+    called before a follower can save it.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -118,7 +121,10 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side. `begin` is the leader's first message, if it was already received."""
+    """Run a follower's side of the handshake. `own` is the follower's state.
+
+    `begin` is the leader's first message, if it was already received.
+    """
     message = begin if begin is not None else (yield from received(leader))
     state = "new"
     exchanged: Mapping[Subset, intersection.Exchanged] = {}
@@ -217,7 +223,10 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the ids of a new attempt to the saved count of `party`. Returns the new count."""
+    """Add the ids that `party` sends in a new attempt to its saved total. Returns the new total.
+
+    `counts` has their number for each subset.
+    """
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -226,7 +235,11 @@ def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
-    """Return the common examples, and for each follower the message fields that prove them."""
+    """Find the common examples at the leader, by digests or by intersection.
+
+    `applications` has each follower's message. Returns the examples of each subset, and for each
+    follower the message fields that prove them. `key` is that of the digests.
+    """
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
         if own.align_by == "digests":
@@ -329,7 +342,10 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a sentence for this party's log on how many of its ids each peer may have tested."""
+    """Yield a sentence for this party's log on each peer that has sent it ids.
+
+    It says how many ids the peer has sent in all. The peer knows of each if this party has it.
+    """
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

@@ -47,7 +47,7 @@ class Standing:
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:
-        """Return the saved examples if `name` is theirs, else None."""
+        """Return the saved common examples if `name` is their name, else None."""
         return self.examples if self.examples is not None and self.examples.name == name else None
 
 

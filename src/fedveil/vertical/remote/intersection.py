@@ -91,7 +91,11 @@ class Exchanged:
     raised: Points
 
     def check(self, subset: str, rows: Positions, agreed: Message) -> None:
-        """Raise `MessageInvalid` unless `agreed` proves that the leader sent each id at `rows`."""
+        """Raise `MessageInvalid` unless `agreed` proves that the leader sent the ids at `rows`.
+
+        `rows` are positions in the order in which the follower sent its ids. `agreed` is the
+        leader's last message.
+        """
         if len(rows) > len(self.raised):
             raise MessageInvalid(
                 f"it claims {len(rows)} {subset} examples, but has brought {len(self.raised)} ids"
@@ -107,10 +111,11 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find the positions of the leader's ids at each follower. Raises Unfit for an invalid answer.
+    """Find the positions of the leader's ids at each follower.
 
     `counts` has each follower's stated number of ids. There is nothing to find if the follower or
-    the leader has no ids.
+    the leader has no ids. Followers repeat the number `attempt` in their answers. Raises Unfit for
+    an invalid answer.
     """
     blinding = Blinding(Secure())
     places: dict[Set, Mapping[str, Positions]] = {}
@@ -129,7 +134,7 @@ def follow(
 
     `leads` has the leader's stated numbers of ids. `first` is the leader's first message. A subset
     is missing from the result if one side has no ids or the leader breaks off. Raises
-    `MessageInvalid`.
+    `MessageInvalid` for an invalid message of the leader.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -159,7 +164,10 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange for one subset. `counts` has each follower's number of ids."""
+    """The leader's exchange of blinded ids for one subset.
+
+    `counts` has each follower's number of ids.
+    """
 
     ids: Ids
     counts: Mapping[str, int]
@@ -168,8 +176,10 @@ class _Table:
     def filled(
         self, blinding: Blinding, attempt: int
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
-        """Return the positions, and each follower's ids: as sent, and raised to the leader's
-        exponent.
+        """Exchange blinded ids with all followers. Returns two mappings by follower.
+
+        The first has the position of each of the leader's ids among the follower's, or -1. The
+        second has the follower's ids: as sent, and raised to the leader's exponent.
         """
         sent = {name: _empty(count) for name, count in self.counts.items()}
         raised = {name: _empty(len(self.ids)) for name in self.counts}

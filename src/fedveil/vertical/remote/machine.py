@@ -252,7 +252,7 @@ class Machine:
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
-        """Write a run's first files. Called only after the handshake has accepted the party."""
+        """Write the run's first files, and read those that an earlier process of the run saved."""
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
@@ -286,7 +286,7 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run. It is the same object again if only other parties restarted."""
+        """Return the party's run for an agreement, the same run if only other parties restarted."""
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -319,7 +319,10 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files. A restarted party needs the others."""
+        """Wait until all parties have written their files.
+
+        A party that restarts needs the others.
+        """
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
@@ -339,7 +342,7 @@ class Machine:
 
 
 def drawn_seed() -> int:
-    """Draw the seed of a party's initial weights and dropout."""
+    """Draw a random seed for a party's initial weights and dropout."""
     return int.from_bytes(Secure().token(SEED_BYTES), "little")
 
 
@@ -354,9 +357,9 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the number of lines of the peer's log, and the hash of the last line.
+    """Return the number of lines of the peer's log, and the hash of the last line, from `message`.
 
-    They are in the peer's last message. Raises ExchangeError if it lacks the fields of `due`.
+    Raises ExchangeError if the message lacks the fields of `due`.
     """
     try:
         only_fields(message, *due, "lines", "head")

@@ -64,7 +64,10 @@ def lead(
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a whole session. `own` is as in `Machine.play`."""
+    """Run the leader's side of a whole session with the given purpose, at the address of `meeting`.
+
+    `own` is as in `Machine.play`.
+    """
     followers = machine.split.followers
     for follower in followers:
         check_right(meeting.credentials, follower, right_of(purpose))
@@ -132,7 +135,10 @@ class Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part in the leader's sessions with the trained model, one after another, forever."""
+    """Take part, as a follower, in the leader's sessions with the trained model.
+
+    Runs them one after another, forever.
+    """
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)
@@ -209,7 +215,10 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 @contextmanager
 def closing(links: Iterable[Link]) -> Iterator[None]:
-    """Close the links at the end of the block. An error is sent to the peers as the reason."""
+    """Close the links at the end of a `with` block.
+
+    If the block raises an error, the peers are sent a sentence with the reason.
+    """
     reason = ""
     try:
         yield

@@ -29,7 +29,7 @@ _types: Any = types
 
 
 def has_products() -> bool:
-    """Return True if the processor has AVX-512 IFMA and numba is free to use it."""
+    """Return True if the processor has AVX-512 IFMA and numba's settings allow its use."""
     given: Any = config
     chosen = given.CPU_NAME or given.CPU_FEATURES or not given.ENABLE_AVX or given.DISABLE_JIT
     return not chosen and bool(binding.get_host_cpu_features().get("avx512ifma"))
@@ -53,7 +53,10 @@ class Lanes:
             self.builder.store(value, place, align=_ALIGN)
 
     def product(self, high: bool, total: Any, a: Any, b: Any) -> Any:
-        """Return `total` plus the low 52 bits (or the `high` 52 bits) of the product of a and b."""
+        """Return `total` plus the low 52 bits of the product of a and b.
+
+        With `high`, the high 52 bits.
+        """
         name = f"llvm.x86.avx512.vpmadd52{'h' if high else 'l'}.uq.512"
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         function = _cgutils.get_or_insert_function(self.builder.module, kind, name)
@@ -115,7 +118,7 @@ class Lanes:
         return self.carried([self.builder.sub(x, y) for x, y in zip(sums, b, strict=True)])
 
     def smallest(self, limbs: Sequence[Any]) -> list[Any]:
-        """Return the representative from 0 to p - 1."""
+        """Reduce a number modulo p, to the representative from 0 to p - 1."""
         made = self._in_turn(self._in_turn(limbs))
         over = self.constant(19)
         for limb in made:
@@ -146,10 +149,10 @@ class Lanes:
         ]
 
     def pick(self, memory: Any, out: Any, table: Any, masks: Any) -> None:
-        """Copy to `out` the entry of `table` whose mask is set. Reads all entries.
+        """Copy to `out` the entry of `table` whose mask is set.
 
-        `masks` is the position of the first entry's mask in the memory. A mask applies to all
-        lanes.
+        Reads all entries, so that no address depends on the masks. `masks` is the position of the
+        first entry's mask in the memory. A mask applies to all lanes.
         """
         builder = self.builder
         chosen = []
@@ -188,9 +191,9 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Return a function for compiled code that takes the memory and `count` integers.
+    """Return an operation that compiled code can call with the memory and `count` integers.
 
-    `write(lanes, memory, *numbers)` generates its code, once in each module.
+    `write(lanes, memory, *numbers)` generates its instructions, once in each module.
     """
 
     @intrinsic

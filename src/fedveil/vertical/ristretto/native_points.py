@@ -54,7 +54,7 @@ def _run(s: Array, program: Array) -> None:
 def _read(s: Array, element: int, words: Array, row: int, column: int) -> None:
     """Read a number of 255 bits from each of eight rows into an element of the memory `s`.
 
-    A number has four words, from `column` on. Their last bit is ignored.
+    A number has four words of 64 bits, from `column` on. The last bit of the fourth is ignored.
     """
     for lane in range(LANES):
         a, b = words[row + lane, column], words[row + lane, column + 1]
@@ -111,9 +111,10 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Write the multiples of points by one secret scalar. `words` has the points, or hashes to map.
+    """Multiply each point in `words` by one secret scalar, and write the results to `out`.
 
-    The memory holds the scalar's masks.
+    `words` has encoded points, or hashes that are first mapped to points. The memory `s` holds the
+    scalar's masks. `invalid` marks the rows that encode no point.
     """
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
@@ -128,9 +129,10 @@ def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
 
 @compiled()
 def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Multiply each point in `words` by its own scalar, and write eight points with the same sum.
+    """Multiply each point in `words` by its own scalar, and add up the results.
 
-    `digits` are the hexadecimal digits of the scalars. They are not secret.
+    Writes eight points to `out`, whose sum is the total. `digits` are the hexadecimal digits of the
+    scalars, which are not secret. `invalid` marks the rows that encode no point.
     """
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
@@ -206,7 +208,10 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return the memory for the native code, aligned for its vectors, with the scalar's masks."""
+    """Return the working memory of the native code, with the masks of the scalar's digits.
+
+    It is aligned for vector instructions.
+    """
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

@@ -31,7 +31,10 @@ class NoPoint(ValueError):
 
 
 def raised(points: Points, scalar: bytes) -> Points:
-    """Return each point times the scalar. Raises `NoPoint`."""
+    """Return each point times the scalar.
+
+    Raises `NoPoint` if a row of `points` is invalid or encodes the identity element.
+    """
     if (native := _native(len(points))) is not None:
         return _checked(native.raised(points, scalar))
     times = group().crypto_scalarmult_ristretto255
@@ -52,9 +55,10 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points:
-    """Return a few points whose sum is Σ d_i P_i. Raises `NoPoint`.
+    """Return a few points whose sum is Σ d_i P_i, for weights d_i and points P_i.
 
-    The weights d_i are public, and stored with the highest byte first.
+    The weights are public, and stored with the highest byte first. Raises `NoPoint` if a row of
+    `points` is invalid or encodes the identity element.
     """
     if (native := _native(len(points))) is not None:
         return _checked(native.summed(weights, points))

@@ -76,7 +76,10 @@ class Program:
 
 
 def _power(s: Program, out: int, z: int) -> None:
-    """Compute z to the power of (p - 5) / 8. The comments state the exponents of z."""
+    """Append steps that compute z to the power of (p - 5) / 8.
+
+    `out` and `z` are elements of the memory. The comments state the exponents of z.
+    """
     a, b, c = _T, _T + 1, _T + 2
     s.square(a, z)
     s.square(b, a, 2)
@@ -109,7 +112,10 @@ def _absolute(s: Program, out: int, a: int) -> None:
 
 
 def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> None:
-    """Compute the root of u/v, or of i u/v if u/v is not a square (RFC 9496, 4.2)."""
+    """Append steps for the root of u/v, or of i u/v if u/v is not a square (RFC 9496, 4.2).
+
+    The element `was_square` becomes a mask of the lanes in which u/v is a square.
+    """
     v3, power, check, flips = _T + 3, _T + 4, _T + 5, _T + 6
     s.square(v3, v)
     s.multiply(v3, v3, v)
@@ -136,7 +142,11 @@ def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> No
 
 
 def _decode(s: Program, point: int, invalid: int) -> None:
-    """Replace the number in `point` by the point that it encodes (RFC 9496, 4.3.1)."""
+    """Append steps that replace a number by the point that it encodes (RFC 9496, 4.3.1).
+
+    The number is in `point`. The element `invalid` becomes a mask of the lanes without a valid
+    number.
+    """
     number, u1, u2, u22, v, root = point, _T + 8, _T + 9, _T + 10, _T + 11, _T + 12
     good, x, y = _T + 13, _T + 14, _T + 15
     s.square(u2, number)
@@ -167,7 +177,7 @@ def _decode(s: Program, point: int, invalid: int) -> None:
 
 
 def _encode(s: Program, out: int, point: int) -> None:
-    """Compute the number that encodes a point (RFC 9496, 4.3.2)."""
+    """Append steps that write the number that encodes a point to `out` (RFC 9496, 4.3.2)."""
     x, y, z, t = point, point + 1, point + 2, point + 3
     u1, u2, root, den1, den2, inverse = _T + 8, _T + 9, _T + 10, _T + 11, _T + 12, _T + 13
     rotated_x, rotated_y, mask, ignored = _T + 14, _T + 15, _T + 16, _T + 17
@@ -201,7 +211,7 @@ def _encode(s: Program, out: int, point: int) -> None:
 
 
 def _map(s: Program, out: int, t: int) -> None:
-    """Map the number at `t` to a point (RFC 9496, 4.3.4)."""
+    """Append steps that map the number in `t` to a point in `out` (RFC 9496, 4.3.4)."""
     r, u, v, c, root, good, other, n = (
         _T + 8, _T + 9, _T + 10, _T + 11, _T + 12, _T + 13, _T + 14, _T + 15)  # fmt: skip
     s.square(r, t)
@@ -255,7 +265,7 @@ def _double(s: Program, point: int, needs_t: bool) -> None:
 
 
 def _add(s: Program, point: int, entry: int) -> None:
-    """Add a table's entry to a point."""
+    """Append steps that add the entry of a table to a point."""
     a, b, c, e, f, g, h = _T, _T + 1, _T + 2, _T + 3, _T + 4, _T + 5, _T + 6
     s.subtract(a, point + 1, point)
     s.multiply(a, a, entry)
@@ -288,7 +298,10 @@ def _neutral(s: Program, point: int) -> None:
 
 
 def _fill_table(s: Program, table: int, point: int) -> None:
-    """Write the multiples 0, 1, ... 15 of a point to a table. Overwrites the point."""
+    """Append steps that write the multiples 0, 1, ... 15 of a point to a table.
+
+    Overwrites the point.
+    """
     _neutral(s, ENTRY)
     _as_entry(s, table, ENTRY)
     _as_entry(s, table + PARTS, point)

@@ -107,7 +107,10 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the client's certificate: [] if it is weak, None without TLS."""
+        """Return the names in the certificate of the client at the other end of a connection.
+
+        Returns [] if the certificate is weak, and None without TLS.
+        """
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -139,9 +142,9 @@ class HttpServer:
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, client: Sequence[str] | None
     ) -> Request | Answer | None:
-        """Read a request.
+        """Read the next request of a connection.
 
-        Returns None at the end of the connection, or an Answer that refuses it.
+        Returns None at the end of the connection. Returns an Answer if the request is refused.
         """
         head: h11.Request | None = None
         body, size = list[bytes](), 0

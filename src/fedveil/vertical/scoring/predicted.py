@@ -26,9 +26,10 @@ Columns = Mapping[str, Sequence[str]]
 
 
 class Decision:
-    """Turns outputs into columns: the prediction, and the probabilities of all classes.
+    """Turns a model's outputs into columns of a table.
 
-    The bundle contains the calibrator and the threshold.
+    They are the prediction and the probabilities of all classes. The calibrator and the threshold
+    are those of the leader's bundle, if it has them.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -72,7 +73,7 @@ class Decision:
 class Answers:
     """The leader's answers for its rows. Each row is sent once, and its outputs are cached.
 
-    A repeated question is answered from the cache and costs no party anything.
+    A repeated request for a row is answered from the cache and costs no party anything.
     """
 
     def __init__(self, source: Source) -> None:
@@ -82,7 +83,10 @@ class Answers:
         self._known = np.zeros(len(leader.ids), bool)
 
     def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the outputs of common rows, and a mask of those that a party's limit refuses."""
+        """Return the outputs for `rows`, and a mask of those that a party's limit refuses.
+
+        `rows` are positions of common rows in the leader's file.
+        """
         wanted = np.unique(rows[~self._known[rows]])
         for start in range(0, len(wanted), MOST_ROWS):
             some = wanted[start : start + MOST_ROWS]
@@ -94,7 +98,7 @@ class Answers:
 
 
 def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
-    """Yield the scored rows of the whole file with their outputs, piece by piece."""
+    """Yield the rows of the leader's file that can be scored, and their outputs, in pieces."""
     common = answers.source.common
     for start in range(0, len(common), MOST_ROWS):
         rows = common[start : start + MOST_ROWS]
@@ -109,7 +113,7 @@ class ScoreFile:
         self._path = new_file(path, TABLE)
 
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
-        """Score and write all rows. Returns the number of rows by outcome.
+        """Score all common rows, and write them. Returns the number of rows by outcome.
 
         The outcomes are `scored`, `refused` by a party's limit, and `alone`, which means that
         another party does not have the row. `tell` receives a sentence on the calibration.

@@ -6,8 +6,8 @@
     aligned   leader -> followers   the common rows of the follower, with the proof (`intersection`)
 
 Every id that a party sends may be a guess. For each file to score, the other party counts the ids
-in its bundle's state. It refuses more than the job's `alignment.most_ids`, by default four times
-its own number of ids. `alignment.least_common` does not apply: a single row may be scored.
+that arrive, and saves the count beside its model bundle. It refuses more than the job's
+`alignment.most_ids`, by default four times its own number of ids. `alignment.least_common` does not apply: a single row may be scored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side. Returns its positions of the common rows. Raises Unfit."""
+    """Run the leader's side. Returns the leader's positions of the common rows.
+
+    `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
+    """
     by_digests = _by(scorer) == "digests"
     key = Secure().token(alignment.KEY_BYTES) if by_digests else b""
     begin: dict[str, Value] = {
@@ -84,7 +87,10 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side, from the leader's message `begin`. Returns its positions."""
+    """Run a follower's side. Returns the follower's positions of the common rows.
+
+    `begin` is the leader's first message, if it was already received.
+    """
     leader = scorer.split.leader
     message = begin if begin is not None else (yield from received(leader))
     try:
@@ -142,9 +148,9 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Count the ids of `party` for the current file, on disk.
+    """Add `many` to the saved number of ids that `party` has sent for the current file.
 
-    Raises MessageInvalid above the limit.
+    Raises MessageInvalid if the number is then above the limit.
     """
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES

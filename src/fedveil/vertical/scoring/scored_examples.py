@@ -70,7 +70,10 @@ class ScoredExamples:
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return a mask of the examples that the party's limit allows to be sent once more."""
+        """Return a mask of the examples that the party's limit allows to be sent once more.
+
+        `positions` are positions in the ids that were loaded.
+        """
         if not self._sends:
             return np.ones(len(positions), bool)
         states = np.stack(
@@ -84,7 +87,7 @@ class ScoredExamples:
         return np.array(allows, bool)[which.reshape(-1)]
 
     def charge(self, positions: Positions) -> None:
-        """Count distinct examples as sent. Call it before they are sent."""
+        """Count the examples at the distinct `positions` as sent. Call it before they are sent."""
         if self._sends:
             data = memoryview(np.ascontiguousarray(self._own[positions]).view(np.uint8).data)
             while data:
@@ -92,7 +95,10 @@ class ScoredExamples:
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
-        """Return the epsilon of the example that was sent most often, training included."""
+        """Return a line with the highest epsilon of an example that was scored, training included.
+
+        Values that are sent unprotected have lines with an infinite epsilon instead.
+        """
         self._merge()
         if not self._sends or not len(self._known):
             return []
@@ -132,7 +138,11 @@ class ScoredExamples:
 
 
 def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Read the counts of training: ids in sorted order, times sent, a mask of labelled examples."""
+    """Read the counts of training from a bundle.
+
+    Returns digests of ids in ascending order, the times that each was sent, and 1 for each with a
+    label (else 0).
+    """
     path = bundle.path / SENT
     with intact(path):
         held = unsealed(read_bytes(path, MOST_STATE_BYTES))

@@ -134,7 +134,10 @@ class Scorer:
         )
 
     def keep_account(self) -> list[Line]:
-        """Write this party's account to the bundle's state. Returns the account."""
+        """Write this party's epsilons for the scored examples to the bundle's state.
+
+        Returns them.
+        """
         lines = self.scored.figures()
         keep_accounts(self.state, lines, self.log.event)
         return lines

@@ -175,14 +175,17 @@ class PredictionService:
         return [found.get(one, {"id": one, "error": _UNKNOWN}) for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
-        """Count a client's unknown ids. Returns False above its limit."""
+        """Add `missing` to the number of unknown ids of the client `who`.
+
+        Returns False if the number is then above the client's limit.
+        """
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         self._guesses[who] += missing
         return self._guesses[who] <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
-        """Return True if the client has a right.
+        """Return True if the client that sent `request` has the right `right`.
 
         Without TLS, every client is on this machine and has all rights.
         """
@@ -198,7 +201,10 @@ _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": (
 
 
 def _ids_in(body: bytes) -> tuple[list[str], bool]:
-    """Return the ids in a body, and True if it is for one id. Raises InvalidValue."""
+    """Return the ids in a request's body, and True if it asks for a single id.
+
+    Raises InvalidValue if the body has another form.
+    """
     try:
         asked = json.loads(body)
     except MALFORMED:

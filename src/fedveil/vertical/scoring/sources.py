@@ -46,7 +46,10 @@ class Source(Protocol):
         """The positions of the leader's rows that all parties have, in order."""
 
     def scores(self, rows: Positions) -> Scores:
-        """Return the outputs of distinct common rows."""
+        """Return the outputs for distinct common rows, and a mask of the rows that were scored.
+
+        `rows` are positions in the leader's file.
+        """
 
 
 class Together:
@@ -138,7 +141,10 @@ class Apart:
 
 
 def follow(scorer: Scorer, meeting: Meeting) -> None:
-    """Run a follower's side of one session: find the common rows, and answer requests for them."""
+    """Run a follower's side of one scoring session.
+
+    The parties find their common rows, and then the follower answers requests for them.
+    """
     leader = scorer.split.leader
     check_right(meeting.credentials, leader, right_of(PURPOSE))
     link = Link(leader, patience_s=meeting.patience_s)
@@ -160,7 +166,10 @@ def follow(scorer: Scorer, meeting: Meeting) -> None:
 
 
 def serve(scorer: Scorer, meeting: Meeting) -> NoReturn:
-    """Take part in all of the leader's scoring sessions, one after another, forever."""
+    """Take part, as a follower, in all of the leader's scoring sessions.
+
+    Runs them one after another, forever.
+    """
     while True:
         try:
             follow(scorer, replace(meeting, patience_s=math.inf))
@@ -180,7 +189,10 @@ def bundles_in(path: Path) -> list[Path]:
 
 
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
-    """Return each party's file, from texts `PARTY=FILE`, or from one `FILE` for the only party."""
+    """Return each party's file. Every text in `data` is `PARTY=FILE`, or `FILE` for the only party.
+
+    Raises InvalidValue if a party has no file or several.
+    """
     files: dict[str, str] = {}
     for text in data:
         party, mark, file = text.partition("=")
@@ -206,7 +218,7 @@ def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
 
 
 def _places(common: Positions, count: int) -> npt.NDArray[np.int64]:
-    """Return the position of each of `count` rows in `common`, or -1."""
+    """Return, for each of `count` rows, its position in `common`, or -1 if it is not there."""
     place = np.full(count, -1, np.int64)
     place[common] = np.arange(len(common))
     return place
