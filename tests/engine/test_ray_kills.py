@@ -22,7 +22,7 @@ from fedveil.engine.run_records import MACHINES, RETRAINED
 from ray_nodes import STORE_BYTES, node
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 from ray.cluster_utils import Cluster  # noqa: E402 - after the check that it is there
 
 #: What each run loses, in an order that is drawn: processes of machines, nodes whose main process
