@@ -25,6 +25,7 @@ from fedveil.engine.cluster import membership, start
 from fedveil.engine.cluster.machine import Machine, Played
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import groups, placed
+from fedveil.engine.cluster.ray_cluster import _reason
 from fedveil.engine.cluster.shards import Shards, pieces
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.run_records import MACHINES, RETRAINED
@@ -360,6 +361,21 @@ def test_ray_that_is_not_installed_is_one_sentence(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"^simulation\.on needs .* 'fedveil\[ray\]'"):
         fedveil.simulate(job(model="parts:plain", simulation={"on": "ray"}), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "reason"),
+    [
+        ("ActorDiedError", "(1) the process was killed by the OOM killer due to high", "it died"),
+        ("ActorDiedError", "Worker exit type: NODE_OUT_OF_MEMORY", "it ran out of memory"),
+        ("OutOfMemoryError", "", "it ran out of memory"),
+        ("ActorDiedError", "The actor died because its node has died.", "its node is gone"),
+    ],
+)
+def test_a_loss_has_memory_as_its_reason_only_if_ray_is_sure(
+    kind: str, said: str, reason: str
+) -> None:
+    assert _reason(type(kind, (Exception,), {})(said)) == reason
 
 
 def test_each_machine_holds_its_own_clients_examples_only() -> None:

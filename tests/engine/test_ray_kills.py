@@ -18,7 +18,7 @@ from test_simulation import job
 
 import fedveil
 import parts
-from fedveil.engine.run_records import MACHINES, RETRAINED
+from fedveil.engine.run_records import MACHINES
 from ray_nodes import STORE_BYTES, node
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -94,7 +94,7 @@ def test_kills_at_random_instants_change_no_byte(
     chance, nodes = random.Random(seed), [cluster.add_node(**node(1))]
     head = Head(tmp_path / "run", tmp_path / "job.yaml")
     for kind in chance.sample(KILLS, len(KILLS)):
-        time.sleep(chance.uniform(0.05, 4.0))
+        time.sleep(chance.uniform(0.05, 6.0))
         head.keep_on()
         if kind == "process":
             some_machine(chance).kill()
@@ -112,8 +112,10 @@ def test_kills_at_random_instants_change_no_byte(
     monkeypatch.setattr(parts, "time", SimpleNamespace(sleep=lambda seconds: None))
     alone = fedveil.simulate(job(rounds=head.rounds + 3, **settings), tmp_path / "alone")
     assert left(run) == left(alone)
-    assert sum(record.get(RETRAINED, 0) for record in run.metrics) > 0
-    assert " has joined" in (head.folder / "events.log").read_text()
+    events = (head.folder / "events.log").read_text()
+    assert " clients train again on other machines" in events
+    assert " has joined" in events
+    assert "ran out of memory" not in events
     none_is_left()
 
 

@@ -190,7 +190,8 @@ class ManyMachines(Executor):
         encoded: dict[int, bytes] = {}
         shares = self._shares(clients)
         lacking = dict(self._move(shares))
-        for machine, theirs in shares.items():
+        for machine in sorted(lacking, key=lambda machine: len(lacking[machine])):
+            theirs = shares[machine]  # a machine that must not wait for examples starts first
             moved: list[Piece | None] = [*pieces(self._data, lacking[machine])]
             *sent, coming = moved or [None]
             for piece in sent:
