@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -137,13 +136,11 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     options = {"port": free_port(), "ray-client-server-port": port, "num-cpus": 2}
     options |= {"temp-dir": folder, "object-store-memory": STORE_BYTES}
     flags = [f"--{name}={value}" for name, value in options.items()]
-    started = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags]
-    server = subprocess.Popen(started, stdout=subprocess.DEVNULL)
-    limit = time.monotonic() + 120
-    while server.poll() is None and time.monotonic() < limit:
-        with suppress(OSError), socket.create_connection((host, port), 1):
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *flags]
+    for _ in range(3):  # a node gives up if its helper processes need more than 15 seconds to start
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if any("Ray runtime started" in line for line in server.stdout or ()):
             break
-        time.sleep(0.2)
     yield f"ray://{host}:{port}"
     server.terminate()
     server.wait(60)

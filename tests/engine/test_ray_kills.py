@@ -19,7 +19,7 @@ from test_simulation import job
 import fedveil
 import parts
 from fedveil.engine.run_records import MACHINES
-from ray_nodes import STORE_BYTES, node
+from ray_nodes import STORE_BYTES, added, node
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -41,7 +41,8 @@ def wide():
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Start a cluster of one node with one core, and twice the memory of the smallest node."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    made = Cluster(initialize_head=True, head_node_args=full(include_dashboard=False))
+    made = Cluster()
+    added(made, full(include_dashboard=False))
     yield made
     made.shutdown()
 
@@ -91,7 +92,7 @@ def test_kills_at_random_instants_change_no_byte(
     }
     place = {"simulation": {"workers": 1, "on": cluster.address}}
     (tmp_path / "job.yaml").write_text(job(rounds=ROUNDS, **settings, **place).to_yaml())
-    chance, nodes = random.Random(seed), [cluster.add_node(**node(1))]
+    chance, nodes = random.Random(seed), [added(cluster, node(1))]
     head = Head(tmp_path / "run", tmp_path / "job.yaml")
     for kind in chance.sample(KILLS, len(KILLS)):
         time.sleep(chance.uniform(0.05, 6.0))
@@ -105,7 +106,7 @@ def test_kills_at_random_instants_change_no_byte(
             if kind == "raylet":
                 lost.all_processes["raylet"][0].process.kill()
             cluster.remove_node(lost, allow_graceful=kind == "node")
-            nodes.append(cluster.add_node(**full()))
+            nodes.append(added(cluster, full()))
         print(f"{time.strftime('%X')} killed: {kind}", flush=True)
     head.kill(resume=False)
     run = fedveil.resume(head.folder, rounds=head.rounds + 3)
@@ -139,7 +140,7 @@ def test_a_node_with_half_the_memory_changes_no_byte(
     """A sum of reports is larger than the smaller node's memory for objects."""
     (tmp_path / "wide_net.py").write_text(WIDE)
     monkeypatch.syspath_prepend(tmp_path)
-    cluster.add_node(**node(1, memory=STORE_BYTES))
+    added(cluster, node(1, memory=STORE_BYTES))
     settings = {"model": "wide_net:wide", "rounds": 2}
     place = {"simulation": {"workers": 1, "on": cluster.address}}
     run = fedveil.simulate(job(**settings, **place), tmp_path / "run")
