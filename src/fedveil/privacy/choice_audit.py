@@ -62,9 +62,9 @@ class Counted:
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which the counts would probably not refute `claim`.
 
-        At a larger true epsilon, enough choices are expected to report the truth. The result is
-        infinite if the counts could not refute the claim even if all choices reported the truth.
-        `chance` and `error` are as in `lower_bound`.
+        At a larger true epsilon, enough choices are expected to report the truth to refute the
+        claim. The result is infinite if the counts could not refute the claim even if all choices
+        reported the truth. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -93,9 +93,9 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return a function from eps to the probability that two independent choices report the truth.
+    """Return a function from eps to the probability that two independent choices are both truthful.
 
-    `chance` is that function for one choice. Both choices have the epsilon eps.
+    `chance` is such a function for one choice. Both choices have the epsilon eps.
     """
     return lambda eps: chance(eps) ** 2
 
@@ -105,7 +105,10 @@ def told_true(eps: float) -> float:
 
 
 def _largest(chance: Callable[[float], float], share: float) -> float:
-    """Return the largest epsilon at which `chance` is below `share`, rounded down, or 0."""
+    """Return the largest epsilon at which `chance(epsilon)` is below `share`, rounded down.
+
+    Returns 0 if there is none.
+    """
     low, high = _LEAST, _MOST
     if chance(low) >= share:
         return 0.0

@@ -164,7 +164,7 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """Return the states of `start + update`, and the number of its entries that were clipped.
+        """Return the states of `start + update`, and how many entries of this sum were clipped.
 
         Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
@@ -210,7 +210,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return a sampler that jumps between flipped bits, or None if flips are frequent."""
+        """Return a sampler that jumps between flipped bits, or None if bits are flipped often."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 

@@ -7,7 +7,8 @@
 
 Every id that a party sends may be a guess. For each file to score, the other party counts the ids
 that arrive, and saves the count beside its model bundle. It refuses more than the job's
-`alignment.most_ids`, by default four times its own number of ids. `alignment.least_common` does not apply: a single row may be scored.
+`alignment.most_ids`, by default four times its own number of ids. `alignment.least_common` does
+not apply: a single row may be scored.
 """
 
 from __future__ import annotations
