@@ -137,7 +137,7 @@ def none_is_left() -> None:
 def test_a_node_with_half_the_memory_changes_no_byte(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sum of reports is larger than the smaller node's memory for objects."""
+    """The model and sums of reports fill its memory for objects, so Ray moves some to the disk."""
     (tmp_path / "wide_net.py").write_text(WIDE)
     monkeypatch.syspath_prepend(tmp_path)
     added(cluster, node(1, memory=STORE_BYTES))
