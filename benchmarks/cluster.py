@@ -4,10 +4,13 @@
     python benchmarks/cluster.py --only projection
 
 Starts a cluster of nodes with one core each on this machine, and times rounds of LeNet with as many
-cores in threads. Counts the bytes that cross the loopback interface in a round, of which Ray's own
-messages between its processes are a part. `--peers` is the Python of an environment made from
-requirements-peers.txt: pfl with two processes, and Flower on Ray with two workers, do the same
-work. The contenders take turns.
+cores in threads. The two runs take turns, round by round, so that a slow spell of the machine meets
+both. The median of the pairs' ratios is compared, or of their differences. The processor time of a
+side is that of all its processes, Ray's own included. Counts the bytes that cross the loopback
+interface in a round, of which Ray's own messages between its processes are a part.
+
+`--peers` is the Python of an environment made from requirements-peers.txt: pfl with two processes,
+and Flower on Ray with two workers, do the same work. The contenders take turns.
 
 The projection is a model of a larger cluster than this machine can be, from two measured costs: a
 client's time on one core of a machine, and a client's time at the head.
@@ -23,15 +26,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 #: The most time of a round on the cluster over the time in threads at 1,000 clients, and the most
 #: seconds that it may take longer at 10 clients.
 OVERHEAD, SMALL_S = 1.05, 0.060
 FLOORS = {"pfl": 5.0, "flwr": 16.0}
 LARGE, SMALL = 1000, 10
+#: Rounds before those that count: a cluster learns how long its clients take.
+WARMUP = 3
 #: Clients of a tiny model, whose round is mostly the machines' and the head's own work.
 TINY = 50_000
 #: The cluster of the projection: clients in a round, machines, and cores of a machine.
@@ -51,7 +61,10 @@ def loopback_bytes() -> int:
 
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
-    """Run rounds of LeNet on `options.on`, and return their times and bytes."""
+    """Run rounds of LeNet on `options.on`, and return their times and bytes.
+
+    With `options.turns`, each round waits for a line of the standard input, and its end is printed.
+    """
     import fedveil
     from fedveil.federated.job import Job
 
@@ -63,30 +76,33 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
         "BENCHMARK_SEED": "0",
         "BENCHMARK_BYTES": "False",
     }
-    rounds = options.rounds + 2
+    rounds = options.rounds + WARMUP + 2
     stamps: list[tuple[float, int]] = []
+
+    def progress(record: dict[str, Any]) -> None:
+        stamps.append((time.perf_counter(), loopback_bytes()))
+        if options.turns:
+            print(record["round"], flush=True)
+            sys.stdin.readline()
+
     job = Job.load(
         None,
         [
-            f"rounds={rounds + 1}",
+            f"rounds={rounds}",
             "data={name: 'federation:data', split: by_client}",
             f"clients={{number: {options.population}, "
-            f"fraction: {options.clients / options.population}}}",
+            f"fraction: {options.clients[0] / options.population}}}",
             f"model={options.model}",
             "training={epochs: 1, batch_size: 20, lr: 0.1}",
-            f"evaluation.every={rounds + 1}",
+            f"evaluation.every={rounds}",
             "record.page=false",
             f"simulation.workers={options.workers}",
             f"simulation.on={options.on}",
         ],
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = fedveil.simulate(
-            job,
-            Path(folder) / "run",
-            progress=lambda record: stamps.append((time.perf_counter(), loopback_bytes())),
-        )
-    spent = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(stamps)][1:-1]
+        run = fedveil.simulate(job, Path(folder) / "run", progress=progress)
+    spent = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(stamps)][WARMUP:-1]
     seconds, traffic = zip(*spent, strict=True)
     return {
         "best": min(seconds),
@@ -97,24 +113,105 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def command(
+    options: argparse.Namespace, on: str, workers: int, clients: int, model: str = "lenet"
+) -> list[str]:
+    """Return the command that runs `ours` in a process of its own."""
+    made = [sys.executable, __file__, "--on", on, "--workers", str(workers), "--model", model]
+    made += ["--clients", str(clients), "--population", str(max(clients, LARGE))]
+    return [*made, "--rounds", str(options.rounds)]
+
+
 def measured(
     options: argparse.Namespace, on: str, workers: int, clients: int, model: str = "lenet"
 ) -> dict[str, Any]:
     """Run `ours` in a process of its own, and print and return its result."""
-    command = [sys.executable, __file__, "--on", on, "--workers", str(workers), "--model", model]
-    command += ["--clients", str(clients), "--population", str(max(clients, LARGE))]
-    command += ["--rounds", str(options.rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    asked = command(options, on, workers, clients, model)
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{' '.join(asked)} failed:\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    where = "threads" if on == "here" else "cluster"
     print(
-        f"{where:>8} {workers:>2} cores, {clients:>5} clients: best {result['best']:.3f} s, median "
+        f" cluster {workers:>2} cores, {clients:>5} clients: best {result['best']:.3f} s, median "
         f"{result['median']:.3f} s, {result['bytes'] / 1e6:.2f} MB over loopback",
         flush=True,
     )
     return result
+
+
+@dataclass
+class Side:
+    """A run that waits for its turn before each round. `others` are more processes that serve it.
+
+    `seconds`, `cpu` and `traffic` have an entry per round: its time, the processor time of all the
+    side's processes, and the bytes over the loopback interface.
+    """
+
+    command: list[str]
+    others: list[psutil.Process] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    traffic: list[int] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the run, and wait for the end of its first round."""
+        self._run = subprocess.Popen(
+            [*self.command, "--turns"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._said()
+
+    def round(self) -> None:
+        """Let the run do a round, and measure it."""
+        processes = [psutil.Process(self._run.pid)]
+        for other in self.others:
+            processes += [other, *other.children(recursive=True)]
+        cpu, traffic = cpu_seconds(processes), loopback_bytes()
+        began = time.perf_counter()
+        print(file=self._run.stdin, flush=True)
+        self._said()
+        self.seconds.append(time.perf_counter() - began)
+        self.cpu.append(cpu_seconds(processes) - cpu)
+        self.traffic.append(loopback_bytes() - traffic)
+
+    def end(self) -> None:
+        """Let the run finish without further turns."""
+        self._run.communicate()
+
+    def _said(self) -> None:
+        if not self._run.stdout.readline():
+            raise SystemExit(f"{' '.join(self.command)} failed")
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Return the processor time of `processes` so far."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += sum(process.cpu_times()[:2])
+    return total
+
+
+def turns(options: argparse.Namespace, address: str, nodes: int, clients: int) -> list[Side]:
+    """Run the threads and the cluster in turns, round by round, and print what each took."""
+    threads = Side(command(options, "here", nodes, clients))
+    cluster = Side(command(options, address, 1, clients), psutil.Process().children())
+    sides = [threads, cluster]
+    for side in sides:
+        side.start()
+    for number in range(WARMUP + options.rounds):
+        for side in sides if number % 2 else sides[::-1]:
+            side.round()
+    for name, side in zip(("threads", "cluster"), sides, strict=True):
+        side.end()
+        print(
+            f"{name} {nodes:>2} cores, {clients:>5} clients: median "
+            f"{1e3 * statistics.median(side.seconds[WARMUP:]):.0f} ms, best "
+            f"{1e3 * min(side.seconds[WARMUP:]):.0f} ms, processor time "
+            f"{1e3 * statistics.mean(side.cpu[WARMUP:]):.0f} ms, "
+            f"{statistics.median(side.traffic[WARMUP:]) / 1e6:.2f} MB over loopback",
+            flush=True,
+        )
+    return sides
 
 
 def against_threads(options: argparse.Namespace) -> bool:
@@ -127,19 +224,20 @@ def against_threads(options: argparse.Namespace) -> bool:
         try:
             for _ in range(nodes - 1):
                 cluster.add_node(**node(1))
-            for clients in (LARGE, SMALL):
-                best = dict.fromkeys(("here", cluster.address), float("inf"))
-                for _ in range(options.repeats):
-                    for on in best:
-                        workers = nodes if on == "here" else 1
-                        result = measured(options, on, workers, clients)
-                        best[on] = min(best[on], result["best"])
-                threads, there = best.values()
-                over = there - threads
-                fine = over <= ((OVERHEAD - 1) * threads if clients == LARGE else SMALL_S)
-                said = f"{1000 * over:.0f} ms ({100 * over / threads:.1f}%) over"
-                word = "met" if fine else "MISSED"
-                print(f"{nodes} nodes, {clients} clients: {said} threads: {word}", flush=True)
+            for clients in options.clients:
+                threads, there = turns(options, cluster.address, nodes, clients)
+                pairs = list(zip(threads.seconds, there.seconds, strict=True))[WARMUP:]
+                ratio = statistics.median(b / a for a, b in pairs)
+                over = statistics.median(b - a for a, b in pairs)
+                fine = over <= SMALL_S if clients == SMALL else ratio <= OVERHEAD
+                share = f"{1e3 * over:.0f} ms ({100 * ratio - 100:.1f}%)"
+                cpu = sum(there.cpu[WARMUP:]) / sum(threads.cpu[WARMUP:])
+                print(
+                    f"{nodes} nodes, {clients} clients: {share} over threads in the median of "
+                    f"{len(pairs)} pairs, {100 * cpu - 100:.1f}% more processor time: "
+                    f"{'met' if fine else 'MISSED'}",
+                    flush=True,
+                )
                 met &= fine
         finally:
             cluster.shutdown()
@@ -213,7 +311,8 @@ def main() -> None:
     parser.add_argument("--only", choices=parts)
     parser.add_argument("--on", help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--clients", type=int, nargs="+", default=[LARGE, SMALL])
+    parser.add_argument("--turns", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--population", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from fedveil.base.message import Message, encode
 from fedveil.engine.cluster.cluster import Call, Cluster, MachineLost
 from fedveil.engine.cluster.machine import MachineSetup, Played, Request, Work
 from fedveil.engine.cluster.membership import Member, Membership
-from fedveil.engine.cluster.placement import SLACK, Group, groups, placed
+from fedveil.engine.cluster.placement import SLACK, Expected, Group, groups, placed
 from fedveil.engine.cluster.shards import Piece, pieces
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.executors.executor import Executor
@@ -61,9 +61,7 @@ class ManyMachines(Executor):
         self._fixed = False
         #: True if some clients' machine was lost.
         self._homeless = True
-        #: Seconds that each client took last, and the seconds and examples of all of them.
-        self._took: dict[ClientId, float] = {}
-        self._seconds, self._examples = 0.0, 0
+        self._expected: Expected[Member] = Expected(data.examples)
         self._context: RoundContext
         self._model: Any = None
         self._requests: list[tuple[str, Mapping[ClientId, Message]]] = []
@@ -147,14 +145,13 @@ class ManyMachines(Executor):
         used.busy_s += played.took_s
         self._members.worked(machine)
         self._fixed = played.fixed
+        took = dict[ClientId, float]()
         for answer in played.answers():
-            effort = answer.effort
-            took = effort.training_s + effort.protection_s
-            if effort.training_s:
-                self._seconds += took
-                self._examples += self._data.examples(answer.client)
-                self._took[answer.client] = took
+            if answer.effort.training_s:
+                took[answer.client] = answer.effort.training_s + answer.effort.protection_s
             yield answer
+        if took and self._least == 1:  # otherwise the first of a group has the time of all
+            self._expected.learn(machine, took)
 
     def _lost(
         self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
@@ -194,7 +191,8 @@ class ManyMachines(Executor):
         encoded: dict[int, bytes] = {}
         shares = self._shares(clients)
         lacking = dict(self._move(shares))
-        for machine, theirs in shares.items():
+        for machine in sorted(lacking, key=lambda machine: len(lacking[machine])):
+            theirs = shares[machine]  # a machine that must not wait for examples starts first
             moved: list[Piece | None] = [*pieces(self._data, lacking[machine])]
             *sent, coming = moved or [None]
             for piece in sent:
@@ -223,14 +221,8 @@ class ManyMachines(Executor):
     def _placed(
         self, work: Sequence[Group], home: Callable[[Group], Member | None], slack: float
     ) -> dict[Member, list[ClientId]]:
-        cores = {machine: machine.cores for machine in self._members.ready}
-        rate = self._seconds / self._examples if self._seconds else 1.0
-
-        def seconds(client: ClientId) -> float:
-            took = self._took.get(client)
-            return rate * self._data.examples(client) if took is None else took
-
-        shares = placed(work, seconds, cores, home, slack)
+        speeds = self._expected.speeds({m: m.cores for m in self._members.ready})
+        shares = placed(work, self._expected.length, speeds, home, slack)
         return {m: [c for group in work for c in group] for m, work in shares.items() if work}
 
     def _deal(self) -> None:

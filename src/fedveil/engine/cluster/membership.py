@@ -15,12 +15,13 @@ from fedveil.errors import ClusterUnavailable, RunStopped
 
 #: Seconds to wait for a first machine before giving up, and for the others after the first one.
 WAIT_S, OTHERS_S = 600.0, 60.0
-#: Seconds between two looks at the cluster for new machines.
-_LOOK_S = 5.0
+#: Seconds between two looks at the cluster for new machines, in rounds and while none is ready.
+_LOOK_S, _POLL_S = 5.0, 0.5
 #: Seconds between two questions for a sign of life, and without one until a machine is given up.
 _PULSE_S, _SILENT_S = 10.0, 60.0
-#: A place at which this many machines were lost in a row, without a result, is not used again.
-_MOST_LOST = 3
+#: A place that lost n machines in a row, without a result, is left alone for 2^n times this many
+#: seconds.
+_PAUSE_S = 1.0
 
 
 @dataclass(eq=False)
@@ -72,6 +73,8 @@ class Membership:
         self._joining: dict[Call, Member] = {}
         self._names: dict[str, str] = {}
         self._lost: Counter[str] = Counter()
+        #: When a place at which machines were lost may be used again.
+        self._again: dict[str, float] = {}
         self._looked = float("-inf")
         self._started = False
 
@@ -83,7 +86,7 @@ class Membership:
         began = first = time.monotonic()
         while True:
             self._look()
-            self._welcome(0.5)
+            self._welcome(_POLL_S)
             now = time.monotonic()
             if not self.ready:
                 first = now
@@ -131,16 +134,14 @@ class Membership:
         if member.alive:
             member.alive = False
             member.remote.end()
-            self._lost[member.place.key] += 1
+            key = member.place.key
+            self._lost[key] += 1
+            self._again[key] = time.monotonic() + _PAUSE_S * 2.0 ** self._lost[key]
             if member in self.ready:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine has returned a result, so its place in the cluster stays in use.
-
-        A place at which several machines were lost in a row is no longer used. This call sets the
-        number of machines lost there to 0.
-        """
+        """Record that a machine has returned a result: its place counts as good again."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:
@@ -157,7 +158,7 @@ class Membership:
         self._looked = time.monotonic()
         taken = {member.place.key for member in (*self.ready, *self._joining.values())}
         for place in self._cluster.places():
-            if place.key not in taken and self._lost[place.key] < _MOST_LOST:
+            if place.key not in taken and self._again.get(place.key, 0.0) <= self._looked:
                 name = self._name(place)
                 remote = self._cluster.start(place, self._setup, name)
                 member = Member(place, name, remote)
@@ -186,7 +187,7 @@ class Membership:
                     raise
                 self._event(f"not used: {wrong}")
                 self.lose(member)
-                self._lost[member.place.key] = _MOST_LOST
+                self._again[member.place.key] = float("inf")
         return len(self.ready) > before
 
     def _check(self, member: Member, call: Call) -> None:

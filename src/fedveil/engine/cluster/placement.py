@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from statistics import median
+from typing import Generic, TypeVar
 
 from fedveil.rounds.outcomes import ClientId
 
@@ -15,6 +16,42 @@ Group = tuple[ClientId, ...]
 #: A client moves to another machine only if its own one would take longer than the ideal time by
 #: more than this share: its examples must move too.
 SLACK = 0.02
+#: An expectation grows at most by this factor a round. Otherwise the clients of a machine that
+#: other programs disturb for a while would move, and move back.
+GROWTH = 1.05
+
+
+class Expected(Generic[M]):
+    """The expected times of clients, from those of earlier rounds.
+
+    A client's time is the product of its number of examples, a factor of its own, and the pace of
+    its machine: the machine's median of seconds per example. `examples` returns a client's number.
+    """
+
+    def __init__(self, examples: Callable[[ClientId], int]) -> None:
+        self._examples = examples
+        self._pace: dict[M, float] = {}
+        self._factor: dict[ClientId, float] = {}
+
+    def learn(self, machine: M, seconds: Mapping[ClientId, float]) -> None:
+        """Learn from the seconds that clients took on a machine in a round."""
+        each = {client: took / self._examples(client) for client, took in seconds.items()}
+        pace = median(each.values())
+        self._pace[machine] = min(pace, GROWTH * self._pace.get(machine, pace))
+        for client, took in each.items():
+            factor = took / pace
+            self._factor[client] = min(factor, GROWTH * self._factor.get(client, factor))
+
+    def length(self, client: ClientId) -> float:
+        """Return the client's time on the fastest machine, in a unit that all clients share."""
+        return self._factor.get(client, 1.0) * self._examples(client)
+
+    def speeds(self, cores: Mapping[M, int]) -> dict[M, float]:
+        """Return each machine's speed: its cores, less if it is slower than the fastest one."""
+        usual = median(self._pace.values()) if self._pace else 1.0
+        paces = {machine: self._pace.get(machine, usual) for machine in cores}
+        fastest = min(paces.values(), default=1.0)
+        return {machine: cores[machine] * fastest / pace for machine, pace in paces.items()}
 
 
 def groups(clients: Sequence[ClientId], least: int) -> list[Group]:
@@ -25,7 +62,7 @@ def groups(clients: Sequence[ClientId], least: int) -> list[Group]:
 def placed(
     work: Sequence[Group],
     seconds: Callable[[ClientId], float],
-    cores: Mapping[M, int],
+    speeds: Mapping[M, float],
     home: Callable[[Group], M | None],
     slack: float = SLACK,
 ) -> dict[M, list[Group]]:
@@ -34,23 +71,23 @@ def placed(
     Groups are placed one by one, the longest first. `home(group)` is the machine that has the
     group's examples, or None. The group goes to that machine if the machine then needs at most 1 +
     `slack` times the time of a perfectly even placement. Otherwise it goes to the machine that is
-    free first. `seconds` is a client's expected time on one core, and `cores` are the machines'
-    cores.
+    free first. `seconds` is a client's expected time on a core of the fastest machine, and `speeds`
+    are the machines' cores, fewer if they are slower.
     """
-    names = list(cores)
+    names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}
-    total, capacity = sum(length.values()), sum(cores.values())
+    total, capacity = sum(length.values()), sum(speeds.values())
     allowed = (1 + slack) * max(total / capacity, max(length.values(), default=0.0))
     load = dict.fromkeys(names, 0.0)
     free = [(0.0, i) for i in range(len(names))]
     chosen: dict[Group, M] = {}
     for group in sorted(work, key=lambda group: -length[group]):
         place = home(group)
-        if place is None or load[place] + length[group] / cores[place] > allowed:
+        if place is None or load[place] + length[group] / speeds[place] > allowed:
             while load[names[free[0][1]]] > free[0][0]:  # that machine got work at its home
                 heapq.heapreplace(free, (load[names[free[0][1]]], free[0][1]))
             place = names[free[0][1]]
-        load[place] += length[group] / cores[place]
+        load[place] += length[group] / speeds[place]
         chosen[group] = place
     shares: dict[M, list[Group]] = {name: [] for name in names}
     for group in work:

@@ -198,7 +198,8 @@ class _Actor(Remote):
 
 def _reason(lost: Exception) -> str:
     text = str(lost)
-    if "OOM" in text or "memory" in text.lower():
+    # Ray also names the memory as one of several possible causes of a SIGKILL.
+    if "OutOfMemory" in type(lost).__name__ or "NODE_OUT_OF_MEMORY" in text:
         return "it ran out of memory"
     return "its node is gone" if "node" in text.lower() and "died" in text.lower() else "it died"
 
