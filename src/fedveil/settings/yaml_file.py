@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -39,6 +41,8 @@ _MOST_ALIASED = 10_000
 _LONGEST_NUMBER = 64
 #: Exceptions that PyYAML raises if an explicit tag does not fit its value.
 _WRONG_TAG = (ValueError, KeyError, AttributeError, TypeError)
+#: The text of each key of the jobs written so far. Most blocks are equal in many jobs.
+_texts: dict[str, str] = {}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 
@@ -78,8 +82,7 @@ class _Loader(yaml.SafeLoader):
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
         """Count the values that an alias repeats. Raises an error if there are too many.
 
-        `stands_for` is their number. It is None for an alias inside its own block, which is an
-        error.
+        `stands_for` is their number. It is None, an error, for an alias inside its own block.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -191,21 +194,10 @@ def _open(*words: str) -> bool:
 
 
 #: Keys of MindSpore Federated's vfl_data_join_config.yaml that no server file has.
-_DATA_JOIN = frozenset(
-    [
-        "bucket_num",
-        "store_type",
-        "data_schema_path",
-        "primary_key",
-        "main_table_files",
-        "join_type",
-        "shard_num",
-        "output_dir",
-        "remote_server_name",
-        "remote_server_address",
-        "http_server_address",
-    ]
-)
+_DATA_JOIN = {
+    "bucket_num", "store_type", "data_schema_path", "primary_key", "main_table_files", "join_type",
+    "shard_num", "output_dir", "remote_server_name", "remote_server_address", "http_server_address",
+}  # fmt: skip
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
@@ -248,10 +240,12 @@ def refuse_other_kind(
 
 def write(data: Mapping[str, Any]) -> str:
     """Format `data` as YAML, with keys in their order. `read` returns equal data."""
-    text: str = yaml.dump(
-        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
-    )
-    return text
+    for item in data.items():
+        if repr(item) not in _texts:
+            _texts[repr(item)] = yaml.dump(
+                dict([item]), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
+            )
+    return "".join(_texts[repr(item)] for item in data.items())
 
 
 def apply(
@@ -315,8 +309,7 @@ def _near(path: FilePath) -> str:
 
 def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
     try:
-        loader = _Loader(text, most_values)
-        data = loader.get_single_data()
+        data, problems = deepcopy(_loaded(text, most_values))
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
         if error.context == "while scanning a quoted scalar":
@@ -328,9 +321,16 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
     except (yaml.YAMLError, RecursionError, *_WRONG_TAG) as error:
         reason = str(error).partition("\n")[0]
         raise JobError([f"{source} is not readable YAML: {reason}"]) from None
-    if loader.problems:
-        raise JobError([f"{source}, {problem}" for problem in loader.problems])
+    if problems:
+        raise JobError([f"{source}, {problem}" for problem in problems])
     return data
+
+
+@lru_cache(maxsize=32)
+def _loaded(text: str, most_values: int) -> tuple[Any, list[str]]:
+    """Return the values of a text, and its problems. A run reads its job's text several times."""
+    loader = _Loader(text, most_values)
+    return loader.get_single_data(), loader.problems
 
 
 def _line_hint(text: str) -> str:
