@@ -25,20 +25,43 @@ def text_of(path: Path) -> str:
 
 
 @cache
-def statements(text: str) -> list[str]:
-    """The top statements of a file, without comments and positions."""
-    return [ast.dump(node) for node in ast.parse(text).body]
+def blocks(text: str) -> list[tuple[range, str]]:
+    """The lines of each top statement and of each statement of a class, and what they stand in.
+
+    The innermost come first.
+    """
+    body = ast.parse(text).body
+    members = [node for each in body if isinstance(each, ast.ClassDef) for node in each.body]
+    return [
+        (range(_first(node) - 1, node.end_lineno or 0), head)
+        for nodes, head in ((members, "class _:\n"), (body, ""))
+        for node in nodes
+    ]
+
+
+def _first(node: ast.stmt) -> int:
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
 def changes_code(mutation: Mutation, sound: str) -> bool:
-    """Return True if the statement at the mutation's place changes, or else any other."""
-    line = sound[: sound.index(mutation.was)].count("\n") + 1
-    now, was = ast.parse(mutation.of(sound)).body, statements(sound)
-    here = sum(node.lineno <= line for node in now) - 1
-    return (
-        ast.dump(now[here]) != was[min(here, len(was) - 1)]
-        or [ast.dump(node) for node in now] != was
-    )
+    """Return True if the code changes, in the smallest block that holds the place."""
+    spoilt = mutation.of(sound)
+    first = sound[: sound.index(mutation.was)].count("\n")
+    last = first + mutation.was.count("\n")
+    lines, now = sound.splitlines(keepends=True), spoilt.splitlines(keepends=True)
+    longer = len(now) - len(lines)
+    for block, head in blocks(sound):
+        if first in block and last in block:
+            was, here = lines[block.start : block.stop], now[block.start : block.stop + longer]
+            assert not head or all(line[0] in " \n" for line in here), "it leaves its class"
+            return dumped(head + "".join(was)) != dumped(head + "".join(here))
+    return dumped(sound) != dumped(spoilt)
+
+
+@cache
+def dumped(text: str) -> str:
+    """Return the statements of a text, without comments and positions."""
+    return ast.dump(ast.parse(text))
 
 
 @pytest.mark.parametrize("room", ROOMS)
