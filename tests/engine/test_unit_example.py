@@ -60,6 +60,7 @@ def job(**blocks: Any) -> Job:
         "protection": {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 4.0, "dp_delta": 1e-6}},
         "privacy": {"unit": "example"},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     for key, value in blocks.items():
         base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
