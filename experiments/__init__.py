@@ -4,14 +4,18 @@
 EXPERIMENTS = {
     "signds-table": "signds_table:SignDSTable",
     "signds-lenet": "signds_lenet:SignDSLeNet",
+    "signds-keys": "signds_keys:SignDSKeys",
     "ldp-convergence": "ldp_figures:Convergence",
     "ldp-cells": "ldp_figures:Cells",
     "ldp-epsilon": "ldp_figures:Epsilons",
     "ldp-clients": "ldp_figures:Clients",
     "ldp-noniid": "ldp_figures:NonIID",
     "ldp-adaptive": "ldp_figures:Adaptive",
+    "ldp-rounds": "ldp_rounds:LeakageByRound",
+    "ldp-aggregation": "ldp_aggregation:Aggregation",
     "embedding-dp": "protected_features:ProtectedFeatures",
     "pangu-embedding-dp": "protected_language:ProtectedLanguage",
+    "dp-encrypt-keys": "dp_encrypt_keys:DPEncryptKeys",
     "secagg-cost": "secagg_cost:SecaggCost",
     "accuracy-epsilon": "accuracy_epsilon:AccuracyEpsilon",
 }

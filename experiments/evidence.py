@@ -71,11 +71,17 @@ class Lost:
         return self.without or ("fewer than two runs end above chance level" if few else "")
 
 
-def with_interval(values: Sequence[float], places: int = 3) -> str:
-    """Format the mean of the seeds' values, with Student's interval of at least three of them."""
-    middle = mean(values)
-    if len(values) < LEAST_SEEDS:
-        return f"{middle:.{places}f}"
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return Student's confidence interval of the mean of at least two seeds' values."""
     quantile = float(special().stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
     half = quantile * stdev(values) / math.sqrt(len(values))
-    return f"{middle:.{places}f} [{middle - half:.{places}f}, {middle + half:.{places}f}]"
+    return mean(values) - half, mean(values) + half
+
+
+def with_interval(values: Sequence[float], places: int = 3) -> str:
+    """Format the mean of the seeds' values, with its interval if there are at least three."""
+    middle = f"{mean(values):.{places}f}"
+    if len(values) < LEAST_SEEDS:
+        return middle
+    low, high = interval(values)
+    return f"{middle} [{low:.{places}f}, {high:.{places}f}]"

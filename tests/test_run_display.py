@@ -123,7 +123,9 @@ def test_the_summary_holds_what_canaries_found_beside_what_was_promised(
         f"epsilon at least {bound} at confidence 0.95 (40 canaries can show at most 3.25);" in said
     )
     assert "1.75 if canaries reveal nothing about each other;" in said
-    assert f"promised for a client in every round: 2 (meaningful): {verdict}" in said
+    assert (
+        f"promised: epsilon 2 (meaningful) for a client in every round. Verdict: {verdict}" in said
+    )
 
 
 def test_the_summary_says_where_everything_is_and_how_it_is_taken_up(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def _audited(audit: Finding) -> str:
     bound, alone, most = (rounded_down(figure.value) for figure in audit.figures[:3])
     noise = [rounded_down(f.value) for f in audit.figures if f.name == BY_NOISE]
     of_noise = (
-        f", {noise[0]} if the noise is Gaussian with equal variance in every coordinate"
+        f", or {noise[0]} if the noise is Gaussian with equal variance in every coordinate"
         if noise
         else ""
     )
@@ -292,8 +292,8 @@ def _audited(audit: Finding) -> str:
         f"epsilon at least {bound} at confidence {CONFIDENCE:g} ({audit.figures[0].cases} "
         f"canaries can show at most {most});",
         f"{alone} if canaries reveal nothing about each other{of_noise};",
-        f"promised for a client in every round: {told(audit.epsilon, audit.delta)}: "
-        f"{audit.verdict}",
+        f"promised: epsilon {told(audit.epsilon, audit.delta)} for a client in every round. "
+        f"Verdict: {audit.verdict}",
     ]
     lines += [audit.refutation] if audit.refutes else []
     lines += [f"at this effort: {audit.limits}"] if audit.limits else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,31 +11,41 @@ import pytest
 from experiments import (
     EXPERIMENTS,
     accuracy_epsilon,
+    dp_encrypt_keys,
     ldp_claims,
     ldp_jobs,
+    ldp_rounds,
     protected_features,
     protected_language,
+    signds_keys,
     signds_lenet,
 )
 from experiments.evidence import Lost
 from experiments.experiment import Verdict
 from experiments.ldp_jobs import LARGE, TASKS
+from experiments.sweeps import Sweep, Swept
 from fedveil.pages.read_run import ReadRun
 from fedveil.privacy.intervals import share
 
 #: Verdicts about a formula, a count or a format: no training can change them.
 UNTRAINED = {
     "signds-lenet": ("bytes that a client uploads",),
+    "signds-keys": ("dimensions of a report",),
     "embedding-dp": ("probability of an unchanged bit",),
 }
 #: Experiments without any training.
-NO_TRAINING = {"signds-table", "secagg-cost"}
+NO_TRAINING = {"signds-table", "secagg-cost", "ldp-aggregation"}
 CHANCE = 0.1
 
 
 def flat(**more: float) -> ReadRun:
     records = [{"round": i, "accuracy": CHANCE, "loss": 2.3, **more} for i in range(1, 11)]
     return ReadRun(Path("nowhere"), {}, records, (), ())
+
+
+def swept(sweeps: Mapping[str, Sweep]) -> Mapping[str, Swept]:
+    """Return runs that learnt nothing, for every value and seed of the sweeps."""
+    return {name: {v: [flat()] * 3 for v in sweep.values} for name, sweep in sweeps.items()}
 
 
 def collapsed(name: str) -> Iterator[Verdict]:
@@ -46,6 +56,19 @@ def collapsed(name: str) -> Iterator[Verdict]:
         yield from signds_lenet.judged(
             {arm: flat(**up) for arm in ("not_encrypt", "signds", "signds-k0.01")}
         )
+    elif name == "signds-keys":
+        runs = swept(signds_keys.SWEEPS)
+        yield from signds_keys.outputs()
+        yield from signds_keys.judged(runs)
+        yield signds_keys.step_shrinks([[0.2, 0.1]] * 3, runs["sign_k"][0.2])
+    elif name == "dp-encrypt-keys":
+        yield from dp_encrypt_keys.judged(swept(dp_encrypt_keys._sweeps("small")), 100)
+    elif name == "ldp-rounds":
+        by_round = swept(ldp_rounds._sweeps((2, 8)))
+        guessing = {rounds: [share("leakage", 5003, 10_000)] * 3 for rounds in (2, 8)}
+        yield from ldp_rounds.judged(dict.fromkeys(by_round, guessing))
+        lenet = {f"first rounds, {kind}": {10: [flat()] * 3} for kind in ldp_rounds._KINDS}
+        yield from ldp_rounds.beginnings("small", lenet, by_round)
     elif name == "ldp-convergence":
         runs = {f"{k}-{e:g}": flat() for k in ldp_jobs.MECHANISMS for e in LARGE}
         for kind in ldp_jobs.MECHANISMS:

@@ -22,7 +22,10 @@ from fedveil.record.recorder import ADVICE, SEVERAL
 from fedveil.starter import DEFAULT_JOB
 from fedveil.vertical.job import VerticalJob
 
-SEEDED = "Assumes system randomness, as in a deployment: a simulation draws from its seed."
+SEEDED = (
+    "The bound assumes randomness from the operating system, as in a deployment. This run used its "
+    "seed instead."
+)
 
 
 def record(epsilon: float, **more: Any) -> dict[str, Any]:

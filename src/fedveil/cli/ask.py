@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.base.plain_text import console, document, say
-from fedveil.cli.job_arguments import Overrides, remarks
+from fedveil.cli.job_arguments import remarks
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
 
@@ -33,9 +33,16 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. Not needed with --keys.")
+        Path, typer.Argument(help="A YAML file with questions. Only --keys works without it.")
     ],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=VALUE, such as seed=5: override one key of the question file; may be "
+            "repeated.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder for the answers. Default: a new folder under runs/."),
@@ -43,8 +50,8 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="To ask clients on other machines: write a Flower app to this folder and "
-            "start it with `flwr run`, on the federation in Flower's configuration. "
+            help="Ask clients on other machines. The command writes a Flower app to this folder "
+            "and starts it with `flwr run`, on the federation in Flower's configuration. "
             "Default: ask simulated clients."
         ),
     ] = None,

@@ -35,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Where = Annotated[
+JobOrRun = Annotated[
     Path | None,
     typer.Argument(
         metavar="JOB_OR_RUN",
@@ -48,7 +48,7 @@ Protections = Annotated[
     typer.Option(
         "--protection",
         help="Attack this protection instead of the job's; may be repeated. `fedveil "
-        "compare --help` explains the names. For `membership`, only with a job file.",
+        "compare --help` explains the names.",
     ),
 ]
 Try = Annotated[
@@ -103,7 +103,8 @@ FEDERATED = (
     Attack(
         "membership",
         "membership.membership",
-        "Find out which examples a model was trained on.",
+        "Find out which examples a model was trained on.\n\n"
+        "--protection and --set need a job file: the command attacks a finished run as it is.",
         trains=True,
     ),
     Attack(
@@ -155,7 +156,7 @@ VERTICAL = (
 
 def _add_federated(attack: Attack) -> None:
     def command(
-        where: Where = None,
+        job_or_run: JobOrRun = None,
         protections: Protections = None,
         overrides: Overrides = None,
         effort: Try = "quick",
@@ -166,7 +167,7 @@ def _add_federated(attack: Attack) -> None:
         from fedveil.federated.job import Job
         from fedveil.vertical.job import VerticalJob
 
-        run = where if where is not None and where.is_dir() else None
+        run = job_or_run if job_or_run is not None and job_or_run.is_dir() else None
         if run is not None and attack.trains and (protections or overrides):
             raise JobError(
                 [f"`fedveil attack {attack.name}` attacks the final model of a run: "
@@ -181,7 +182,7 @@ def _add_federated(attack: Attack) -> None:
             else:
                 refuse_taken(out, None)
                 job = load(
-                    where,
+                    job_or_run,
                     overrides,
                     other="Attack it with: fedveil attack features",
                     default=attack.job,
@@ -198,7 +199,7 @@ def _add_federated(attack: Attack) -> None:
 
 def _add_vertical(attack: Attack) -> None:
     def command(
-        where: Where = None,
+        job_or_run: JobOrRun = None,
         overrides: Overrides = None,
         effort: Try = "quick",
         out: Out = None,
@@ -208,20 +209,22 @@ def _add_vertical(attack: Attack) -> None:
         from fedveil.federated.job import Job
         from fedveil.vertical.job import VerticalJob
 
-        ended = where is not None and where.is_dir()
+        ended = job_or_run is not None and job_or_run.is_dir()
         with ExitStack() as stack:
-            if where is not None and ended:
-                _refuse_out(out, where)
+            if job_or_run is not None and ended:
+                _refuse_out(out, job_or_run)
                 if overrides:
                     raise JobError(["--set is for a job file: a run is attacked as it was made"])
-                _refuse_other(where, VerticalJob, Job, "is a federated job", "gradient")
-                target = SplitTarget.of_run(where)
-                folder = _folder_of(where, stack)
+                _refuse_other(job_or_run, VerticalJob, Job, "is a federated job", "gradient")
+                target = SplitTarget.of_run(job_or_run)
+                folder = _folder_of(job_or_run, stack)
             else:
                 from fedveil.cli.vertical import job_file
 
                 refuse_taken(out, None)
-                job = job_file.load(where, overrides, "Attack it with: fedveil attack gradient")
+                job = job_file.load(
+                    job_or_run, overrides, "Attack it with: fedveil attack gradient"
+                )
                 target = SplitTarget.of(job)
                 folder = _new_folder(out, job, attack, stack)
             _mount(attack, [target], effort, folder, json=json)

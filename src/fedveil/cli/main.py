@@ -163,7 +163,7 @@ app.command()(ask_cli.ask)
 
 @app.command()
 def audit(
-    folder: Annotated[
+    run: Annotated[
         Path | None,
         typer.Argument(
             metavar="RUN",
@@ -183,13 +183,14 @@ def audit(
 ) -> None:
     """Test the claimed privacy of all protections, or show the audit and attack results of a RUN.
 
-    Without RUN: run each protection many times on two inputs. Its outputs must be no easier to tell
-    apart than its epsilon allows. With RUN: show its results. An audited run had artificial clients
-    (canaries), which fedveil tried to detect. Exits with code 1 if a claim is refuted.
+    Without RUN: run each protection many times on two inputs. The outputs must be no easier to tell
+    apart than the protection's epsilon allows. With RUN: show the results that are saved in the run
+    folder. An audited run had artificial clients (canaries), which fedveil tried to detect. Exits
+    with code 1 if a claim is refuted.
     """
-    if folder is not None:
+    if run is not None:
         with alone(json):
-            _print_findings(folder, json=json)
+            _print_findings(run, json=json)
         return
     from fedveil.cli.audit_cases import cases
 
@@ -334,18 +335,18 @@ def _print_job(job: Job, *, json: bool) -> None:
 
 @job_app.command()
 @answering
-def keys(part: KeyPart = None) -> object:
+def keys(key: KeyPart = None) -> object:
     """Explain the keys of a job file: allowed values, default, meaning."""
     from fedveil.federated.job_reference import reference
     from fedveil.settings.reference import keys, told_keys
 
-    document(keys(reference(), part))
-    return told_keys(reference(), part)
+    document(keys(reference(), key))
+    return told_keys(reference(), key)
 
 
 @job_app.command()
 def convert(
-    theirs: Annotated[
+    config: Annotated[
         Path,
         typer.Argument(
             metavar="CONFIG", help="The YAML configuration file of a MindSpore Federated server."
@@ -356,7 +357,7 @@ def convert(
     """Convert a MindSpore Federated configuration file to a fedveil job file and print it."""
     from fedveil.federated.job import Job
 
-    settings, notes = Job.convert(theirs)
+    settings, notes = Job.convert(config)
     remarks("note", notes)
     remarks("warning", settings.warnings)
     _print_job(settings, json=json)

@@ -113,7 +113,7 @@ def show(
 @app.command()
 @answering
 def sign(
-    directory: Annotated[
+    app: Annotated[
         Path, typer.Argument(metavar="APP", help="The folder that `fedveil deploy` wrote.")
     ],
     key: Annotated[Path, typer.Option(help="Your private key, from `fedveil identity`.")],
@@ -121,7 +121,7 @@ def sign(
     """Sign a job's Flower app, so that a site can check who signed it."""
     from fedveil.site.order import sign as sign_app
 
-    path = sign_app(directory, key)
+    path = sign_app(app, key)
     say(f"wrote {path}")
     return {"wrote": path}
 

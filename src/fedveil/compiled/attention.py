@@ -28,7 +28,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return four numbers: tokens, heads, entries of a head, and entries of a row of weights.
+    """Return the numbers of tokens, of heads, of entries of a head, and of entries of a weight row.
 
     The last one is the length to which a row of attention weights is padded.
     """
@@ -37,7 +37,7 @@ def _sizes(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the attention `op` in the memory `m`.
+    """Compute the output of the attention that the table row `op` describes, in the memory `m`.
 
     Saves the attention weights for the backward pass.
     """
@@ -66,7 +66,7 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the queries, keys and values of the attention `op`.
+    """Compute the gradients of the queries, keys and values of the attention in table row `op`.
 
     With p the attention weights and g their gradients, the gradient of the scores q k' is
 

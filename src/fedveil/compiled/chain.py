@@ -35,7 +35,7 @@ KNOWN = {*_KINDS, nn.Flatten, nn.Identity, nn.TransformerEncoderLayer, CausalLay
 def follow(
     layers: Sequence[nn.Module], shape: Sequence[int], scores_of: str = ROW
 ) -> tuple[list[Operation], Value, Value]:
-    """Translate layers into operations. Returns these, the input's layout and the scores' layout.
+    """Translate layers into operations. Also returns the layouts of the input and of the scores.
 
     `shape` is the shape of an example. `scores_of` is `ROW` if an example has one row of scores,
     `TOKENS` if each of its tokens has one. Raises `NotServedError` if a layer is not supported.

@@ -71,7 +71,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Room:
-    """A compiled model with its working memory, for batches of up to `batch` examples."""
+    """A compiled model with its own working memory, for batches of up to `batch` examples."""
 
     model: Model
     batch: int
@@ -159,7 +159,7 @@ class CompiledTrainer:
         return trainer
 
     def beside(self) -> CompiledTrainer:
-        """Copy the trainer for another thread. Both share the weights and the compiled code."""
+        """Return a copy for another thread, which shares the weights and the compiled code."""
         other = CompiledTrainer(copy.deepcopy(self._whole), self._plan, self._layers)
         other._flat, other._models, other._begun = self._flat, self._models, self._begun
         return other

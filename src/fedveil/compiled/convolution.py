@@ -56,9 +56,9 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the convolution `op` in the memory `m`.
+    """Compute the output of the convolution that the table row `op` describes, in the memory `m`.
 
-    An entry of it is the product of a window of the input and a filter, plus the bias.
+    An entry of the output is the product of a window of the input and a filter, plus the bias.
     """
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
@@ -89,10 +89,10 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the convolution `op` in the memory `m`.
+    """Compute the gradients of the convolution that the table row `op` describes, in memory `m`.
 
-    The gradient of the input is overwritten. Those of the filters and the bias are added to the
-    stored ones.
+    The input's gradient overwrites the stored one. The gradients of the filters and the bias are
+    added to the stored ones.
     """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]

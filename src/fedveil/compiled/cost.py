@@ -79,7 +79,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[token], averaged over tokens with a target.
+    """Write the gradient of -log softmax(scores)[token], averaged over the tokens with a target.
 
     It is multiplied by `scale`. The table row `scores` says where the scores and their gradient are
     in the memory `m`.

@@ -32,9 +32,9 @@ _ZERO = np.float32(0)
 
 
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
-    """Reserve memory for a dense layer's deferred steps. Returns the columns that describe it.
+    """Reserve memory for a dense layer's deferred steps. Returns table columns that describe it.
 
-    They are columns of the layer's row in the model's table. The layer has the sizes `inputs` and
+    They belong to the layer's row in the model's table. The layer has the sizes `inputs` and
     `outputs`, and a batch has up to `batch` examples. A deferred step adds D' X to the weight. All
     rows of D and X take at most half as much memory as the weight. If the layer is too small for
     deferred steps, the result is empty.
@@ -144,7 +144,8 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     It is the product D' X of the stored gradients D of the layer's outputs and its stored inputs X.
-    If the product is not finite, sets the field HELD to -1.
+    If the product is not finite, sets the operation's field HELD, the number of deferred steps,
+    to -1.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
@@ -169,7 +170,10 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write all deferred steps to the update `out`. Returns False if any entry is not finite."""
+    """Write the deferred steps of all operations to the update `out`.
+
+    Returns False if an entry of the result is not finite.
+    """
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

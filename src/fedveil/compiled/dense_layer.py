@@ -44,11 +44,12 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return four numbers: how a batch is split into matrix products, and the distances of rows.
+    """Return how the dense layer in table row `op` computes a batch by matrix products.
 
-    The first two are the number of products, and the rows of x in each. If all rows are equally far
-    apart, one product is enough. Otherwise each example has its own, with a row per token. The
-    other two are the distances in memory between rows of the input x and of the output y.
+    The first two numbers are the number of products, and the rows of x in each product. If all rows
+    are equally far apart, one product is enough. Otherwise each example has its own, with a row per
+    token. The other two numbers are the distances in memory between rows of the input x and of the
+    output y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
@@ -60,7 +61,7 @@ def _shares(op: Int64s) -> tuple[int, int, int, int]:
 
 @native(OPERATION)
 def dense(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute y = x W' + b of the dense layer `op`, for every example or every token of it."""
+    """Compute y = x W' + b for every example or token, for the dense layer in table row `op`."""
     times, rows, xs, ys = _shares(op)
     for n in range(times):
         x, y = op[f.X] + n * op[f.XS], op[f.Y] + n * op[f.YS]
@@ -94,9 +95,9 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b of the dense layer `op`.
+    """Compute the gradients of x, W and b of the dense layer in table row `op`.
 
-    The gradient of x comes first, because W may be updated in place.
+    The gradient of x is computed first, because W may then be updated in place.
     """
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
@@ -127,7 +128,7 @@ def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Dense(Operation):
-    """A dense layer. Its weight is stored transposed if the rows are then longer."""
+    """A dense layer. Its weight is stored transposed if this makes the weight's rows longer."""
 
     layer: nn.Linear
     layers = (nn.Linear, NonDynamicallyQuantizableLinear)

@@ -34,13 +34,19 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy each token's row of the weight to the output of the embedding layer `op`."""
+    """Copy each token's row of the weight to the output of the embedding layer.
+
+    `op` is the layer's row in the model's table.
+    """
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each token's gradient to that of its row of the weight, for the embedding layer `op`."""
+    """Add each token's gradient to the gradient of its row of the embedding layer's weight.
+
+    `op` is the layer's row in the model's table.
+    """
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 

@@ -1,8 +1,8 @@
 """Operations (native versions of layers), and the values that are passed between them.
 
 Each kind of operation is a subclass, in one file with its native code. It decides which layers it
-supports, the shape of its output, the layout of its weights, and its row of the model's table
-(`fields`).
+supports, the shape of its output, the layout of its weights, and the numbers that its native code
+needs: a row of the model's table, with the columns that `fields` names.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def filled(length: int) -> int:
 
 @dataclass(eq=False)
 class Value:
-    """The memory layout of the input or output of a layer."""
+    """The memory layout of a layer's input or output, as positions and strides in float memory."""
 
     shape: Shape
     #: ROW, IMAGE or TOKENS. Token rows and examples of tokens are contiguous.
@@ -171,7 +171,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the layout of a matrix with rows padded to `row`, transposed if `across`."""
+    """Return the layout of `weight`, with rows padded to `row` entries. Transposed if `across`."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

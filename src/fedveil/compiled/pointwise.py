@@ -28,7 +28,7 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @native(OPERATION)
 def curve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the activation function `op`, and save the values that the backward pass needs."""
+    """Apply the activation function in table row `op`, and save values for the backward pass."""
     for n in range(op[f.COUNT]):
         for run in range(op[f.RUNS]):
             begin = n * op[f.XS] + run * op[f.RUN_STEP]
@@ -100,16 +100,20 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 
 @native(OPERATION)
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the dropout `op`: set values to 0 with probability `setting`, scale up the others.
+    """Apply the dropout in table row `op`: set values to 0 at random, and scale up the others.
 
-    `draws` holds a row of random numbers for each example.
+    A value becomes 0 with probability `setting`. `draws` holds a row of random numbers for each
+    example.
     """
     _drop(m, op, setting, draws, op[f.X])
 
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Set gradients to 0 or scale them up, as `drop` did with the values for the same `draws`."""
+    """Set gradients to 0 or scale them up, as `drop` did with the values.
+
+    `draws` are the random numbers that `drop` used.
+    """
     _drop(m, op, setting, draws, op[f.DX])
 
 

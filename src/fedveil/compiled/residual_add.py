@@ -29,7 +29,7 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Start the residual connection `op`: copy the input x to the output y in the memory `m`."""
+    """Start the residual connection in table row `op`: copy the input x to the output y."""
     _add(m, op, False, False)
 
 
@@ -45,19 +45,22 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End the residual connection `op`: add x, which the branch copied, to the output y."""
+    """End the residual connection in table row `op`: add x, copied by `branch`, to the output y."""
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy the output gradient dy to dx, the gradient of the value that the branch copied."""
+    """Copy the output gradient dy to dx, the gradient of the value that `branch` copied."""
     _add(m, op, True, False)
 
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the position embeddings of `op`, the first rows of its weight, to x in place."""
+    """Add the layer's position embeddings, the first rows of its weight, to x in place.
+
+    `op` is the layer's row in the model's table.
+    """
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
@@ -66,7 +69,7 @@ def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -
 
 @native(OPERATION)
 def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add every example's output gradient to the gradient of the layer's position embeddings."""
+    """Add each example's output gradient to the gradient of the layer's position embeddings."""
     add_rows(m, op[f.DWEIGHT], op[f.DX], op[f.XS], op[f.COUNT], op[f.RUN])
 
 

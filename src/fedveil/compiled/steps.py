@@ -27,7 +27,7 @@ def train(
     (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
     `order` has the indices of the examples of all epochs in order. `first` is the first operation
     with weights, `y` the address of the targets, and `weights` the weights of the classes. `begun`
-    is True if m already holds the weights of `start`, as it does after every call. `hold` permits
+    is True if m already holds the weights of `start`. Every call ends in that state. `hold` permits
     deferred steps (see `deferred_steps`).
     """
     size = len(start)

@@ -20,11 +20,12 @@ _GROUP = 3
 def product_tile(lanes: int, vectors: int, rows: int) -> Any:
     """Return a function that computes a block of C = D + A B, of up to `rows` rows.
 
-    The block has `vectors` times `lanes` columns. The arguments of the function are (c, its row
-    stride, d, its row stride, a, its row stride, its inner stride, its outer stride, b, its inner
-    stride, its outer stride, number of rows, inner terms, outer terms). Each of c, d, a and b in
-    this list stands for two arguments: the array, and the position of its first entry. A sum runs
-    over the outer and the inner terms. A negative row stride of d means that there is no D.
+    The block has `vectors` times `lanes` columns, where `lanes` is the number of floats in a
+    vector. The arguments of the function are (c, its row stride, d, its row stride, a, its row
+    stride, its inner stride, its outer stride, b, its inner stride, its outer stride, number of
+    rows, inner terms, outer terms). Each of c, d, a and b in this list stands for two arguments:
+    the array, and the position of its first entry. A sum runs over the outer and the inner terms. A
+    negative row stride of d means that there is no D.
     """
 
     @vector_code(lanes)
@@ -77,8 +78,8 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
     """Return a function that computes C = d + A B', for `across` rows of B and up to `rows` of A.
 
     The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
-    row stride, number of rows, terms). Here c, d, a and b are positions in the memory. The function
-    prefetches the rows of B that follow the block.
+    row stride, number of rows, terms). Here c, d, a and b are positions in the memory. A vector has
+    `lanes` floats. The function prefetches the rows of B that follow the block.
     """
 
     @vector_code(lanes)
@@ -130,8 +131,9 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
     are (map, filter, its position, its row stride, places, the first place, values, the first
     value, number of winners, the map's row stride, number of rows, the first column, back, the
     distance from the filter to the entries that are needed soon). A winner's place is where its
-    window begins in the map. If `back` is set, the function adds value * filter to the windows.
-    Otherwise it prefetches, for each winner, a cache line of the entries that are needed soon.
+    window begins in the map. A vector has `lanes` floats. If `back` is set, the function adds value
+    * filter to the windows. Otherwise it prefetches, for each winner, a cache line of the entries
+    that are needed soon.
     """
 
     @vector_code(lanes)

@@ -114,8 +114,8 @@ class Code:
     ) -> list[Any]:
         """Generate a loop of `count` iterations. Returns the values after the last iteration.
 
-        `start` are the values before the first iteration. `body` gets the number of an iteration
-        and the values before it, and returns the values after it.
+        `start` has the values before the first iteration. `body` gets an iteration's number and the
+        values before this iteration, and returns the values after it.
         """
         builder = self.builder
         before, head = builder.block, builder.append_basic_block("turn")

@@ -62,7 +62,7 @@ def pool(
 
 @native(OPERATION)
 def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Apply the max-pooling `op`, which does not follow a convolution, in the memory `m`."""
+    """Apply the max-pooling in table row `op`, which does not follow a convolution."""
     for n in range(op[f.COUNT]):
         at = n * op[f.XS]
         pool(m, w, op, n, op[f.X] + at, op[f.XR], op[f.XC], at, (op[f.XR], op[f.XC]))
@@ -70,7 +70,7 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the input gradient of the max-pooling `op`.
+    """Compute the input gradient of the max-pooling in table row `op`.
 
     Each output's gradient is added to the gradient of its window's largest value.
     """
@@ -114,13 +114,19 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
 
 @native(OPERATION)
 def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the mean of each window of the average-pooling `op`. Padding counts as zeros."""
+    """Compute the mean of each window of the average-pooling in table row `op`.
+
+    Padding counts as zeros.
+    """
     _average(m, op, False)
 
 
 @native(OPERATION)
 def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Distribute each output's gradient of the average-pooling `op` evenly over its window."""
+    """Distribute each output's gradient evenly over the inputs in its window.
+
+    `op` is the row of the average-pooling in the model's table.
+    """
     _average(m, op, True)
 
 

@@ -32,10 +32,10 @@ __all__ = ["Available", "Dataset", "Examples", "Progress", "available", "fetch",
 
 @dataclass(frozen=True)
 class Available:
-    """A line in the list of `fedveil data list`: one data set.
+    """A data set, as a line in the list of `fedveil data list`.
 
-    `how` says how to get its files. `read` loads it. `here` returns True if the files are on this
-    machine, without verifying them.
+    `how` says how to get its files, and `origin` where they come from. `read` loads the data set.
+    `here` returns True if the files are on this machine, without verifying them.
     """
 
     name: str
@@ -149,9 +149,9 @@ def load(
 
     `targets` is the kind of targets that the task needs. With `apart`, each training record of a
     user's data is read separately, so that none influences another (`lone_records`). With
-    `writers`, the data is MNIST and its owners are the writers. `folder` has the files of
-    `image_folder` or `text_folder`; `texts` says how texts become examples. This function never
-    uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    `writers`, which is for MNIST only, each example is owned by the person who wrote it. `folder`
+    has the files of `image_folder` or `text_folder`; `texts` says how texts become examples. This
+    function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

@@ -158,7 +158,7 @@ def _receive(url: str, part: Path, file: IdxFile, report: Progress) -> bool:
 
 
 def _grown(part: Path, *, anew: bool) -> IO[bytes]:
-    """Open the file `part` to append to it. With `anew`, it is emptied first."""
+    """Open the file `part` to append to it. If `anew` is True, its content is deleted first."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND)
     return os.fdopen(open_in_place(part, flags), "wb" if anew else "ab")
 

@@ -120,7 +120,7 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check test examples. Returns a data set in which they also serve as the training part.
+    """Check test examples, and return a data set in which they are also the training part.
 
     It is for callers that replace the training part later.
     """
@@ -187,7 +187,7 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Return a checked data set. `holdout` chooses its test part from the examples."""
+    """Check examples without a test part. Returns a data set whose test part `holdout` chooses."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 

@@ -34,7 +34,10 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's items as arrays. None if they differ in more than their first dimension."""
+    """Return a list's items as arrays, or None if they do not fit together.
+
+    They fit if they are numeric and their shapes differ at most in the first dimension.
+    """
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:

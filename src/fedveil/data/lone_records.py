@@ -53,7 +53,8 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the form of a data set's test examples, or None if they are not plain arrays."""
+        """Return the shapes and types of a data set's test examples, or None if they are no plain
+        arrays."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -150,7 +151,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, and True if an array of targets may have any shape.
+    """Return the shapes that a target may have, and whether arrays of any shape are allowed.
 
     The first shape is the one in which targets are stored.
     """
@@ -206,7 +207,7 @@ def _numbers(
 
 
 def _record(value: Any, shapes: list[tuple[int, ...]]) -> Array | None:
-    """Return one record as numbers. None if it is not numeric or has none of the `shapes`."""
+    """Return one record as numbers, or None if it is not numeric or has none of the `shapes`."""
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind not in _NUMBERS + _READABLE or array.shape not in shapes:

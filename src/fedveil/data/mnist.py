@@ -26,10 +26,10 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Describe a published set. `md5s` are those of its files' decompressed content.
+    """Describe a published data set, whose files are on the servers `mirrors`.
 
-    `sizes` are the download sizes of the files in bytes, and `mirrors` the addresses that have
-    them.
+    `md5s` has the MD5 digest of each file's decompressed content, and `sizes` each file's download
+    size in bytes.
     """
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)

@@ -273,7 +273,7 @@ def _check_map_style(name: str, part: str, dataset: Any) -> None:
 
 
 def _as_one(value: Any) -> Any:
-    """Return an item with several inputs as a batch of one example, and any other unchanged."""
+    """Return an item with several inputs as a batch of one example. Any other item is unchanged."""
     return {k: [v] for k, v in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -67,7 +67,7 @@ class OwnFile:
         self._seals.put(self._name, (new, new))
 
     def remove(self) -> None:
-        """Delete the file, and its entry in the folder's seal."""
+        """Delete the file, and its digest in the folder's list of digests."""
         self.path.unlink(missing_ok=True)
         self._seals.put(self._name, None)
 

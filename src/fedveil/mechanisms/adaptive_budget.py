@@ -19,11 +19,11 @@ class AdaptiveBudget:
     """Sets the next round's epsilon from the angle between the last two global models.
 
     The next epsilon is eps / A, where A = 1 - angle / π, in (0, 1], and the angle is that between
-    the flattened models of rounds t and t + 1. In every round, eps is the job's own epsilon, never
-    the result of an earlier division.
+    the flattened models of rounds t and t + 1. eps is always the epsilon of the constructor, so
+    divisions do not accumulate over the rounds.
 
-    Privacy: an epsilon depends on earlier outputs, so only the plain sum of pure losses is a valid
-    bound.
+    Privacy: a round's epsilon depends on earlier outputs. So the total loss of a run may only be
+    bounded by the plain sum of the rounds' pure losses, and not by tighter composition.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
     2. The source states that the total budget does not change. That is wrong: eps / A is never

@@ -41,8 +41,8 @@ class CentralNoise:
 
     Output: `clipped` returns a vector of whole numbers z with step · |z| <= clip, in exact
     arithmetic. `add_to` adds an independent discrete Gaussian to each entry of a sum of such
-    vectors. The noise is that of `GaussianMechanism` with equal eps, delta and clip, for this
-    `step`.
+    vectors. It has the parameter s² that a `GaussianMechanism` with the same eps, delta and clip
+    uses on a grid with this `step`.
 
     Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against everyone
     who reads only the noisy sum. The number of vectors in the sum is public. Nothing is guaranteed
@@ -85,12 +85,12 @@ class CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
         `dimension` is the number of entries of a vector. The privacy loss is stated at `delta`. The
-        grid step is that of `GaussianMechanism.grid`. If the noise is large, it is smaller, because
-        the rounding errors of many vectors add up in a sum.
+        grid step is chosen as in `GaussianMechanism.grid`. But if the noise is large, a smaller
+        step is allowed, because the rounding errors of many vectors add up in a sum.
 
         The sensitivity is 2 · clip. If the caller promises that any two possible vectors of a
-        client are at most `apart` < 2 · clip apart, the sensitivity is `apart`. The step is then
-        smaller still, so that the caller can round the vectors to the grid at little cost.
+        client are at most `apart` < 2 · clip apart, the sensitivity is `apart`. In that case the
+        step is smaller still, so that the caller can round the vectors to the grid at little cost.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -114,7 +114,7 @@ class CentralNoise:
         return join_parts(len(vector), self.clipping(vector))
 
     def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
-        """Return a function that returns any slice of `clipped(vector)`."""
+        """Return a function that computes any slice of `clipped(vector)`, not the whole vector."""
         vector = finite_vector("update", vector)
         kind = np.float32 if vector.dtype == np.float32 else np.float64
         return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
@@ -130,10 +130,10 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return the clipped vector plus the whole noise of a sum, in units of `step`.
+        """Return one clipped vector plus the noise that is meant for a whole sum, in steps.
 
-        An attacker who knows all other vectors of a sum can subtract them from the noisy sum, which
-        leaves this value.
+        An attacker who knows all other vectors of a sum can subtract them from the noisy sum. This
+        method returns what is then left.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
@@ -147,12 +147,13 @@ class CentralNoise:
 class CentralSum(CentralNoise):
     """Central noise for clients' sums of clipped contributions. The sums are not clipped.
 
-    Every contribution moves a client's sum by whole multiples of `step` and an L2 norm of at most
-    `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps in absolute
-    value. This limit never increases the distance of two sums.
+    Every contribution moves a client's sum by a vector of whole multiples of `step`, whose L2 norm
+    is at most `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps
+    in absolute value. Limiting entries never increases the distance between two sums, so it costs
+    no privacy.
 
-    Privacy: that of `CentralNoise` for one contribution, if it is replaced: the noise's standard
-    deviation is `ratio` times 2 · clip.
+    Privacy: that of `CentralNoise`, but for the replacement of one contribution instead of a
+    client's whole vector. The noise's standard deviation is `ratio` times 2 · clip.
     """
 
     def __init__(self, ratio: float, delta: float, clip: float, dimension: int) -> None:
@@ -183,7 +184,7 @@ def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:
 def _squares(multiples: Int32s | Int64s) -> tuple[float, int]:
     """Return the sum of squares of `multiples` twice: as a rounded float, and exactly modulo 2^64.
 
-    If the float is far below 2^63, the second number is the exact sum.
+    If the float is far below 2^63, the integer did not overflow and is the exact sum.
     """
     nearly, exact = 0.0, np.int64(0)
     for i in range(len(multiples)):

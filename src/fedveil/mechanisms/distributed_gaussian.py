@@ -44,13 +44,13 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in units of a step. Each client adds one share to its vector.
+    """Shares of Gaussian noise, in units of the grid's step. Each client adds one to its vector.
 
-    In a sum of only `shares` shares, the smallest number, they add up to noise of standard
-    deviation `ratio` · √square, where `square` is the squared sensitivity in steps². By default,
-    `square` is 4 · `limit`: two vectors with squared norms of at most `limit` are at most 2 √limit
-    apart. `clients` is the largest number of vectors in a sum. Subclasses state how large a sum can
-    become.
+    `shares` is the smallest number of shares that a sum may contain. A sum of exactly this many
+    shares has noise of standard deviation `ratio` · √square, where `square` is the squared
+    sensitivity in steps². By default, `square` is 4 · `limit`: two vectors with squared norms of at
+    most `limit` are at most 2 √limit apart. `clients` is the largest number of vectors in a sum.
+    Subclasses state how large a sum can become.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -122,15 +122,17 @@ class DistributedGaussian(NoiseShares):
     clients: an attacker who makes a share knows its noise and can subtract it.
 
     Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
-    probability 2^-40. This does not cover vectors that were chosen with knowledge of the round's
-    signs. Privacy does not depend on wrapping. `wrapped` recognises sums that are too large.
+    probability 2^-40. This probability does not hold for vectors that were chosen with knowledge of
+    the round's signs. Privacy does not depend on wrapping. `wrapped` recognises sums that are too
+    large.
 
     `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
     cover the range from -clip to clip.
 
-    `apart` is a distance below 2 · clip. The caller promises that no two possible vectors of a
-    client are further apart, each of norm at most clip · (1 - 2^-18). Nothing checks the promise.
+    `apart` is a distance below 2 · clip. If it is given, the caller promises that any two possible
+    vectors of a client are at most `apart` from each other, and that each has a norm of at most
+    clip · (1 - 2^-18). Nothing checks this promise.
     """
 
     # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance
@@ -192,7 +194,7 @@ class DistributedGaussian(NoiseShares):
     ) -> None:
         """Compute the grid step, the noise and the ring for rotation blocks of `block` entries.
 
-        The other arguments are those of the class.
+        `ratio`, `shares`, `clients` and `apart` are the constructor's arguments.
         """
         self.block, self.length = block, -(-self.dimension // block) * block
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
@@ -248,8 +250,8 @@ class DistributedGaussian(NoiseShares):
     ) -> int:
         """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
 
-        Rounds towards zero without `entropy`, otherwise at random. Works in parts, which stay in
-        the cache. `signs` are the rotation's signs, or None without rotation.
+        Rounds at random if `entropy` is given, otherwise towards zero. Processes the vector in
+        parts that fit in the cache. `signs` are the rotation's signs, or None without rotation.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -297,14 +299,14 @@ class DistributedGaussian(NoiseShares):
 class DistributedSum(NoiseShares):
     """Shares of noise for clients' vectors that are sums of clipped contributions, one per example.
 
-    A client's vector x is not clipped. Each contribution moves it by whole multiples of `step` and
-    by an L2 norm of at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z + N`,
-    where z is x / step with entries limited to 2^24 in absolute value, and N is the noise of
+    A client's vector x is not clipped. Each contribution moves x by a vector of whole multiples of
+    `step`, whose L2 norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
+    N`, where z is x / step with entries limited to 2^24 in absolute value, and N is the noise of
     `DistributedGaussian`.
 
     Privacy: if one contribution to one vector is replaced, the sum of m shares satisfies
-    `Gaussian(ratio(m))`. The ring holds every possible sum of `clients` vectors, so the sum wraps
-    only if the noise is extreme.
+    `Gaussian(ratio(m))`. The ring of 2^bits numbers has room for every possible sum of `clients`
+    vectors and for ordinary noise. So the sum wraps only if the noise is extreme.
     """
 
     # Why: limiting entries moves no two vectors further apart. The proof of `DistributedGaussian`
@@ -346,8 +348,8 @@ def _blocks(dimension: int) -> list[int]:
 def ring_bits(reach: int) -> int:
     """Return the number of bits b of the smallest ring that can hold sums from -reach to reach.
 
-    A ring holds 2^b numbers. At each end, room for another quarter of `reach` stays free, so that a
-    sum that is a little too large can be recognised.
+    A ring holds 2^b numbers. Another quarter of `reach` stays free at each end, so that a sum that
+    is a little too large can be recognised.
     """
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 

@@ -87,8 +87,8 @@ class EmbeddingDP:
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
         """Return the perturbed bits of `values` in C order, packed with the lowest bit first.
 
-        A party sends these bytes. They are 1/32 as many as those of float32 values. The last byte
-        is padded with zeros.
+        A party sends these bytes, which are 32 times fewer than those of float32 values. The last
+        byte is padded with zeros.
         """
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
@@ -192,10 +192,10 @@ class EmbeddingLoss:
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the losses, with their counts, of one release of an example with `values` values.
+        """Return the cost of one release of an example: pairs of a loss and its number of bits.
 
-        A ledger charges each bit separately. At a positive delta, the bits compose to far less than
-        values · eps/2.
+        The example has `values` values. A ledger charges each bit separately. At a positive delta,
+        the bits compose to far less than values · eps/2.
         """
         return [(self.per_bit, integer("values", values, 1))]
 
@@ -211,7 +211,7 @@ class EmbeddingLoss:
 
 @dataclass(frozen=True)
 class BitRelease:
-    """The release of one bit of EmbeddingDP. A ledger composes it by its loss distribution."""
+    """Describes the release of one bit by EmbeddingDP, so that a ledger can compose many bits."""
 
     eps: float
 

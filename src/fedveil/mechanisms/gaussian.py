@@ -175,9 +175,9 @@ class GaussianMechanism:
 
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
         √dimension). A coarser step would lose too much by rounding towards zero. The step is never
-        below sigma / 2^19: there, rounding is already far below the noise in the mean of any
-        cohort. With `apart`, the second limit is clip / (256 √dimension) instead, because the
-        caller rounds the vectors to the grid too.
+        below sigma / 2^19. At that size, the rounding error is already far below the noise in the
+        mean of any cohort. With `apart`, the second limit is clip / (256 √dimension) instead,
+        because the caller rounds the vectors to the grid too.
         """
         return _grid(self.sigma, self.clip, dimension * self._finer**2)
 

@@ -56,7 +56,7 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
 
 
 def spread(signed: Floats, block: int) -> None:
-    """Rotate, in place, a vector of whole blocks that is already multiplied by its signs."""
+    """Rotate a vector in place. It has whole blocks, and is already multiplied by the signs."""
     walsh_hadamard(signed, block)
     signed *= signed.dtype.type(block**-0.5)
 

@@ -51,7 +51,7 @@ class LabelDP:
         self.loss = PrivacyLoss(self.eps, per="example")
 
     def keep_probability(self, classes: int) -> float:
-        """Return the probability that a label of `classes` classes stays, rounded to a float."""
+        """Return the probability, as a float, that a label stays if there are `classes` classes."""
         k = integer("classes", classes, 2, MAX_CLASSES)
         return float(1 / (1 + (k - 1) * np.exp(-self.eps)))
 
@@ -127,9 +127,9 @@ LABEL_BYTES = 8
 
 @lru_cache(maxsize=32)
 def _lies(eps: float, classes: int) -> ExactDraw:
-    """Return a sampler that draws 0 if a label is to be replaced, otherwise 1.
+    """Return a sampler that decides if a label is replaced: it draws 0 to replace it, 1 to keep it.
 
-    0 has the probability (k - 1) / (e^eps + k - 1), where k is the number of classes.
+    0 has the probability (k - 1) / (e^eps + k - 1), where k is the number of `classes`.
     """
 
     def floors(e: Fraction, bits: int) -> list[int]:

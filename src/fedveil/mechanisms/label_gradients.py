@@ -79,18 +79,19 @@ class Marvell:
 
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)).
 
-    The noise is made of the example's own normal numbers. Its four variances are chosen to make the
-    two classes as hard to distinguish as possible, under the condition that the mean squared length
-    of the noise is `power` · |Δ|². They minimise
+    The noise is computed from the normal numbers `own(k)` of the example. The four variances, along
+    and across Δ for each class, are chosen to make the two classes as hard to distinguish as
+    possible, under the condition that the mean squared length of the noise is `power` · |Δ|². They
+    minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
-    if a class's gradients are N(m_c, v_c I), with v_c as in the batch. Then no attacker who sees
-    one such gradient has an AUC above `most_auc` of that sum. Real gradients of a class are not
-    Gaussian, so this is a model and no guarantee.
+    if a class's gradients are N(m_c, v_c I), where v_c is the variance of their entries in the
+    batch. Then no attacker who sees one such gradient has an AUC above `most_auc` of that minimum.
+    Real gradients of a class are not Gaussian, so this is a model and no guarantee.
 
     If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
-    classes' shares are those in the batch, after adding one example of each class.
+    share of each class is counted in the batch, after adding one example of each class.
     """
 
     def __init__(self, power: float) -> None:

@@ -49,8 +49,9 @@ class QuantileClip:
     ratio if that is larger. The vectors' noise is then at most √1.1 of what it is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
-    clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the
-    sum of the bits, -½ or ½, by ½. Here a vector is replaced, which moves it by 1.
+    clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed. Its bit is -½ or
+    ½, so this moves the sum of the bits by ½. Here a vector is replaced, which moves that sum by up
+    to 1.
     """
 
     def __init__(

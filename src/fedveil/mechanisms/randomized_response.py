@@ -51,7 +51,10 @@ class BinaryRandomizedResponse:
         return float(special().expit(self.eps))
 
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
-        """Return `bits`, each kept or flipped, with their shape and type: booleans, or 0 and 1."""
+        """Return `bits`, each kept or flipped at random, with unchanged shape and type.
+
+        `bits` are booleans, or numbers 0 and 1.
+        """
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
@@ -77,7 +80,7 @@ class BinaryRandomizedResponse:
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return floor(2^bits * Pr[a bit is flipped]), in a list as `ExactDraw` needs it.
+    """Return floor(2^bits * Pr[a bit is flipped]), as a list with this one number for `ExactDraw`.
 
     `e` is e^eps, or a fraction near it.
     """

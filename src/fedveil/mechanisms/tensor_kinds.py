@@ -1,6 +1,7 @@
-"""Reads NumPy arrays, torch tensors and MindSpore Tensors without importing either library.
+"""Reads NumPy arrays, torch tensors and MindSpore Tensors, but imports neither torch nor MindSpore.
 
-Whoever passes a tensor has imported its library, so the library is found in `sys.modules`.
+A caller who passes a tensor has already imported its library, so the library is found in
+`sys.modules`.
 """
 
 from __future__ import annotations

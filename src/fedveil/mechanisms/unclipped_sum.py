@@ -35,8 +35,8 @@ class GaussianSum:
     vectors at a distance of 2 · moved(clip) (eps, delta)-indistinguishable. `moved(clip)` is the
     largest distance by which one example can move z, including the rounding to the grid.
 
-    Privacy: (eps, delta) if one example that is certainly in the batch is replaced. With the random
-    batch, the guarantee is `loss`, which composes by its own distribution.
+    Privacy: (eps, delta) if one example that is certainly in the batch is replaced. With the secret
+    random batch the guarantee is stronger. `loss` states it, and composes by its own distribution.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure

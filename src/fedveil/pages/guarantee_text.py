@@ -113,7 +113,10 @@ def meaning(record: Record) -> str:
     if trusted:
         text += " The server is trusted: it needs no guess."
     if str(record.get("randomness", "")).startswith("simulation"):
-        text += " Assumes system randomness, as in a deployment: a simulation draws from its seed."
+        text += (
+            " The bound assumes randomness from the operating system, as in a deployment. This run "
+            "used its seed instead."
+        )
     return text
 
 

@@ -1,13 +1,13 @@
 """The joint cost of charges that were chosen one after the other, depending on earlier results.
 
-- If all charges are equal, only their number was chosen. They are composed as usual.
+- If all charges are equal, only their number was chosen. They are composed exactly (`compose`).
 - Gaussian losses compose to one Gaussian loss. The squares of their inverse noise ratios add up.
   This holds even for losses chosen adaptively, within a fixed limit (Smith and Thakurta, 2022).
 - Different charges cost the smaller of two numbers: the sum of their epsilons (Rogers, Roth, Ullman
   and Vadhan, 2016), or the epsilon of a Rényi filter (`renyi_filter`).
 
-Each of these holds at the stated delta. If earlier results also decide whether all charges are
-equal, a limit on epsilon holds at twice the delta.
+Each of these bounds holds at the stated delta. If earlier results also decide whether all charges
+are equal, a limit on epsilon holds at twice the delta.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9
 class AdaptiveSum:
     """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases.
 
-    `add` is equally fast for any number of reports.
+    `add` only counts, so it is equally fast for any number of reports.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class AdaptiveSum:
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add the charges of `times` reports. `kind` has the charges of each report."""
+        """Add the cost of `times` equal reports. `kind` has the charges of one of them."""
         self._pending[kind] += times
 
     @property
@@ -77,7 +77,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta`, or at delta = 0 if it is as small there."""
+        """Return the epsilon of all charges at `delta`, or at delta = 0 if that is as small."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
@@ -95,7 +95,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Add all waiting charges to the running sums now, so that the next `figure` is fast."""
+        """Add the charges that `add` has counted to the sums, so that the next `figure` is fast."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

@@ -39,8 +39,9 @@ class OneSided:
     """Gaussian noise on a sum that includes a contribution with probability `rate`.
 
     The contribution has a norm of at most c. `ratio` is the noise's standard deviation divided by
-    c. `order` is the direction of the comparison: "added" is the loss under the distribution
-    without the contribution, "removed" the loss under the distribution with it.
+    c. `order` chooses one of the two losses in the module's docstring: with "removed", the outputs
+    are drawn with the contribution (the loss of P against Q), with "added" without it (Q against
+    P).
     """
 
     ratio: float

@@ -40,7 +40,7 @@ _THRESHOLDS = 512
 class Audit:
     """Result of an audit: epsilon is at least `bound`, with this confidence.
 
-    `reachable` is the largest bound that is possible with this number of trials.
+    `reachable` is the largest `bound` that this number of `trials` could have given.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> from fedveil.privacy.audit import Audit
@@ -98,8 +98,8 @@ def run(
     """Run `mechanism` on the inputs `a` and `b`, and test whether the outputs refute its claim.
 
     `claim` is a loss, or an epsilon at delta = 0. It must be the claim for this pair of inputs: if
-    they differ in several bits or parameters, it is the composed loss. The other arguments are
-    those of `lower_bound`.
+    they differ in several bits or parameters, it is the composed loss. `trials`, `confidence`,
+    `entropy` and `score` are as in `lower_bound`.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -203,10 +203,10 @@ def _played(
 ) -> float:
     """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
 
-    `ahead` has the outputs for one input as rows, `back` those for the other. `scorers` may have
-    been trained on the rows before `learn`. The rows from `learn` to the middle choose one of
-    `scorers` and a threshold. The rows after the middle are counted. The bound is wrong with
-    probability at most 1 - `confidence`.
+    `ahead` has the outputs for one input as rows, `back` those for the other. The rows are split in
+    three: those before the index `learn` were used to train `scorers`, those from `learn` to the
+    middle choose one of `scorers` and a threshold, and those after the middle are counted. The
+    bound is wrong with probability at most 1 - `confidence`.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2

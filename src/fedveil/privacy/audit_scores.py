@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Convert outputs to rows of an array: the count of an output's numbers, then the numbers.
+    """Convert outputs of any kind to rows of numbers. The first number of a row is their count.
 
     Shorter rows are padded with NaN.
     """
@@ -75,10 +75,10 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by the value in one column, or by the bin that contains it.
+    """Scores a row of an output by the value in one column, or by the bin that contains this value.
 
-    The score is a log-likelihood ratio, estimated from counts of the value in outputs for both
-    inputs.
+    The score is a log-likelihood ratio between the two inputs. It is estimated from how often the
+    value, or the bin, occurs in outputs for each input.
     """
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
@@ -136,7 +136,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a function that scores rows by how often they occur. None if rows hardly repeat.
+    """Return a function that scores rows by how often they occur, or None if rows hardly repeat.
 
     A row's score is the log ratio of its frequencies in `ahead` and in `back`.
     """

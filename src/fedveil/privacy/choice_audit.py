@@ -51,20 +51,20 @@ class Counted:
         self.tries += tries
 
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
-        """Return a lower bound on the epsilon of one choice: the largest that the counts refute.
+        """Return a lower bound on the epsilon of one choice, from the counted hits.
 
-        It is 0 if they refute none. `chance(eps)` is the probability that a choice with the epsilon
-        `eps` reports the truth. The result is above the true epsilon with probability at most
-        `error`.
+        It is the largest epsilon that the hits exclude, or 0 if they exclude none. `chance(eps)` is
+        the probability that a choice with the epsilon `eps` reports the true value. The result is
+        above the true epsilon with probability at most `error`.
         """
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which the counts would probably not refute `claim`.
 
-        At a larger true epsilon, enough choices are expected to report the truth. The result is
-        infinite if the counts could not refute the claim even if all choices reported the truth.
-        `chance` and `error` are as in `lower_bound`.
+        At a larger true epsilon, enough choices are expected to report the truth to refute the
+        claim. The result is infinite if the counts could not refute the claim even if all choices
+        reported the truth. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -93,9 +93,9 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return a function from eps to the probability that two independent choices report the truth.
+    """Return a function from eps to the probability that two independent choices are both truthful.
 
-    `chance` is that function for one choice. Both choices have the epsilon eps.
+    `chance` is such a function for one choice. Both choices have the epsilon eps.
     """
     return lambda eps: chance(eps) ** 2
 
@@ -105,7 +105,10 @@ def told_true(eps: float) -> float:
 
 
 def _largest(chance: Callable[[float], float], share: float) -> float:
-    """Return the largest epsilon at which `chance` is below `share`, rounded down, or 0."""
+    """Return the largest epsilon at which `chance(epsilon)` is below `share`, rounded down.
+
+    Returns 0 if there is none.
+    """
     low, high = _LEAST, _MOST
     if chance(low) >= share:
         return 0.0

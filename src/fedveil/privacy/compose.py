@@ -99,7 +99,7 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 class _Pure:
     """`count` releases of randomised response with this epsilon. Their joint loss is binomial.
 
-    It is the worst mechanism for a loss that states only an epsilon.
+    Randomised response is the worst mechanism for a loss that states only an epsilon.
     """
 
     epsilon: float
@@ -128,9 +128,9 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together, as one: two normal distributions at a distance of √`square`.
+    """All Gaussian releases together, as one release.
 
-    The distance is in standard deviations.
+    It is equivalent to two normal distributions of variance 1 at the distance √`square`.
     """
 
     square: float
@@ -247,7 +247,8 @@ def _untilt(
     """Return the least epsilon at `delta`, and the share of `delta` that covers errors.
 
     `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
-    bound on the epsilon. The errors are the probability that is missing from `total`.
+    bound on the epsilon. The errors are those of `total`, which lacks a small part of the
+    probability.
     """
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights

@@ -52,9 +52,9 @@ def curve_bound(
     """Return a lower bound on epsilon at `delta`: the largest one of a refuted member of `family`.
 
     It is 0 if no member is refuted. `right` of `guesses` independent guesses were right. Half of
-    the guesses were about each input. `family(factor)` are the charges of one member, and
-    `family(1)` the claimed charges. The bound is wrong with probability at most 1 - `confidence`,
-    if the release follows the curve of a member.
+    the guesses were about each input. `family(factor)` returns the charges of one member, pairs of
+    a loss and its number of releases. `family(1)` returns the claimed charges. The bound is wrong
+    with probability at most 1 - `confidence`, if the release follows the curve of a member.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

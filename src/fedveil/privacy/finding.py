@@ -28,8 +28,8 @@ CONFIDENCE = 0.95
 class Measured:
     """One metric of a finding: a value, with its 95% interval from `low` to `high`.
 
-    It was measured on `cases` cases. `guess` is the value that guessing would reach. Fields that do
-    not apply are NaN.
+    `cases` is the number of cases on which it was measured, and `guess` the value that blind
+    guessing would reach. Fields that do not apply are NaN.
 
     If the metric is a lower bound on epsilon, it is compared with the claim `epsilon` at `delta`.
     If these are NaN, the finding's own claim is used. `unseen` is the largest true epsilon that
@@ -75,8 +75,8 @@ class Measured:
     def claim(self, finding: float) -> float:
         """Return the claimed epsilon with which this lower bound is compared.
 
-        It is the metric's own `epsilon` or, if that is NaN, the epsilon `finding` of the whole
-        finding.
+        It is the metric's own `epsilon`. If that is NaN, it is `finding`, the epsilon that is
+        claimed for the whole finding.
         """
         return finding if math.isnan(self.epsilon) else self.epsilon
 
@@ -98,7 +98,7 @@ class Finding:
 
     `epsilon` and `delta` are the ledger's claim for the messages that the attacker sees. `saw`
     describes these messages in words. `epsilon` is infinite if nothing is guaranteed. `pictures`
-    are files in the run's folder.
+    names image files in the run's folder.
 
         >>> from fedveil.privacy.finding import Finding, Measured
         >>> bound = Measured("epsilon at least", 1.7, cases=300)

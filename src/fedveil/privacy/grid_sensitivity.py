@@ -56,7 +56,8 @@ def moved(clip: float, step: float, dimension: int) -> float:
 def clip_within(clip: float, dimension: int) -> float:
     """Return a clip for contributions such that each of them moves the update by at most `clip`.
 
-    It is a little below `clip`, because `as_update` rounds and sums in floating point have errors.
+    The result is a little below `clip`, because `as_update` rounds and sums in floating point have
+    errors.
     """
     # Rounding moves the update by up to sqrt(dimension) steps. For errors of sums, 2^-13 of the
     # clip is reserved. Adding up n terms in float64, in any order, is wrong by at most n * 2^-53
@@ -67,6 +68,6 @@ def clip_within(clip: float, dimension: int) -> float:
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Return the sum `total` of contributions clipped to `clip`, rounded to its grid."""
+    """Return `total`, a sum of contributions clipped to `clip`, rounded to the grid for `clip`."""
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

@@ -105,7 +105,7 @@ def chance_of_ranks(members: Float64s, others: Float64s) -> float:
 
 
 def _outscored(scores: Float64s, others: Float64s) -> Float64s:
-    """Return, for each score, the share of `others` that are lower. Equal ones count half."""
+    """Return, for each score, the share of `others` that are lower. An equal one counts half."""
     ordered = np.sort(others)
     below = np.searchsorted(ordered, scores, "left")
     up_to = np.searchsorted(ordered, scores, "right")

@@ -44,7 +44,7 @@ _MAX_CLIENT = (1 << 64) - 1
 
 
 class Spent(Protocol):
-    """The cost of a report, such as `Spending`: a loss, and its number of releases."""
+    """The cost of a report, as a loss and its number of releases. `Spending` is an example."""
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -59,7 +59,7 @@ Spendings: TypeAlias = Sequence[Spent | Charge]
 
 
 class Line(NamedTuple):
-    """An epsilon with its delta, for printing. `what` names what it covers, such as a label."""
+    """An epsilon with its delta, for printing. `what` is a text that says what it covers."""
 
     epsilon: float
     delta: float
@@ -77,7 +77,8 @@ class Ledger:
     """Records the privacy loss of every client of a run.
 
     With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
-    and deltas (basic composition), which stays valid, and does not store the losses' releases.
+    and deltas (basic composition), which stays valid. It then stores no parameters of the
+    mechanisms, from which a tighter bound could be computed.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -133,7 +134,7 @@ class Ledger:
 
     @property
     def kinds(self) -> int:
-        """Return the number of different combinations of charges that clients had in a round."""
+        """Return the number of different combinations of charges that a client had in any round."""
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
@@ -250,7 +251,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each set of kinds of charges that a round had, with the number of such rounds."""
+        """Return the sets of kinds of charges that rounds had, each with its number of rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())

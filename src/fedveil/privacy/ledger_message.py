@@ -27,9 +27,9 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode combinations of charges as arrays.
+    """Encode combinations of charges as named arrays, which `kinds_from_state` decodes.
 
-    Each different loss is stored once, after the loss of its `part`.
+    Each different loss is stored once. If a loss has a `part`, that loss is stored before it.
     """
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
@@ -75,11 +75,11 @@ def kinds_from_state(state: Mapping[str, Any]) -> list[Kind]:
 def rounds_to_state(
     closed: Mapping[tuple[int, ...], int], opened: Mapping[int, Mapping[int, Clients]]
 ) -> Flat:
-    """Encode which charges a ledger has recorded in its rounds.
+    """Encode which charges a ledger has recorded in its rounds, as named arrays.
 
-    A number stands for each kind of charges. `closed` counts the closed rounds by the set of kinds
-    that was charged in them. `opened` maps each open round to its kinds, and each kind to its
-    clients.
+    A kind, a combination of charges, is given by its index in the ledger's list of kinds. `closed`
+    maps each set of kinds to the number of closed rounds in which exactly these were charged.
+    `opened` maps each open round to its kinds, and each kind to the clients that were charged.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
@@ -95,10 +95,11 @@ def rounds_to_state(
 def rounds_from_state(
     state: Mapping[str, Any], kinds: int, first_open: int
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
-    """Decode the two parameters of `rounds_to_state` from the `state` that it returned.
+    """Decode the closed and the open rounds of a ledger from `state`, which `rounds_to_state` made.
 
-    Raises an error unless all kinds are below `kinds`, and all open rounds are `first_open` or
-    later.
+    The first result counts the closed rounds by the set of kinds that was charged in them. The
+    second maps each open round to its kinds, and each kind to its clients. Raises an error unless
+    all kinds are below `kinds`, the number of kinds, and all open rounds are `first_open` or later.
     """
 
     def checked(kind: int) -> int:

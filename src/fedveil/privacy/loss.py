@@ -151,9 +151,9 @@ class PrivacyLoss:
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return this loss in a form that can be stored.
+        """Return this loss in a form that can be stored in a file.
 
-        A release that is not Gaussian is replaced by its privacy loss distribution.
+        If it has a release that is not Gaussian, the release is replaced by its loss distribution.
         """
         part = None if self.part is None else self.part.resolved()
         release = self.release

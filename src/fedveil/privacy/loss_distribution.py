@@ -78,7 +78,7 @@ class LossDistribution:
         )  # fmt: skip
 
     def distribution(self) -> LossDistribution:
-        """Return the object itself, as the interface of a release requires."""
+        """Return the object itself, because releases must have this method (see `Described`)."""
         return self
 
     @property

@@ -159,9 +159,9 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
 
-    `block(k)` must be the sum of BLOCK copies of `block(k - 1)`. The width and the step of a block
-    grow with the square root of the number of copies, so all blocks have about the same number of
-    points.
+    `block(k)` must return the distribution of the sum of BLOCK copies of `block(k - 1)`. Its width
+    and its grid step should grow with the square root of the number of copies, so that all blocks
+    have about the same number of points.
     """
     parts, level = [], 0
     while count:

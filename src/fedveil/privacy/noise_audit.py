@@ -72,8 +72,8 @@ class MeasuredNoise:
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
         """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
-        The unit is the standard deviation of the noise. The result is 0 if nothing was released.
-        The arguments are as in `lower_bound`.
+        The result is in units of the standard deviation of the noise. It is 0 if nothing was
+        released. The arguments are as in `lower_bound`.
         """
         if not self.releases:
             return 0.0
@@ -86,8 +86,8 @@ class MeasuredNoise:
     def distance_of_least(self, moved: float, *, error: float) -> float:
         """Return a lower bound on the distance by which a client moves the least noisy release.
 
-        Replacing the client moves a release by the distance `moved`. The unit of the result is the
-        standard deviation of the noise. Unlike in `distance`, the releases may depend on each
+        Replacing the client moves every release by the distance `moved`. The result is in units of
+        the standard deviation of the noise. Unlike in `distance`, the releases may depend on each
         other.
         """
         if not self.releases:
@@ -109,11 +109,11 @@ def moved_distance(
     """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
     The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
-    of a client is measured too. `moves` has an entry for each client: how far the releases lie in
-    the direction of its update, on average over the rounds and in the units of `noise`. The bound
-    is too large with probability at most `error`. Half of this probability is spent on the mean of
-    the moves (Student's t), and half on the noise. The second result is the amount by which the
-    uncertainty of the mean has lowered the bound.
+    of a client is measured too. `moves` has an entry for each client: the distance by which the
+    releases are shifted in the direction of the client's update, averaged over the rounds, in the
+    units of `noise`. The bound is too large with probability at most `error`. Half of this
+    probability is spent on the mean of the moves (Student's t), and half on the noise. The second
+    result is the amount by which the uncertainty of the mean has lowered the bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

@@ -43,9 +43,9 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    The scores of larger magnitude are surer guesses. Each score belongs to a canary, which a fair
-    coin put into the run or left out. A score must be likelier positive if the canary is in.
-    Averaged over the coin, the distribution of a score must be symmetric about 0.
+    Each score belongs to a canary, a test input that a fair coin put into the run or left out.
+    Scores of larger magnitude give surer guesses. A score must be likelier positive if the canary
+    is in. Averaged over the coin, the distribution of a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -67,8 +67,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    It holds for every (epsilon, delta)-private run, by the theorem in this module's docstring. The
-    parameters are those of `lower_bound`, with the `epsilon` to refute.
+    It holds for every (epsilon, delta)-private run, by the theorem in this module's docstring. Of
+    the `canaries` in the run, `guesses` were guessed to be in or out.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -96,10 +96,10 @@ def lower_bound(
 def gaussian_lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a larger lower bound than `lower_bound`, for a run with Gaussian noise only.
+    """Return a lower bound on epsilon that is valid only for a run with Gaussian noise.
 
-    The arguments are those of `lower_bound`. For a run with other noise, the result may be above
-    the true epsilon.
+    It is larger than that of `lower_bound`, which has the same arguments. For a run with other
+    noise, the result may be above the true epsilon.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
@@ -113,9 +113,10 @@ def gaussian_lower_bound(
 def independent_lower_bound(
     canaries: int, right: int, *, delta: float, gaussian: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon from guesses of all coins, if the canaries are independent.
+    """Return a lower bound on epsilon from guesses about all canaries, if these are independent.
 
-    `right` guesses were right. `gaussian` is True if the run has Gaussian noise, which gives a
+    A canary is a test input that a fair coin put into the run or left out. `right` of the
+    `canaries` guesses were right. `gaussian` is True if the run has Gaussian noise, which gives a
     larger bound.
     """
     # A guess is right with probability at most (e^epsilon + delta) / (1 + e^epsilon). In a run with
@@ -213,7 +214,7 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing all canaries' coins: a lower bound on epsilon.
+    """Result of guessing for every canary if it is in the run: a lower bound on epsilon.
 
     `right` is the number of right guesses. `unseen` is the largest true epsilon at which the bound
     would probably not refute the claim.
@@ -227,10 +228,10 @@ class Alone(NamedTuple):
 def alone(
     scores: Float64s, included: Bools, claim: Figure, *, gaussian: bool, confidence: float
 ) -> Alone:
-    """Guess every coin by its score, and return the resulting lower bound on epsilon.
+    """Guess for every canary if it is in the run. Returns the resulting lower bound on epsilon.
 
-    It is valid only if the canaries' outcomes are independent. The arguments are those of
-    `audit_run`.
+    A canary with a positive score is guessed to be in. The bound is valid only if the canaries'
+    outcomes are independent. The arguments are those of `audit_run`.
     """
     m, delta = len(scores), claim.delta
 
@@ -268,10 +269,10 @@ def _unseen(
 
 @functools.lru_cache(maxsize=16)
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
-    """Return the number of coins to guess for the largest expected lower bound on epsilon.
+    """Return how many of the `canaries` to guess, for the largest expected lower bound on epsilon.
 
-    `canaries` is the number of all coins. `gaussian` is as in `audit_run`. The number does not
-    depend on the coins or scores. It is best if the run's true epsilon equals the claim.
+    The number is best if the run's true epsilon equals the claim. It does not depend on which
+    canaries are in the run, or on their scores. `gaussian` and `confidence` are as in `audit_run`.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.
@@ -294,10 +295,10 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses if only a part of the coins is guessed.
+    """Return the expected share of right guesses, if only the surest guesses are made.
 
-    The guesses are about the share `share` of the canaries, those with scores farthest from 0. A
-    canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
+    They are about the share `share` of the canaries, those with scores farthest from 0. A canary's
+    score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -330,9 +331,9 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance of two means at which Gaussian noise costs exactly (epsilon, delta).
+    """Return the distance at which two normal distributions cost exactly (epsilon, delta).
 
-    Its unit is the standard deviation.
+    The distance is between their means, in units of their common standard deviation.
     """
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 

@@ -19,8 +19,8 @@ _BATCH = 1 << 20
 def ordered_pairs(table: Float64s) -> Pairs:
     """Return all ordered pairs of different rows, as pairs of row indices.
 
-    If reversing the order of rows and of columns leaves the table unchanged, mirrored pairs have
-    equal privacy curves. Then only one of each two pairs is returned.
+    If reversing the order of rows and of columns leaves the table unchanged, a pair and its mirror
+    image have equal privacy curves. Then only one of the two is returned.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)
@@ -86,9 +86,9 @@ def _raise(
 ) -> None:  # fmt: skip
     """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`.
 
-    `logs` is ln of `table`. The other arguments are those of `largest_curve`, and constants of its
-    grid: `growth` is e^(epsilon - error) at each point, `decay` is e^-step, and `share` is 1 -
-    `decay`.
+    `logs` is ln of `table`. `table`, `pairs`, `largest`, `error` and `infinite` are as in
+    `largest_curve`. The other arguments are constants of its grid: `growth` is e^(epsilon - error)
+    at each point, `decay` is e^-step, and `share` is 1 - `decay`.
     """
     # An output whose loss lies between two grid points is split into two outputs on them that
     # preserve its mass under both rows. Merging the two gives the original distribution, so the

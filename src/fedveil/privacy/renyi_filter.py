@@ -4,8 +4,8 @@ For each order a of a fixed grid, a loss has the Rényi cost log E[exp((a - 1) L
 is its privacy loss. Costs of one order add up. This holds even if each loss is chosen adaptively,
 as long as the sum stays within a fixed limit (Feldman and Zrnic, Individual Privacy Accounting via
 a Rényi Filter, 2021). By Markov's inequality, the total loss exceeds the sum by more than log(1 /
-delta) / (a - 1) with probability at most delta. All orders are stated together, so each gets an
-equal share of delta.
+delta) / (a - 1) with probability at most delta. The result is the best bound over all orders, so
+each order gets an equal share of delta.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
 def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
     """Return the epsilon at `delta` of losses whose Rényi costs sum to `total`.
 
-    `total` has an entry per order of the fixed grid. `lost` is the sum over all losses of the
-    probability that a loss is infinite.
+    `total` has an entry for each order of the fixed grid. `lost` is the sum, over all losses, of
+    the probability that the loss is infinite.
     """
     left = within("delta", delta, 0, 1) - lost
     if left <= 0:

@@ -21,9 +21,8 @@ from fedveil.protections.base import ClientRound, Protection, Update
 class Reply(NamedTuple):
     """A client's answer to the request for a report.
 
-    `message` is the answer, and `half` the client's side of the round, which made it. `unusable` is
-    the error that made the client's update unusable, or None. After an error, `message` reports an
-    update of zero.
+    `message` is the answer, and `half` the `ClientRound` that made it. `unusable` is the error that
+    made the client's update unusable, or None. After an error, `message` reports an update of zero.
     """
 
     half: ClientRound

@@ -26,7 +26,7 @@ class Outcome(Protocol):
 
     @property
     def divisor(self) -> int | None:
-        """The number by which the sum was divided, or None if it is `reports`."""
+        """The number by which the sum was divided to get the update. None: it was `reports`."""
 
     @property
     def released(self) -> Int64s | None:
@@ -34,7 +34,10 @@ class Outcome(Protocol):
 
 
 class Audited(ABC):
-    """A protection's methods that an audit calls. By default, updates are released unperturbed."""
+    """The methods of a protection that an audit calls.
+
+    The default methods are for a protection that releases updates unperturbed.
+    """
 
     #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False
@@ -61,5 +64,5 @@ class Audited(ABC):
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's sum as it is released: with noise, as a vector in `domain`."""
+        """Return the round's sum as it is released, with noise, as a vector in `domain`."""
         return aggregate.reports * aggregate.update.astype(np.float64)

@@ -72,10 +72,11 @@ class JobContext:
     - `masks` is True if secure aggregation masks the vectors. Only a simulation may omit the masks.
     - `unit` is the protected unit. With "example", one example changes an update by at most the
       protection's `norm_clip`, and is in a round with probability `sampling_rate`.
-    - `apart` is a bound on the L2 distance between any two updates of a client, rounding included.
-      It is None unless the code that makes the updates guarantees a distance below twice the norm
-      clip.
-    - `combining` is how the server combines reports.
+    - `apart` is a bound on the L2 distance between any two possible updates of a client, rounding
+      included. It is None unless the code that makes the updates guarantees a distance below twice
+      the norm clip.
+    - `combining` says how the server combines reports: by their mean, their median or in another
+      way.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
       the number of all clients if each takes part with probability `turn_rate`.
     """
@@ -175,7 +176,8 @@ class Aggregate:
 
     `update` is the combined update of `reports` clients, and `state` the protection's state for the
     next round. `released` is the sum before it was decoded to the update, or None if no audit needs
-    it. `divisor` is the number by which the sum was divided, or None if it is `reports`.
+    it. `divisor` is the number by which the sum was divided to get `update`. None stands for
+    `reports`.
     """
 
     update: npt.NDArray[np.float64]
@@ -233,8 +235,9 @@ REPORT = "report"
 class Protection(Description):
     """A protection for one job. It states privacy losses, and acts for server and clients.
 
-    For each round, it makes a `ServerRound` and `ClientRound`s. A user's own protection is a
-    subclass. A job names it as `protection: package.module:Name` (docs/own-protection.md).
+    For each round, it makes one `ServerRound`, and a `ClientRound` for each client. A user's own
+    protection is a subclass. A job names it as `protection: package.module:Name`
+    (docs/own-protection.md).
     """
 
     #: The phases of a round in order, and the phase whose answer depends on the update.
@@ -337,9 +340,10 @@ class Protection(Description):
         return self.server_round(context).longest
 
     def carried(self, update: Update, told: Message) -> Update:
-        """Return `update` as the report would contain it without noise, for example clipped.
+        """Return `update` as a report would contain it without noise, for example clipped.
 
-        `told` is the server's message that asks for the report. By default nothing is clipped.
+        `told` is the server's message that asks for the report. By default, `update` is not
+        changed.
         """
         return update
 

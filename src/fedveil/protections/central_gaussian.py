@@ -100,8 +100,8 @@ class CentralGaussian(Clipped):
     against everyone who sees only the mean and what is computed from it. Nothing is guaranteed
     against the server, or against anyone who reads a report in transit. Both see the clipped
     update. With secret cohorts (`JobContext.poisson`), a round releases the noised sum divided by a
-    constant, even if nobody reported. Against everyone who receives only the models, the secret
-    draw then amplifies the guarantee.
+    constant, even if nobody reported. The secret draw of clients then amplifies the guarantee
+    against everyone who receives only the models.
 
     If the unit is an example, which only statistics use, the update is a client's sum of
     contributions and is not clipped (`CentralSum`). A client that lies can then move each entry of

@@ -70,7 +70,7 @@ class Clipping:
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
     With a moving clip (`QuantileClip`), the input is the update followed by its clip bit, which
     says whether the update was shortened. The input has `length` entries and a norm of at most
-    `norm`. The clip is then the protection's state, and the server sends it with the request for a
+    `norm`. A moving clip is the protection's state, and the server sends it with the request for a
     report. Clients accept every clip that can occur in a run.
     """
 
@@ -120,7 +120,7 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update in `mean`, the mechanism's result.
+        """Return the mean update, given `mean`, the mean of the mechanism's inputs with noise.
 
         If the clip moves, `mean` ends with the mean of the clip bits, which is left out. `state`
         has the clip of the round.
@@ -128,7 +128,7 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the clipped update in `clipped`, the mechanism's input, without the clip bit.
+        """Return the clipped update, given `clipped`, the mechanism's input: removes the clip bit.
 
         The clip is read from `told`, the message with which the server asks for the report.
         """

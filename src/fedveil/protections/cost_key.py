@@ -16,14 +16,14 @@ class CostKey:
 
     `fedveil budget --target-epsilon` searches for the value at which a run meets the target.
 
-    - `parameter` is its path within the protection's block, with dots between blocks.
+    - `parameter` is the parameter's path within the protection's block, with dots between blocks.
     - `falls` is True if a larger value costs less.
     - `start` is where the search starts if the parameter is null.
     - `instead` are other parameters that determine the same quantity. Setting `parameter` sets them
       to null.
     - `total` is a parameter that limits the cost of an adaptive run, which ends before it costs
-      more. It is None if there is no such parameter. An adaptive run then cannot be solved for,
-      because the cost of later rounds is unknown.
+      more. It is None if there is no such parameter. Then no value can be found for an adaptive
+      run, because the cost of later rounds is unknown.
     """
 
     parameter: str

@@ -64,7 +64,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the protection's own time limit for a phase: the job key and the seconds, or None.
+        """Return the protection's own time limit for a phase: its key in the job, and the seconds.
 
         None means that the protection has no limit of its own.
         """
@@ -84,8 +84,8 @@ class Description(Audited):
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        `fedveil budget --target-epsilon` searches for its value. If the class gives only the
-        parameter's name, a smaller value costs less.
+        `fedveil budget --target-epsilon` searches for its value. If the class attribute
+        `cost_parameter` is only a name, a smaller value of that parameter costs less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
@@ -102,7 +102,7 @@ class Description(Audited):
 
     @classmethod
     def against(cls, settings: Any) -> str:
-        """Return a phrase for the attackers against whom the guarantee holds."""
+        """Return a phrase that names the attackers against whom the guarantee holds."""
         trusted = cls.rests_on_server(settings)
         return "everyone except the server" if trusted else "everyone, including the server"
 
@@ -133,8 +133,8 @@ class Description(Audited):
         """Return the reason why `asked` protects less than `demanded`, or None if it does not.
 
         `asked` are the settings of a server, for rounds of `clients` clients. `demanded` are the
-        settings on which a client insists, for rounds of `expected` clients. None means that the
-        client did not say how many. The privacy losses of a report are compared elsewhere.
+        settings on which a client insists, for rounds of `expected` clients. If `expected` is None,
+        the client did not say how many. The privacy losses of a report are not compared here.
         """
         return None
 

@@ -2,7 +2,7 @@
 
 A pin is a client's own demand on the settings. Each settings class lists its fields in `WEAKENS`:
 
-    loss        it affects the loss of a report, which is compared with the pin's anyway
+    loss        it affects a report's privacy loss, which is compared with the pin's separately
     larger      a value larger than the pin's protects less
     smaller     a value smaller than the pin's protects less; false is smaller than true
     own         the protection's own method `weaker` compares it
@@ -22,9 +22,9 @@ Direction: TypeAlias = Literal["loss", "larger", "smaller", "own", "none"]
 
 
 def directions(settings: type[BaseModel]) -> dict[str, Direction]:
-    """Return for each field which change of its value weakens the protection.
+    """Return, for each field of a settings class, which change of its value weakens the protection.
 
-    A class of settings declares this in `WEAKENS`, and inherits the entries of its base classes.
+    The class declares this in `WEAKENS`, and inherits the entries of its base classes.
     """
     found: dict[str, Direction] = {}
     for kind in reversed(settings.__mro__):
@@ -34,7 +34,7 @@ def directions(settings: type[BaseModel]) -> dict[str, Direction]:
 
 
 def weakened(asked: BaseModel, demanded: BaseModel) -> str | None:
-    """Return why a setting in `asked` protects less than the same one in `demanded`, or None."""
+    """Return why a setting in `asked` protects less than in `demanded`, or None if none does."""
     declared = directions(type(demanded))
     for name in type(demanded).model_fields:
         offered, wanted, direction = (

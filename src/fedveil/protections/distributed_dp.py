@@ -232,7 +232,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @property
     def _rate(self) -> float:
-        """The probability that the protected unit, a client or an example, is in a round's sum."""
+        """The probability that the protected client or example is in a round's sum."""
         context = self.context
         return context.sampling_rate if context.unit == "example" else context.turn_rate
 
@@ -311,7 +311,7 @@ class DistributedDP(Clipped, SecureSum):
         return self.clipping.carried(self.noise.clipped(self.clipping.joint(update, told)), told)
 
     def _takes_its_turn(self, context: ClientContext) -> bool:
-        """Return True if this client's update is in the round's sum. Only the client knows this."""
+        """Return True if this client adds its update to the sum. Only the client knows this."""
         rate = self.context.turn_rate
         return rate == 1 or bool(context.entropy.stream("turn").bernoulli(rate, 1)[0])
 
@@ -342,9 +342,10 @@ class DistributedDP(Clipped, SecureSum):
         return self._signs[1]
 
     def domain(self, round: int) -> Domain:
-        """Return the vector space in which the round's sum is released: that of rotated vectors.
+        """Return the vector space in which the round's sum is released.
 
-        Without a rotation, or if the clip moves, it is the space of updates.
+        It is the space of rotated vectors. Without a rotation, or if the clip moves, it is the
+        space of updates.
         """
         signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:

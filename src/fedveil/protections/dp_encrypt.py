@@ -217,7 +217,7 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """The encoding of a report's values as message fields, and the sum that adds up reports."""
+    """The encoding of a report's values as message fields, with the sum that adds up reports."""
 
     fields: tuple[str, ...]
     step: float
@@ -241,9 +241,9 @@ class _Form(Protocol):
 class _GridForm(GridReport):
     """Encodes reports as whole multiples of the grid's step.
 
-    `limit` is the largest entry of an update plus ten standard deviations of the noise. A value
-    beyond it is written as the limit. That happens to fewer than one value in 10^22, and costs no
-    privacy.
+    `limit` is the largest possible entry of an update plus ten standard deviations of the noise, in
+    steps. A value beyond it is written as the limit. That happens to fewer than one value in 10^22,
+    and costs no privacy.
     """
 
     def __init__(

@@ -13,7 +13,8 @@ class Dialect:
     - `theirs` is True if MindSpore Federated has this protection.
     - `aliases` maps names of parameters in MindSpore Federated to their names in fedveil.
     - `one_server` is the reason why only one server is possible, or "".
-    - `uploads_as_they_are` is True if MindSpore Federated does not compress uploads under it.
+    - `uploads_as_they_are` is True if MindSpore Federated does not compress uploads under this
+      protection.
     - `refused` maps names of related protections in MindSpore Federated to the reason why fedveil
       does not support them.
     """

@@ -16,9 +16,10 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report.
 
-    It checks the sender and the round of a report, and subclasses add up the rest. Several objects
-    may share a round, each with other clients. `merge` combines them at the end, and the result
-    does not depend on how the clients were distributed. Pickling saves only what `merge` needs.
+    It checks the sender and the round of a report, and subclasses add up the rest. A round's
+    clients may be distributed over several objects of this class. `merge` combines these at the
+    end, and the result does not depend on the distribution. Pickling saves only the data that
+    `merge` needs.
     """
 
     mergeable = True

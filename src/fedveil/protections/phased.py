@@ -90,7 +90,7 @@ class PhasedRound(ABC):
 
     @abstractmethod
     def _fold(self, client: ClientId, message: Message) -> None:
-        """Add an answer to the running sums, after checking all fields that belong to the phase.
+        """Check all fields of an answer that belong to the phase, and add it to the running sums.
 
         Raises `MessageInvalid`, and changes nothing, if a field is wrong.
         """

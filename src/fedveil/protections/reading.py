@@ -67,9 +67,10 @@ class Reading:
 class Domain:
     """The vector space in which a round's sum is released, before it is decoded.
 
-    `encode` maps an update into the space and preserves its norm. `decode` is the transpose of
-    `encode`. `decode` may return more entries than an update has. Updates do not affect these
-    additional entries. `moves` is True if every round has another space.
+    `length` is its number of dimensions. `encode` maps an update into the space and preserves its
+    norm. `decode` is the transpose of `encode`, and may return more entries than an update has.
+    Updates do not affect these additional entries. `moves` is True if the space differs from round
+    to round.
     """
 
     length: int

@@ -78,9 +78,10 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of the middle values.
 
-    So dividing by the number of reports gives that mean. The middle values are found entry by
-    entry. `cut` is the share of an entry's values that is dropped at each end, rounded up to whole
-    reports. At least the one or two middle values remain.
+    So dividing the value by the number of reports gives that mean. The middle values are found
+    entry by entry, by dropping the largest and the smallest ones. `cut` is the share of the values
+    that is dropped at each end, rounded up to whole reports. At least the one or two middle values
+    remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -67,11 +67,11 @@ class Unary(Protection):
 
     With `adaptive`, every round has its own epsilon (`AdaptiveBudget`), computed from the weights
     before and after the last aggregate, whatever the server optimiser is. A client refuses an
-    epsilon below the job's, and one at which a single report exceeds `total_eps`. It cannot check
-    more, so deployments need `total_eps`.
+    epsilon below the job's, and an epsilon at which a single report would exceed `total_eps`. It
+    cannot check the epsilon further, so deployments need `total_eps`.
 
-    `total_eps` limits the epsilon of a client in every round. It is a limit on the sum of pure
-    losses, which is also valid if they were chosen adaptively.
+    `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
+    on the sum of pure losses, which is also valid if they were chosen adaptively.
 
     With `fidelity: aggregate`, in simulation only, each client sends its exact states and 32 random
     bytes, and the server draws the sum of the reports from its exact distribution.
@@ -223,7 +223,7 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """The server half of a round, as far as it is equal for both values of `fidelity`."""
+    """The part of the server half that is common to both values of `fidelity`."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"

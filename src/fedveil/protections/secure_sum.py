@@ -87,7 +87,7 @@ class SecureSum(Protection):
     def mean(
         self, total: npt.NDArray[np.int64], survivors: int, round: int
     ) -> npt.NDArray[np.float64]:
-        """Return the mean update of `survivors` clients from their sum. May overwrite `total`.
+        """Return the mean update of `survivors` clients from their sum `total`. May overwrite it.
 
         Raises `ImpossibleSum` if honest clients cannot have this sum.
         """

@@ -80,9 +80,9 @@ class SecureSumSettings(Settings):
         """Return how many of `clients` clients are needed to reconstruct a secret.
 
         The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret.
-        Then a server that lies and colludes with a third of them cannot unmask the others
-        (docs/secure-aggregation.md). The default is at most s - 1, so that one client may drop out,
-        and at least 2.
+        With it, a server that lies and colludes with a third of these clients cannot unmask the
+        others (docs/secure-aggregation.md). The default is at most s - 1, so that one client may
+        drop out, and at least 2.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -114,7 +114,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many clients hold shares of one client's secrets, including that client."""
+        """Return how many clients, that client included, hold shares of one client's secrets."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)

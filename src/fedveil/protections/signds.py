@@ -100,10 +100,10 @@ class SignDSProtection(Protection):
 
     In each dimension, the aggregate of n reports is (lr_global / n) * (number of +1 - number of
     -1). With `magnitude: estimated`, lr_global is 2 * r_est * n, where r_est is the server's
-    estimate of the clients' magnitude. This round's bits change r_est before it is used. If fewer
-    than 5% of the reports have bits, lr_global is `sign_global_lr` and r_est does not change. With
-    `magnitude: fixed`, lr_global is `sign_global_lr` and no bit is sent. Clients have equal
-    weights.
+    estimate of the clients' magnitude. The bits of a round change r_est before the round's
+    aggregate uses it. If fewer than 5% of the reports have bits, lr_global is `sign_global_lr` and
+    r_est does not change. With `magnitude: fixed`, lr_global is `sign_global_lr` and no bit is
+    sent. Clients have equal weights.
 
     Privacy: sign_eps per update for dimensions and sign, plus sign_mag_eps for the bit. Both are
     pure and replace-one. Source: MindSpore Federated's document on SignDS.

@@ -29,7 +29,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 def read_accounts(path: Path) -> list[Line]:
     """Return the privacy costs of a run that are saved in the run folder `path`, if any.
 
-    Call it within `intact`, which explains errors.
+    Call it within the context `intact`, which explains errors.
     """
     file = path / ACCOUNTS
     if not file.exists():

@@ -15,10 +15,9 @@ BEFORE_AFTER = "before-after.jsonl"
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """A result before and after training.
+    """A result before and after training: the value of a metric, or the continuation of a prompt.
 
-    It is the value of a metric or the continuation of a prompt, as `kind` says. `what` is the
-    metric's name or the prompt.
+    `kind` says which of the two it is. `what` is the metric's name or the prompt.
     """
 
     kind: str

@@ -1,8 +1,9 @@
 """The account of a data set: what all trainings and questions together cost one of its clients.
 
-All trainings and questions on a data set name the same file. Each charges the account before it
-asks for reports, and stops if that would exceed the account's limit. Charges are never taken back.
-They are for a client that takes part in everything, so the account bounds every client's cost.
+All trainings and questions on a data set name the same file. Each training or question charges the
+account before it asks for reports, and stops if the charge would exceed the account's limit.
+Charges are never taken back. A charge is the cost of a client that takes part in everything, so the
+account bounds every client's cost.
 """
 
 from __future__ import annotations

@@ -61,9 +61,10 @@ class EventLog:
 
 
 def anchor(party: str, head: tuple[int, str]) -> str:
-    """Return the log line that records the state of another party's chain.
+    """Return the log line with which a party records the state of another party's chain.
 
-    `head` is the number of lines in that party's log, and the chain's last digest.
+    `party` is the other party. `head` is the number of lines in its log, and its chain's last
+    digest.
     """
     return f"the log of {party} has {quantity(head[0], 'line')} and ends in {head[1]}"
 

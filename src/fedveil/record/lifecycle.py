@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return "began", or "went on after" with the number of completed rounds or steps, for a log.
+    """Return a phrase for the log: "began", or "went on after round 3" for a resumed run.
 
     `unit` is "round" or "step", and `done` the number of completed ones.
     """
@@ -25,8 +25,8 @@ def beginning(unit: str, done: int) -> str:
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
     """Log the versions of libraries, the seconds since `began`, and `lines`.
 
-    `began` is the value of `time.perf_counter` at the start. `event` logs a line. `what` says what
-    this process runs.
+    `began` is the value of `time.perf_counter` at the start. `event` logs a line. `what` is a
+    phrase that says what this process runs.
     """
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "

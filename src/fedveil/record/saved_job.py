@@ -18,7 +18,7 @@ _BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
 class AnyJob(Protocol):
-    """A job of any kind, with what is needed to save and resume it."""
+    """A job of any kind, with the methods that are needed to save and resume it."""
 
     def to_yaml(self) -> str: ...
 
@@ -49,10 +49,10 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 
 
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
-    """Open the folder of an earlier run, and load its job. `stack` closes the folder.
+    """Open the folder of an earlier run, and load its job with `load`, which reads a job file.
 
-    `load` reads a job file. Raises `RunFolderError` if the job file was edited. The run's saved
-    import paths are appended to the module search path.
+    The folder is closed when the exit stack `stack` is. Raises `RunFolderError` if the job file was
+    edited. The run's saved import paths are appended to the module search path.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
@@ -88,7 +88,7 @@ def _keys(yaml: str) -> list[str]:
 
 
 def look_beside(job: Path) -> None:
-    """Append a job file's folder, and the saved import paths in it, to the module search path."""
+    """Append a job file's folder, and the import paths saved there, to the module search path."""
     sys.path.append(str(job.parent.resolve()))
     look_where_a_run_looked(job.parent)
 

@@ -1,4 +1,4 @@
-"""Messages in files, for resuming runs. A sealed message ends in its SHA-256 digest."""
+"""Messages in files, for resuming runs. A "sealed" message is followed by its SHA-256 digest."""
 
 from __future__ import annotations
 

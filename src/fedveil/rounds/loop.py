@@ -71,17 +71,21 @@ class Carrier(ABC):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Like `ask`, but reports may be added up before they reach this process.
+        """Send `messages` and yield the answers, as `ask` does, but add up reports on the way.
 
-        After the last answer, `server` has all reports. By default, every report is sent to this
-        process. Override this only in a carrier that adds up reports where they are made.
+        A report that was added up is yielded as `Folded`. After the last answer, `server` has the
+        sums of these reports. By default, no report is added up on the way. Override this only in a
+        carrier that adds up reports where they are made.
         """
         return self.ask(phase, messages)
 
 
 @dataclass
 class Outcome:
-    """Result of a round. `void` is the reason if it has no aggregate."""
+    """The result of a round: its counts of bytes and clients. `void` says why it has no aggregate.
+
+    `void` is None if the round has an aggregate.
+    """
 
     void: RoundVoid | None = None
     bytes_up: int = 0
@@ -137,7 +141,7 @@ def drive(
 
     Before the first client is asked for a report, `charge` is called with all clients that will be
     asked. These provisional charges stay if the process is killed during the round. If the round
-    ends, `Outcome.charged` replaces them. It has the same clients except those that certainly sent
+    ends, `Outcome.charged` replaces them. It has the same clients, except those that certainly sent
     no report, because they said so or because the request did not reach them.
     """
     outcome = Outcome()

@@ -15,7 +15,7 @@ _LONGEST_REASON = 200
 
 @dataclass
 class Effort:
-    """The cost of an answer, as far as it can be measured.
+    """The times and warnings of an answer, as far as they are known.
 
     If several clients train together, the answer of the first of them has the time and the warnings
     of all of them.

@@ -32,10 +32,11 @@ class Client:
     of order or asks for too much, the client raises `ClientWithheld` and answers nothing more in
     this round.
 
-    Under active security, it discloses shares only if `threshold` survivors have signed exactly
-    what it has signed itself. The signed text covers the survivors, senders, origin, keys and
-    terms, with this client's own new keys among them. The caller must make sure that a client sends
-    only one vector in a round.
+    Under active security, it discloses shares only if `threshold` survivors have signed the same
+    text as this client. The text covers the list of survivors and everything that the server has
+    shown before: the terms, all clients' keys, the clients that share secrets, and `origin`. This
+    client's own new keys are among the keys. The caller must make sure that a client sends only one
+    vector in a round.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -315,8 +316,8 @@ class Client:
     def _check_consistency(self, message: Message, survivors: list[int]) -> None:
         """Raise an error unless `threshold` survivors signed the text that this client signed.
 
-        The text has the keys that this client made for this attempt at the round. So signatures
-        from another attempt do not count.
+        The text includes the keys that this client made for this attempt at the round. So
+        signatures from another attempt at the same round are not valid.
         """
         if survivors != self._signed:
             raise ClientWithheld("the survivors are not those that this client has signed")

@@ -48,9 +48,9 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return, for each client that dealt shares to `holder`, the number of the holder's share.
+        """Return, for each client that dealt shares to `holder`, the number of that share.
 
-        It is the holder's position, from 0, in the dealer's neighbourhood.
+        It is the position of `holder`, from 0, in the dealer's neighbourhood.
         """
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
@@ -109,7 +109,7 @@ class Disclosure:
         return [d for d in dealers if d not in refused] if refused else dealers
 
     def take(self, holder: int, shares: bytes) -> None:
-        """Save the shares that `holder` discloses, one after another as bytes.
+        """Save the shares that `holder` discloses. `shares` has their bytes, one after another.
 
         Raises `MessageInvalid`, and saves none, if a share is not the one that was dealt.
         """
@@ -124,9 +124,9 @@ class Disclosure:
         self._shares[holder] = shamir.decode_shares(shares)
 
     def join(self) -> dict[int, Secret]:
-        """Reconstruct one secret of each dealer: its seed if it survived, else its mask key.
+        """Reconstruct one secret of each dealer: its mask seed if it survived, else its mask key.
 
-        Raises `RoundVoid` if a dealer's shares match no secret.
+        Raises `RoundVoid` if the shares of a dealer do not match its secret.
         """
         dealers = sorted(self._tags)
         shape = (len(dealers), self._threshold)

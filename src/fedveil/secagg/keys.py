@@ -95,7 +95,7 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key that encrypts one message. Both `sender` and `receiver` derive it.
+    """Return the key that encrypts shares from `sender` to `receiver`. Both derive the same key.
 
     `shared` is the agreed secret of their cipher keys. `view` is a digest of everything that the
     server has shown to both.

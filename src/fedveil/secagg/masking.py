@@ -1,9 +1,9 @@
 """Masks: vectors of uniform numbers modulo 2^bits, each the AES-256-CTR keystream of a seed.
 
-A vector is stored in lanes of 32 or 64 bits, the narrower that fit. Lanes wrap around, which is
-arithmetic modulo a multiple of 2^bits, and `Ring.reduce` cuts the result to the ring's own bits.
-The keystream is read as whole little-endian lanes, so their low bits, which are the elements, are
-uniform.
+A vector is stored in unsigned integers of 32 bits (lanes), or of 64 bits if an element needs more.
+Lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and `Ring.reduce` cuts the
+result to the ring's own bits. The keystream is read as whole little-endian lanes, so their low
+bits, which are the elements, are uniform.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Ring:
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
         """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        They are not reduced to the ring's number of bits yet. With `used_up`, the result may reuse
-        the memory of `values`.
+        They are not reduced to the ring's number of bits yet. `used_up` says that the caller needs
+        `values` no more, so the result may reuse its memory.
         """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)

@@ -66,7 +66,7 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the size in bytes of the longest answer that an honest client sends in a phase.
+    """Return the size in bytes of the longest answer that an honest client sends in `phase`.
 
     `terms` are those of the round, and `members` is the number of clients in a neighbourhood.
     """

@@ -228,7 +228,8 @@ class Server:
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
         """Return the number of vectors that arrived, and the number that the sum needs.
 
-        If enough vectors arrived, returns the result of `_count_holders` instead.
+        If enough vectors arrived, the shares are checked next: the result is that of
+        `_count_holders`.
         """
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
@@ -287,8 +288,8 @@ class Server:
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
         """Return messages that ask clients for shares, by client.
 
-        A message names the clients that dealt shares to its receiver: those that survived, and
-        those that dropped out.
+        A message names the clients that dealt shares to its receiver, in two lists: the survivors,
+        and the clients that dropped out.
         """
         signed: dict[str, Value] = {}
         if self.terms.active_security:
@@ -324,8 +325,8 @@ class Server:
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
         """Remove the masks from the sum, with the secrets that clients' shares have revealed.
 
-        `seeds` are those of the survivors' own masks. `pairs` are the mask keys of clients that
-        dropped out. They give the masks between these clients and the survivors.
+        `seeds` has the mask seeds of the survivors. `pairs` has the mask keys of the clients that
+        dropped out, from which the masks between these clients and the survivors follow.
         """
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}

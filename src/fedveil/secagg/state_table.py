@@ -149,7 +149,7 @@ class RoundState:
         self.name = self.after(event)
 
     def resume(self, name: State) -> None:
-        """Set the state to the one that another process saved. Only a new object can resume."""
+        """Set the state to `name`, which another process saved. Only a new object can resume."""
         if name not in self._table or self.name != "advertise":
             raise InvalidValue(f"state {self.name} of this round cannot become {name}")
         self.name = name

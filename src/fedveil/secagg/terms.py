@@ -36,8 +36,9 @@ class Terms:
       graph.
     - `active_security` makes clients sign their keys and the list of survivors. `roster` returns a
       client's Ed25519 public key, or None if it has none.
-    - `least` is the smallest number of vectors in a sum that a client helps to unmask, as far as it
-      can see which vectors are in it. In the complete graph it sees all.
+    - `least` is the smallest number of vectors that a sum must have before a client helps to unmask
+      it. A client can check this only in the complete graph, where it sees whose vectors are in the
+      sum.
 
         >>> from fedveil.secagg import Terms
         >>> terms = Terms(b"a job", 3, length=700, bits=20, threshold=8, sharing=11)

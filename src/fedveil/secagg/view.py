@@ -1,9 +1,10 @@
 """The view: everything that a client has been shown in a round, as one digest.
 
-The digest covers everything that a server could show differently to different clients. The keys of
-encrypted shares, and the masks, are derived from the digest of what was shown before. So clients
-with different views cannot decrypt each other's shares. Their masks do not cancel either, and the
-sum stays noise. This costs one hash of the neighbourhood's keys, and no extra phase.
+In the complete graph, the digest covers everything that a server could show differently to
+different clients; in a sparse graph, only what all clients are shown alike. The keys of encrypted
+shares, and the masks, are derived from the digest of what was shown before. So clients with
+different views cannot decrypt each other's shares. Their masks do not cancel either, and the sum
+stays noise. This costs one hash of the neighbourhood's keys, and no extra phase.
 
 This alone does not stop a lying server. The server knows every view and may have replaced clients'
 keys by its own, so the keys of enough clients still remove masks. Active security adds signatures:

@@ -37,7 +37,7 @@ def number(value: float) -> str:
 
 
 def table(answer: Answer, most: int) -> Table:
-    """Return the answer's first `most` estimates as a table."""
+    """Return a table of the answer's first `most` estimates, for the page."""
     estimates = answer.estimates[:most]
     names = list(estimates[0].label) if estimates else []
     columns = [*names, "estimate", "from", "to", "noise", "sampling"]
@@ -94,7 +94,8 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     """Yield the answer's plots: bars for cells or words, curves for quantiles.
 
-    `confidence` is that of the intervals. There is no plot for a single estimate or for too many.
+    `confidence` is the confidence of the intervals. Yields no plot for a single estimate, or for
+    too many estimates to show.
     """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:
@@ -149,6 +150,6 @@ def _privacy(answers: Answers) -> Iterator[Part]:
         ["question", "most influence"],
         rows,
         "How far a single forged report can move the sum behind an answer. It is unlimited if "
-        "nobody can check a report: under secure aggregation, which hides it.",
+        "nobody can check a report, as under secure aggregation, which hides it.",
     )
     yield Fold("The question file", [Code(answers.file.to_yaml(), "question.yaml")])

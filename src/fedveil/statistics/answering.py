@@ -38,8 +38,8 @@ def answer_of(
 ) -> Answer:
     """Return the answer to the question `name`.
 
-    `rounds` has the sums of the question's parts, for each round that asked about it. `schedule`
-    has the quantile searches and the prefix trees, with all answers to them.
+    `rounds` has the sums of the question's parts, for each round that asked this question.
+    `schedule` has the quantile searches and the prefix trees, with the results of all rounds.
     """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
     notes = [] if file.epsilon is not None else [_EXACT]
@@ -59,14 +59,14 @@ def answer_of(
 
 
 def _groups(question: QuestionSettings) -> list[dict[str, str]]:
-    """Return a label (column and value) for each group. Without groups, returns one empty label."""
+    """Return a label (a column and its value) for each group, or one empty label without groups."""
     return [{str(question.by): str(group)} for group in question.groups] or [{}]
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
     """Return the mean of each part's sums over the rounds.
 
-    The noise of the rounds is independent, so the mean has less noise than one round.
+    The noise of different rounds is independent, so the mean has less noise than one round's sums.
     """
     many = len(rounds)
     return [

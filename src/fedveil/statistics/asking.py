@@ -32,7 +32,7 @@ from fedveil.statistics.simulation import Contributions, Simulated
 
 
 class Engine(ABC):
-    """Carries a question's messages to clients: to simulated ones, or over Flower."""
+    """Carries a question's messages to clients. Subclasses: `Simulator`, and one for Flower."""
 
     #: True if reports leave the machine on which they are made.
     reports_leave: bool
@@ -48,9 +48,9 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of the reports of `cohort` in a step, if this engine can draw it.
+        """Return the mean of the reports of `cohort` in a step, if the engine can draw it directly.
 
-        Otherwise returns None. Then every client makes its report.
+        Returns None if it cannot. Then every client must make its own report.
         """
         return None
 

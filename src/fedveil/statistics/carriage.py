@@ -47,8 +47,8 @@ _FLOAT32 = 2.0**-17
 class Participants:
     """The number of clients, and for signed rounds the keys.
 
-    `simulated` is False in a deployment. `roster` has all clients' public keys. `identity` is this
-    client's private key.
+    `simulated` is False in a deployment. `roster` has all clients' public signing keys. `identity`
+    is this client's own private key.
     """
 
     clients: int
@@ -70,7 +70,7 @@ def make_protection(
     A joint vector is a client's vectors for all questions, one after the other. All rounds together
     cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part in only one round,
     so each round costs the whole epsilon. Under not_encrypt a number is sent as two entries
-    (`Carriage.update`). `who` has the number of clients and their keys.
+    (`Carriage.update`). `who` has the number of clients and their signing keys.
     """
     context = JobContext(
         weighting="equal",
@@ -145,13 +145,13 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 
 
 class Carriage:
-    """Sends joint vectors through a protection, and states the noise of their sum.
+    """Sends clients' joint vectors through a protection, and states the noise of their sum.
 
-    Some protections round a vector towards zero on a grid, which would bias a sum of many vectors.
-    So each vector is first rounded to the grid at random, without bias. Rounding moves each of n
-    entries by less than a step, and so a vector by less than √n · step. All vectors are shrunk
-    beforehand by this amount. So two rounded vectors are still at most 2 from each other, the
-    distance for which the noise is computed.
+    A joint vector has a client's vectors for all questions. Some protections round it towards zero
+    on a grid, which would bias a sum of many vectors. So each joint vector is first rounded to the
+    grid at random, without bias. Rounding moves each of n entries by less than a step, and so a
+    vector by less than √n · step. All vectors are scaled down beforehand to make up for this. So
+    two rounded vectors are still at most 2 apart, the distance for which the noise is computed.
     """
 
     def __init__(self, protection: Protection) -> None:
@@ -171,9 +171,9 @@ class Carriage:
     def most_rows(self, largest: float) -> int | None:
         """Return the largest number of rows that a client's report can carry, or None for no limit.
 
-        Only `unit: row` has a limit. An entry is a whole number of grid steps, at most 2^24. The
-        sensitivity is proved for at most 2^18 rows. `largest` is the largest entry that one row
-        adds.
+        Only `unit: row` has a limit, for two reasons: an entry of the report is at most 2^24 grid
+        steps, and the sensitivity is proved only up to 2^18 rows. `largest` is the largest entry
+        that one row adds.
         """
         if self._exact or not self._by_row:
             return None
@@ -203,7 +203,7 @@ class Carriage:
         return scaled.astype(np.float32)
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the sum of the joint vectors of `reports` clients, given the aggregate `mean`."""
+        """Return the sum of `reports` clients' joint vectors. `mean` is the round's aggregate."""
         if not self._exact:
             return mean * (reports / self._scale)
         whole_mean = mean.reshape(2, -1).sum(0) if self._plain else mean

@@ -74,7 +74,10 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 
 
 def load(question: QuestionFile, data: Any = None) -> Clients:
-    """Return the clients of a question file. `data` replaces the data that the file names."""
+    """Return the clients of a question file, with their rows.
+
+    `data` replaces the data that the file names, if it is given.
+    """
     if data is None:
         data = _named(question.data)
     table = as_table(data, question.data or "data")

@@ -46,8 +46,8 @@ class Rows:
     """Encoded rows: each row's cell in `cells` (-1: excluded), or each row's vector in `values`.
 
     `moved` marks rows whose value was outside the question's range and was moved into it. `lost`
-    marks rows that are excluded because a value is missing or has no cell. An excluded row may
-    report a cell in place of none: `spare`, if given, has this cell for each row (-1: none).
+    marks rows that are excluded because a value is missing or has no cell. `spare`, if given, has
+    for each row the cell that is reported if the row is excluded (-1: none).
     """
 
     width: int
@@ -67,7 +67,7 @@ class Rows:
         return np.bincount(cells[cells >= 0], minlength=self.width).astype(np.float64)
 
     def without(self, keep: Bools) -> Rows:
-        """Return these rows, but exclude all rows for which `keep` is False."""
+        """Return these rows, with all rows excluded for which `keep` is False."""
         gone = ~keep
         spare = -1 if self.spare is None else self.spare
         cells = None if self.cells is None else np.where(keep, self.cells, spare)
@@ -101,7 +101,7 @@ class Encoding(ABC):
 
 
 class Axis(ABC):
-    """The cells of one column. `labels` has a name for each cell."""
+    """The categories or intervals (cells) of one column. `labels` has a name for each."""
 
     column: str
     labels: Sequence[str]
@@ -187,7 +187,7 @@ class Scaled:
         self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
 
     def values(self, table: Table) -> tuple[Float64s, Bools, Bools]:
-        """Return the column's scaled numbers, a mask of clipped and a mask of missing ones."""
+        """Return the scaled numbers, a mask of the clipped ones, and a mask of the missing ones."""
         values = table.numbers(self.column)
         missing = np.isnan(values)
         outside = (values < self.low) | (values > self.high)
@@ -257,8 +257,9 @@ class Ends(Cells):
 class Below(Encoding):
     """A single cell, for rows whose number is below an `edge`.
 
-    An excluded row is in the cell with probability q. So the expected number of rows in the cell,
-    minus q times the number of all rows, is positive exactly if the edge is above the quantile q.
+    An excluded row is put into the cell with probability `q`. So the expected number of rows in the
+    cell, minus q times the number of all rows, is positive exactly if the edge is above the
+    quantile q of the rows that are not excluded.
     """
 
     width = 1

@@ -6,10 +6,11 @@ by the delta method: a function g of sums s with variances v has the variance Σ
 The sampling variance is bounded from the noisy sums themselves, so it costs no further budget:
 
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
-    mean        (high - mean) (mean - low) / n  (Bhatia and Davis), with 4 more rows in the middle
+    mean        (high - mean) (mean - low) / n  (Bhatia and Davis), for a mean that is computed with
+                4 more rows in the middle of the range
     variance    v ((1 + |m|)² - v) / n, of the squared distance from the mean m, in scaled numbers,
                 with one more row of the squared distance 1/2
-    correlation (1 - r²)² / n, as for normal numbers, with r shrunk by n / (n + 4)
+    correlation (1 - r²)² / n, as for normal numbers, with r multiplied by n / (n + 4)
 
 Under rr and oue, a mean, a variance and a correlation are functions of the shares of cells. The
 sampling variance of such a function follows from the delta method too. Each cell's count then has a
@@ -107,9 +108,10 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 class Shape(NamedTuple):
     """A statistic: its value, its sampling variance for one row, and its possible range.
 
-    All functions take the values of `Sums`. `spread` returns the sampling variance. It is None if
-    the statistic is a function of the shares of cells, because the delta method then gives the
-    variance. `divisor` returns a number by which the statistic divides, besides the number of rows.
+    `value`, `spread` and `divisor` are functions of the values of `Sums`. `spread` returns the
+    sampling variance. It is None if the statistic is a function of the shares of cells, because the
+    delta method then gives the variance. `divisor` returns the number, besides the number of rows,
+    by which the statistic divides. `low` and `high` are the ends of the range.
     """
 
     value: Callable[[Float64s], float]
@@ -129,8 +131,8 @@ def ratio(
     """Return the estimate of a statistic that is a function of ratios of sums.
 
     `present` returns the number of rows, given the values of `sums`. If this number or
-    `shape.divisor` is too noisy, the interval is the whole possible range. Otherwise it extends `z`
-    standard deviations to each side.
+    `shape.divisor` is too noisy, the interval is the whole possible range. Otherwise the interval
+    extends `z` standard deviations to each side. `label` says what is estimated.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)
@@ -220,9 +222,9 @@ def variance(column: Scaled) -> Statistic:
 def correlation() -> Statistic:
     """Return the functions that estimate Pearson's correlation of two columns.
 
-    They take the sums of (x, y, x² - 1, y² - 1, xy, 1). Here x and y are the columns' values,
-    scaled to [-1, 1]. Subtracting 1 from the squares makes the longest vectors shorter, so less
-    noise is needed (`encodings`).
+    Their argument has the sums of (x, y, x² - 1, y² - 1, xy, 1) over all rows. Here x and y are the
+    columns' values, scaled to [-1, 1]. Subtracting 1 from the squares makes the longest vectors
+    shorter, so less noise is needed (`encodings`).
     """
 
     def spreads(s: Float64s) -> float:

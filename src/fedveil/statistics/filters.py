@@ -40,19 +40,20 @@ class Named(Protocol):
     def __len__(self) -> int: ...
 
     def numbers(self, column: str) -> Float64s:
-        """Return a column of numbers. NaN is a missing number."""
+        """Return a column as numbers. NaN stands for a missing number."""
 
     def words(self, column: str) -> np.ndarray[Any, np.dtype[np.str_]]:
-        """Return a column of words. "" is a missing word."""
+        """Return a column as texts. "" stands for a missing text."""
 
 
 class Filter:
     """A condition on a row: comparisons of a column with a value, joined by `and`, `or` and `not`.
 
-    The type of the value decides: a column is compared with a number as numbers, and with a text as
-    words. A comparison with a missing value is false. `column in [value, ...]` and `18 <= age < 65`
-    are allowed. Write a name that is not a plain word in backticks, such as `home town`. `place` is
-    the condition's key in the question file, for error messages.
+    The type of the value decides: to compare a column with a number its cells are read as numbers,
+    and with a text as texts. A comparison with a missing value is false. `column in [value, ...]`
+    and `18 <= age < 65` are allowed. A column's name that is not a single word is written in
+    backticks, such as `home town`. `place` is the condition's key in the question file, for error
+    messages.
     """
 
     def __init__(self, text: str, place: str = "where") -> None:

@@ -83,7 +83,7 @@ class Member:
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return a set of clients that includes this one, and this client's number in it."""
+        """Return clients with their rows, this one among them, and this client's number."""
         if self.data is None:
             return load(file), self.client
         clients = load(file.with_(data=self.data, client=None))
@@ -203,9 +203,10 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 def _charge(
     file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
 ) -> None:
-    """Charge a report to the client's own account.
+    """Charge the cost of a report to the client's own account.
 
-    Raises an error above the client's limits, so that a dishonest server gets no further reports.
+    Raises an error if this would exceed the client's limits, so that a dishonest server gets no
+    further reports.
     """
     own = member.accounts
     spending = protection.spending(protection.initial_state())

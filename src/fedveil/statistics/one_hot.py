@@ -111,8 +111,9 @@ class OneHot:
 class Frequencies(Protection):
     """Estimates the share of each cell. Every client sends a sum of `rows` perturbed one-hot codes.
 
-    The update is the sum of the client's codes. If it has fewer than `rows`, zero codes are added,
-    so the report does not reveal their number. Privacy: each code has the loss of `OneHot`.
+    The update is the sum of the codes of the client's rows. If the client has fewer than `rows`
+    rows, zero codes are added, so the report does not reveal the number of rows. Privacy: each code
+    has the loss of `OneHot`.
     """
 
     phases = ("report",)

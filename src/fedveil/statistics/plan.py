@@ -60,8 +60,8 @@ FAN_OUT = 4
 class Part:
     """One section of a client's vector: the encoding of a question, or of one level of its tree.
 
-    Rows that do not meet the conditions `where` are excluded. `share` is the part's share of the
-    question's weight.
+    Rows that do not meet the conditions `where` are excluded. A question's weight is divided among
+    its parts. `share` is the fraction that this part gets.
     """
 
     question: str
@@ -153,7 +153,8 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    It is one round in the search for the quantile `q` of `group`, which is None without groups.
+    One round in the search for the quantile `q` of the rows in `group` asks about this part.
+    `group` is None without groups.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -176,11 +177,12 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 class Ball:
     """The affine map from a client's vector for one part to its section of the joint vector.
 
-    The section is (vector - `centre`) / `scale`, which bounds its length. `weight` is w_i in the
-    module's docstring. If `centred` is True, a vector is the sum of at most `rows` encoded rows.
-    Otherwise (`unit: row`) a client adds up an unknown number of rows, and each row is bounded. The
-    centre is then 0, because it is unknown how often to add it back. If `plain` is True
-    (not_encrypt), nothing is bounded: vectors do not change, so sums of whole numbers stay exact.
+    The section is (vector - `centre`) / `scale`, which bounds its length. The larger the part's
+    `weight`, the smaller the noise relative to the vector. The squares of all parts' weights sum to
+    1. If `centred` is True, a vector is the sum of at most `rows` encoded rows. Otherwise (`unit:
+    row`) a client adds up an unknown number of rows, and each row is bounded. The centre is then 0,
+    because it is unknown how often to add it back. If `plain` is True (not_encrypt), nothing is
+    bounded: vectors do not change, so sums of whole numbers stay exact.
     """
 
     part: Part
@@ -191,7 +193,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the client's vector that the map sends to zero."""
+        """Return the vector that the map sends to zero, in the units of the client's vector."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -203,13 +205,16 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given the sum of their joint vectors."""
+        """Undo the map for a sum: return the sum of the vectors of `reports` clients.
+
+        `total` is the sum of these clients' sections of the joint vector.
+        """
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
 
 class Layout:
-    """The positions of several parts in the joint vector."""
+    """The positions of several parts in a client's joint vector. Each part has a section of it."""
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:
         self.parts = parts

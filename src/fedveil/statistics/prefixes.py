@@ -36,7 +36,7 @@ MOST_CANDIDATES, MOST_BITS = 1 << 18, 1 << 21
 
 
 def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
-    """Return the number of candidates if up to `letters` letters are added to each prefix.
+    """Return the number of candidate prefixes, if each prefix gets up to `letters` more letters.
 
     `prefixes` is the number of prefixes, and `alphabet` the number of letters to choose from.
     """
@@ -70,18 +70,19 @@ def _groups(question: QuestionSettings) -> int:
 
 
 def too_many(question: QuestionSettings) -> bool:
-    """Return True if the candidates of a round do not fit into a report.
+    """Return True if a round has too many candidate prefixes for one report.
 
-    This is computed for rounds that add a single letter, which have the fewest candidates.
+    The number is computed for rounds that add a single letter, which have the fewest candidates.
     """
     prefixes = _groups(question) * KEPT * question.most
     return _candidates(prefixes, len(question.alphabet), 1) > MOST_CANDIDATES
 
 
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
-    """Return the candidates that begin with one of the `prefixes`.
+    """Return the candidates of a round, which extend the `prefixes`.
 
-    Each has `letters` more letters, or fewer letters and a mark for the end of the word.
+    A candidate has `letters` more letters, or fewer letters and then a mark for the end of the
+    word.
     """
     return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
 
@@ -168,7 +169,7 @@ class PrefixTree:
         return not any(self.prefixes) or self._done == self.rounds
 
     def size(self, round: int) -> int:
-        """Return the length of the prefixes that round number `round` extends, counted from 0."""
+        """Return the length of the prefixes that round `round` extends. Rounds start at 0."""
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
@@ -210,11 +211,11 @@ class PrefixTree:
 
 
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
-    """Return True for each count that is significantly above the noise of an absent word.
+    """Return a mask of the counts that are significantly above the noise of an absent word.
 
     `deviation` is the standard deviation of this noise. Uses the rule of Benjamini and Hochberg:
-    the expected share of noise among the chosen counts is at most `false_words`. Without noise,
-    chooses every positive count.
+    the expected share of absent words among the chosen ones is at most `false_words`. Without
+    noise, every positive count is chosen.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

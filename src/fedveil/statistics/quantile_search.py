@@ -68,13 +68,13 @@ class Search:
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
         """Return the estimated quantile with its interval.
 
-        `z` is the number of standard deviations from which on an answer is significant. The
-        estimate is the zero of a line fitted to the answers near the quantile. With too few
-        answers, it is the zero of the nearest increasing function. The interval starts at the last
-        edge up to which all asked edges are significantly below the quantile. It ends at the first
-        edge from which on all are significantly above it. So an end of the interval misses the
-        quantile only if one particular edge, the one next to the quantile on that side, is
-        significant by chance.
+        An answer is significant if it is more than `z` standard deviations from zero. `label` says
+        what is estimated. The estimate is the zero of a line fitted to the answers near the
+        quantile. With too few answers, it is the zero of the nearest increasing function. The
+        interval starts at the last edge up to which all asked edges are significantly below the
+        quantile. It ends at the first edge from which on all are significantly above it. So an end
+        of the interval misses the quantile only if one particular edge, the one next to the
+        quantile on that side, is significant by chance.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T

@@ -24,7 +24,8 @@ def quantiles(
 ) -> list[Estimate]:
     """Return the quantiles `at`, given the noisy counts of each level of the tree.
 
-    `edges` are the edges of the leaves.
+    `edges` are the edges of the cells that are the tree's leaves, and `at` are numbers between 0
+    and 1. `label` says what is estimated.
 
     The interval of the quantile q spans all edges at which the number of rows below the edge does
     not differ significantly from q times the number of all rows: by at most `z` standard

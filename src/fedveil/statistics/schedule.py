@@ -74,8 +74,8 @@ class Step:
 class Turn:
     """A round under rr and oue. It asks some of the clients about one question.
 
-    The number of clients is proportional to `share`. The clients answer a `part` of the question,
-    the next letters of a prefix `tree`, or the next edge of a quantile `search`.
+    The number of clients is proportional to `share`. The round asks about a `part` of the question,
+    about the next letters of a prefix `tree`, or about the next edge of a quantile `search`.
     """
 
     question: str
@@ -184,7 +184,7 @@ class Schedule:
                     raise MessageInvalid(f"field prefixes holds a word not of {size} letters")
 
     def _level(self, name: str, step: Step) -> int:
-        """Return the number of a step among the rounds that ask about question `name`, from 0."""
+        """Return how many earlier rounds have asked about question `name` before this `step`."""
         first = next((i for i, turn in enumerate(self.turns) if turn.question == name), 0)
         return step.round - 1 - first
 

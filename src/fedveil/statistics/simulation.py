@@ -25,7 +25,7 @@ from fedveil.statistics.plan import Layout
 
 
 class Contributions:
-    """The joint vectors of all clients in one round."""
+    """The joint vectors of all clients in one round, with a section for each part that is asked."""
 
     def __init__(
         self, layout: Layout, clients: Clients, carriage: Carriage, entropy: Entropy
@@ -63,9 +63,9 @@ class Contributions:
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
         """Return the sum of all one-hot codes in `reports` reports.
 
-        These are the codes of the rows at the positions `chosen`. Every report has the same number
-        of codes. If there are fewer rows, the remaining codes are those of excluded rows, drawn
-        with `entropy`.
+        The rows at the positions `chosen` have one code each. Every report has the same number of
+        codes. If there are fewer rows, the missing codes are drawn with `entropy`, as for excluded
+        rows.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -77,9 +77,9 @@ class Contributions:
 
 
 def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
-    """Log how many values of a client's rows were moved into their range, or are excluded.
+    """Log how many values of a client were moved into their range, and how many were excluded.
 
-    `chosen` has the positions of its rows.
+    `chosen` has the positions of the client's rows in `rows`.
     """
     moved = sum(int(encoded.moved[chosen].sum()) for encoded in rows)
     lost = sum(int(encoded.lost[chosen].sum()) for encoded in rows)
@@ -148,7 +148,7 @@ class Simulated(Carrier):
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:
-        """Return a new client side of the protection for `client`, with the state `kept`."""
+        """Return a new client side of the protection for `client`, in the state `kept`."""
         other = self._half(client)
         if kept:
             other.take_up(kept)

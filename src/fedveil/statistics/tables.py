@@ -25,7 +25,7 @@ _SHOWN = 20
 
 
 class Table(ABC):
-    """Rows with named columns. A column can be read as numbers or as words."""
+    """Rows with named columns. A column can be read as numbers, or as texts ("words")."""
 
     #: The file, or the function that returned the columns, for messages.
     name: str
@@ -209,7 +209,7 @@ def as_table(data: Any, name: str = "data") -> Table:
 
 
 def _of_frame(column: Any) -> Array:
-    """Return a column of a DataFrame. A missing cell of pandas' own types becomes None."""
+    """Return a column of a DataFrame as an array, with None for pandas' own missing cells."""
     values: Array = column.to_numpy()
     if values.dtype == object and hasattr(column, "isna"):
         values = values.copy()

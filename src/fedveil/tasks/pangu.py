@@ -34,8 +34,8 @@ TOKENIZER = "tokenizer.json"
 class Pangu:
     """The task with the settings `task.pangu`.
 
-    Text is read when the leader's data is first requested. `folder` is the folder of a resumed run,
-    which contains its tokenizer.
+    The text is read when the leader's data is first requested. `folder` is the folder of a resumed
+    run, from which its tokenizer is loaded.
     """
 
     leader: str = "leader"
@@ -63,7 +63,7 @@ class Pangu:
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Return the model's three parts. Only the parts of the parties in `here` have modules.
 
-        With None, all parties are here.
+        If `here` is None, all parties run on this machine, and all parts have modules.
         """
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None

@@ -53,7 +53,7 @@ class ByLabel:
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return sums over a batch: `loss_sum` (without class weights), `examples` and `correct`.
 
-        `correct` is the number of right predictions. It is only there if labels are classes.
+        `correct`, the number of right predictions, is included only if labels are classes.
         """
         examples = float(len(labels))
         if self.classes is None:

@@ -81,9 +81,10 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's columns `intervals` and `numbers`, both [rows, features], for a subset.
+        """Return an owner's features of a subset, twice, each as [rows, features].
 
-        The leader also gets the labels.
+        `intervals` has the number of each value's interval, and `numbers` the scaled values. The
+        leader also gets the labels.
         """
         check_party(self, party)
         data, target = _table(self._settings.table)

@@ -102,7 +102,11 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs]. `given` has each owner's wide output, then its deep output."""
+        """Return the model's output, [rows, outputs].
+
+        `given` has two tensors for each owner in turn: the output of its wide part and of its deep
+        part.
+        """
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -127,7 +131,10 @@ class Wide(nn.Module):
         self.register_buffer("first", _first_rows(counts), persistent=False)
 
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
-        """Return [rows, scores]. The arguments are indices of intervals, then indices of words."""
+        """Return the part's output, [rows, scores].
+
+        The arguments are indices of intervals, then indices of words, each [rows, columns].
+        """
         found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
         return found
 
@@ -152,7 +159,7 @@ class Deep(nn.Module):
         )
 
     def forward(self, numbers: torch.Tensor, words: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the part's output, [rows, width]. `words` are indices of words."""
+        """Return the part's output, [rows, width], from scaled `numbers` and indices of `words`."""
         crossing: torch.Tensor = self.layers(self.joined(numbers, words))
         return crossing
 

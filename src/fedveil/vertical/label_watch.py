@@ -222,7 +222,9 @@ def _scores(
 ) -> list[tuple[str, int, Float64s]]:
     """Return, for each attack, its name, a class, and a score for each row.
 
-    If the attack works, examples of the class have the highest scores. The attacker knows the
+    `rows` are the gradients that the attacker received, one row for each example, and `looks` the
+    same by epoch. If the attack works, examples of the class have the highest scores. The attacker
+    knows the
     labels of the examples `naming`. For two classes there are two attacks: `by_sign` and `by_norm`.
     For more classes there is one for each class, from `by_known`.
     """

@@ -118,8 +118,8 @@ def drawn_key(entropy: Entropy) -> bytes:
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
     """Return the noise key in a leader's folder. A new run draws and saves one.
 
-    Raises `RunFolderError` if a started run has lost its key. With other noise, the difference of
-    two epochs would reveal what the noise hides.
+    Raises `RunFolderError` if a started run has lost its key. A new key would give an example new
+    noise in each epoch, and the mean over epochs would reveal what the noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

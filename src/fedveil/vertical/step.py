@@ -98,11 +98,11 @@ class Context:
 
 @dataclass(eq=False)
 class Step:
-    """One party's side of a step: executes the program's instructions for one batch, in order.
+    """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the step, or of the evaluation. `tells` has the indices of the
-    program's instructions whose messages carry the loss (`last_words`). `occasion` distinguishes
-    reports with equal `number` that are drawn at different times. The batch's positions refer to
+    instructions whose messages carry the loss (`last_words`). Two evaluations at different times
+    can have the same `number`; `occasion` tells them apart. The batch's positions refer to
     the examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If
     `measure` is True, bytes are counted.
     """

@@ -63,8 +63,8 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The most ids that another party may test against the --data file while the "
-        "parties privately find their common rows, summed over all connections. Default: "
+        help="To find common rows privately, another party tests whether its ids are in the "
+        "--data file. This is the most ids that it may test in all connections together. Default: "
         "alignment.most_ids of the job.",
     ),
 ]

@@ -19,8 +19,8 @@ def check(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another party's events.log. Compare this party's log with the checksums "
-            "that the file has of it; may be repeated."
+            help="Another party's events.log. It contains checksums of this party's log; the "
+            "command compares the log with them. May be repeated."
         ),
     ] = None,
 ) -> object:

@@ -123,11 +123,11 @@ def _ended(machine: Machine, session: Session) -> object:
 
 
 def certificates(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
+    directory: Annotated[Path, typer.Argument(help="The folder to write.")],
     party: Annotated[list[str], typer.Option(help="A party's name; may be repeated.")],
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 825,
 ) -> object:
-    """Create a TLS certificate for each party, and a certificate authority if DIR has none."""
+    """Create each party's TLS certificate, and a certificate authority if DIRECTORY has none."""
     from fedveil.link.tls import write_certificates
 
     wrote = list(write_certificates(directory, party, days=days))

@@ -111,13 +111,13 @@ def predict(
     return {"file": out, "holds": what}
 
 
-def keys(part: arguments.KeyPart = None) -> object:
+def keys(key: arguments.KeyPart = None) -> object:
     """Explain the keys of a job for split learning: allowed values, default, meaning."""
     from fedveil.settings.reference import keys, told_keys
     from fedveil.vertical.job_reference import reference
 
-    document(keys(reference(), part))
-    return told_keys(reference(), part)
+    document(keys(reference(), key))
+    return told_keys(reference(), key)
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:

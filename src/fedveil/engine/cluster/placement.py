@@ -32,9 +32,10 @@ def placed(
     """Return a mapping from each machine to the groups that it trains, in the order of `work`.
 
     Groups are placed one by one, the longest first. `home(group)` is the machine that has the
-    group's examples, or None. The group goes to that machine if it then takes at most 1 + `slack`
-    times the ideal time. Otherwise it goes to the machine that is free first. `seconds` is a
-    client's expected time on one core, and `cores` are the machines' cores.
+    group's examples, or None. The group goes to that machine if the machine then needs at most 1 +
+    `slack` times the time of a perfectly even placement. Otherwise it goes to the machine that is
+    free first. `seconds` is a client's expected time on one core, and `cores` are the machines'
+    cores.
     """
     names = list(cores)
     length = {group: sum(map(seconds, group)) for group in work}

@@ -36,9 +36,9 @@ _Weights = Uint64s
 class AliasTables:
     """Draws exactly from several distributions (rows) over the same symbols.
 
-    `probabilities[row, symbol]` is a distribution in floating point, nowhere above (1 + ACCURACY)
-    times the exact one. `exact(row)` returns the exact distribution as integer weights. Rows and
-    symbols are numbered from `first_row` and `first_symbol`.
+    `probabilities[row]` is a distribution in floating point. No entry may be above (1 + ACCURACY)
+    times the exact probability. `exact(row)` returns the exact distribution as integer weights.
+    Rows and symbols are numbered from `first_row` and `first_symbol`.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return the distribution from which the remainder of a row chooses a symbol.
+        """Return the distribution from which a symbol is chosen if the remainder of `row` is drawn.
 
-        It has one integer weight for each symbol, proportional to the probability that the table
-        lacks.
+        It has one integer weight for each symbol, proportional to the probability that the symbol
+        lacks in the table.
         """
         exact = self._exact(row)
         total = sum(exact)
@@ -152,10 +152,10 @@ class AliasTables:
 
 
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
-    """Divide the symbols' weights among columns. Returns each column's threshold and second symbol.
+    """Assign the symbols' weights to columns. Returns each column's threshold and second symbol.
 
-    Column k's own symbol is k. A draw below the threshold gives the column's own symbol. Any other
-    draw gives the second one.
+    A column is shared by at most two symbols. The own symbol of column k is k. A draw below the
+    threshold gives the own symbol, and any other draw gives the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
@@ -213,10 +213,10 @@ def _pick(
 ) -> int:
     """For each row in `rows`, draw a symbol with a random 32-bit word. Writes the symbols to `out`.
 
-    `entries` are the tables of all rows. A few draws need more than 32 bits. Their indices are
-    written to `undecided`, and their number is returned. The top `bits` bits of a word choose the
-    column. The other bits are compared with the column's threshold. Rows and symbols are numbered
-    from `first_row` and `first_symbol`.
+    `entries` are the tables of all rows. The top `bits` bits of a word choose the column. The other
+    bits are compared with the column's threshold. A few draws need more than 32 bits. Their indices
+    are written to `undecided`, and their number is returned. Rows and symbols are numbered from
+    `first_row` and `first_symbol`.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -238,10 +238,11 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
-    """Return a mask of the words that tie with their column's threshold. They need more bits.
+    """Return a mask of the words that do not decide between the two symbols of their column.
 
-    The top `bits` bits of a word choose the column in `entries`, the table of one row. The other
-    bits are compared with the upper bits of the column's threshold.
+    The top `bits` bits of a word choose the column in `entries`, the table of one row. The word is
+    undecided, and needs more bits, if its other bits equal the upper bits of the column's
+    threshold.
     """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
@@ -257,10 +258,11 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Fill `out` with symbols drawn from one row by `words`. Returns True if a word ties.
+    """Fill `out` with symbols drawn from one row by random 32-bit `words`.
 
-    `entries` is the table of the row. The top `bits` bits of a word choose the column. Symbols are
-    numbered from `first_symbol`.
+    `entries` is the table of the row. The top `bits` bits of a word choose the column, and the
+    others are compared with its threshold. Symbols are numbered from `first_symbol`. Returns True
+    if a word equals a threshold and so needs more bits.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)

@@ -88,7 +88,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` = 0. Returns the indices to draw again."""
+        """Add draws to `values`, for `place_bits` = 0. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -108,7 +108,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` > 0. Returns the indices to draw again."""
+        """Add draws to `values`, for `place_bits` > 0. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -274,7 +274,7 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell that each random word draws to `out`, or a mark if it is undecided.
+    """Write the cell that each random word draws to `out`, or a mark if the word is undecided.
 
     `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided if its first 63
     bits equal a threshold, because the true threshold has more bits. Returns the number of

@@ -81,11 +81,11 @@ def at_least_zero(a: int, b: int, x: float) -> bool:
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
-    """Return `monotone(e^x)` exactly, for a function whose results are integers.
+    """Return `monotone(e^x)` exactly, for a function that returns one or several integers.
 
     Each integer is a monotone function of e^x. The function is evaluated at both ends of an
-    interval around e^x. The interval is as narrow as `digits` digits of e^x allow. The number of
-    digits doubles until both results are equal.
+    interval around e^x, which is as narrow as `digits` digits of e^x allow. The number of digits is
+    doubled until both results are equal.
     """
     # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
     # + d e^x) times 2^bits is an integer only if it does not depend on x.

@@ -23,7 +23,10 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The public parameters of a selection, for updates with a given number of dimensions."""
+    """The public parameters of a selection: the sizes of its sets, and the threshold.
+
+    They depend only on the settings and on the number of dimensions of an update.
+    """
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -80,8 +83,9 @@ class SignDS:
 
     Without `dim_out`, h is the largest number for which the best threshold gives an expected share
     E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
-    `FedveilWarning` says what to expect. `thr_ratio` = 1 cannot be reached with a finite eps.
-    Planning takes milliseconds for hundreds of selected dimensions, and grows with the square of h.
+    `FedveilWarning` states the share to expect. `thr_ratio` = 1 cannot be reached with a finite
+    eps. Planning takes milliseconds for hundreds of selected dimensions, and grows with the square
+    of h.
 
     Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
     mechanism".
@@ -146,10 +150,10 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return ln Pr[indices, sign] of a likeliest selection, one that reaches the threshold.
+        """Return the largest ln Pr[indices, sign] that a selection can have.
 
-        All selections that reach it are equally likely. `dim` is the number of dimensions of an
-        update.
+        It is that of any selection that reaches the threshold, because all of these are equally
+        likely. `dim` is the number of dimensions of an update.
         """
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)

@@ -2,9 +2,10 @@
 
 A set of h of the numbers 0..d-1 has an entropy of log2 C(d, h) bits. Each number is split into its
 lowest bits, which are sent unchanged, and the number of its bucket. There are 8 to 16 buckets per
-member (for dense sets, a bucket for each number). A row of marks encodes the gaps between the
-members' buckets. An arithmetic coder writes the marks with the exact probability that the next mark
-is a member, members left / marks left. So it takes log2 C(marks, h) bits for every set.
+member (for dense sets, a bucket for each number). The buckets are encoded as a row of bits, called
+marks. It has a 1 for each member, in order, and a 0 for each step to the next bucket. An arithmetic
+coder writes the marks. It uses the exact probability that the next mark is a 1, which is members
+left / marks left. So it takes log2 C(marks, h) bits for every set.
 
     code := lowest bits of all members, in order, zero bits up to a whole byte
             arithmetic code of the marks, without zero bytes at its end
@@ -57,9 +58,10 @@ def longest_code(dim: int, count: int) -> int:
 
 
 def decode_indices(code: bytes, dim: int, count: int) -> Int64s:
-    """Decode an untrusted `code` to `count` numbers in 0..dim-1.
+    """Decode an untrusted `code` to `count` numbers in 0..dim-1, in ascending order.
 
-    Time and memory depend only on `dim` and `count`.
+    Raises `MessageInvalid` if the bytes are not the code of such a set. Time and memory depend only
+    on `dim` and `count`.
     """
     dim = integer("dim", dim, 1)
     count = integer("count", count, 0, dim)
@@ -85,9 +87,10 @@ def _is_set(members: Int64s, dim: int) -> bool:
 def _layout(dim: int, count: int) -> tuple[int, int]:
     """Return how many low bits of each number are sent unchanged, and the number of marks.
 
-    The arithmetic coder encodes a row of marks. If there are low bits, several numbers may share a
-    bucket, and a mark is either a number or the end of a bucket. Otherwise there is a mark for each
-    number from 0 to dim - 1, which is set if the number is in the set.
+    A mark is a bit of the row that the arithmetic coder writes. If there are low bits, several
+    numbers may share a bucket. A mark is then 1 for a number and 0 for the end of a bucket.
+    Otherwise there is a mark for each number from 0 to dim - 1, and it is 1 if the number is in the
+    set.
     """
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count

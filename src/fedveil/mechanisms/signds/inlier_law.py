@@ -100,7 +100,10 @@ class InlierLaw:
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
     def chance_of_favoured(self, eps: float) -> float:
-        """Return the probability that a selection reaches the threshold at the epsilon `eps`."""
+        """Return the probability, at the epsilon `eps`, that a selection reaches the threshold.
+
+        Such a selection has at least `threshold` of its dimensions in the top-k set.
+        """
         if not self._below:
             return 1.0
         behind = _log(self._below) - _log(self._above) - eps
@@ -163,7 +166,7 @@ class ThresholdSearch:
     def reaches(self, dim_out: int, ratio: float) -> bool:
         """Return True if the best threshold gives an expected share of at least `ratio`.
 
-        The share is that of the `dim_out` selected dimensions that are in the top-k set.
+        The share is the part of the `dim_out` selected dimensions that is in the top-k set.
         """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out

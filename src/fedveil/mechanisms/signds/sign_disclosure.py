@@ -30,8 +30,8 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
 
     Before the report, both signs are equally likely. Assumptions: the changes of all `dim` weights
     are exchangeable and not 0, a change of any size is equally likely to have either sign, and all
-    changes in the top-k set have the report's sign. The last one holds if at least topk changes
-    have that sign. About half of all changes do.
+    changes in the top-k set have the report's sign. The last assumption holds if at least topk
+    changes have that sign, which is usual: about half of all changes have it.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

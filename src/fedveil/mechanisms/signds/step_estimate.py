@@ -7,7 +7,7 @@ phase    a client's bit is 1 if   majority B = 0         majority B = 1
 growth   r < 2 * estimate         estimate *= growth     phase becomes shrink
 shrink   r < estimate             estimate stays         estimate /= 2
 
-The estimate stays within the range of normal float32 numbers. At either end it does not move.
+The estimate is limited to the range of normal float32 numbers.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class MagnitudeEstimator:
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
         """Update the estimate from one round in which `ones` of `reporters` bits were 1.
 
-        `eps` is that of the bits' randomised response. Without bits nothing changes.
+        `eps` is the epsilon of the randomised response that perturbed the bits. If `reporters` is
+        0, nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return

@@ -1,10 +1,11 @@
 """Finds the largest entries of a vector, without sorting it.
 
-A radix select finds the smallest of these entries. It maps each float to an integer, its key, such
-that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time. That
-takes two passes for float32 and four for float64. After the first pass, only the few entries are
-read whose keys begin with the bits found so far. A last pass counts the set's entries in each short
-row of the vector. Then the r-th entry of the set is found by reading one row.
+A radix select finds the smallest of the largest entries. It maps each float to an integer, its key,
+such that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time,
+which takes two passes for float32 and four for float64. Passes after the first read only the few
+entries whose keys begin with the bits found so far. A last pass counts the set's entries in each
+short row of the vector. With these counts, the r-th entry of the set is found by reading a single
+row.
 
 The time does not depend on the order of the values. Without numba, NumPy's partition finds the same
 entry.
@@ -62,11 +63,18 @@ class TopSet:
         self.mean_magnitude = total / size
 
     def members(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the members with these ranks, in order."""
+        """Return the indices of members of the set, given their `ranks` in ascending order.
+
+        Members above the smallest one are ranked first, by index. Members equal to it follow.
+        """
         return self._indices(_ABOVE, ranks, 0)
 
     def others(self, ranks: Int64s) -> Int64s:
-        """Return the indices of the entries outside the set with these ranks, in order."""
+        """Return the indices of entries outside the set, given their `ranks` in ascending order.
+
+        Entries below the set's smallest member are ranked first, by index. Entries equal to it
+        follow.
+        """
         return self._indices(_BELOW, ranks, self._equal_members)
 
     def _indices(self, kind: int, ranks: Int64s, first_equal: int) -> Int64s:
@@ -131,7 +139,7 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return n such that the n smallest and the n largest digits are those of NaN or infinity.
+    """Return n such that the n smallest and the n largest digits occur only in NaN and infinity.
 
     A digit is the top 16 bits of a float's key (see `_key`).
     """

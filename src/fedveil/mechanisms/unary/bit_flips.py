@@ -121,9 +121,9 @@ def _add_lies_numpy(
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
     """Add the states of all flipped bits to their parameters' sums.
 
-    `gaps` are the numbers of unflipped bits before each flip, counted from the bit at position
-    `place`. Returns the position at which the next gap begins. A flip of the bit of a parameter's
-    own state adds `own` times that state: -1 removes it, and 0 ignores the flip.
+    `gaps` has the number of unflipped bits before each flip. The first gap begins at bit `place` of
+    the row of all codes. Returns the position at which the next gap begins. A flip of the bit of a
+    parameter's own state adds `own` times that state: -1 removes it, and 0 ignores the flip.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -142,9 +142,9 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
     """Write the positions of the flipped bits to `places`. Returns their number.
 
-    `gaps` are the numbers of unflipped bits before each flip, counted from position `place`. Also
-    returns the position at which the next gap begins. After a gap of `_LONGEST_GAP` there is no
-    flip: the next gap continues it.
+    `gaps` has the number of unflipped bits before each flip. The first gap begins at position
+    `place`. Also returns the position at which the next gap begins. After a gap of `_LONGEST_GAP`
+    there is no flip: the next gap continues it.
     """
     count = 0
     for k in range(len(gaps)):

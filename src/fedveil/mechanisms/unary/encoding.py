@@ -164,7 +164,7 @@ class UnaryEncoding:
     def encode_moved(
         self, start: Float32s, update: Float32s, entropy: Entropy
     ) -> tuple[States, int]:
-        """Return the states of `start + update`, and the number of its entries that were clipped.
+        """Return the states of `start + update`, and how many entries of this sum were clipped.
 
         Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
@@ -210,7 +210,7 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return a sampler that jumps between flipped bits, or None if flips are frequent."""
+        """Return a sampler that jumps between flipped bits, or None if bits are flipped often."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -281,10 +281,11 @@ class UnaryEncoding:
         return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
-        """Return unbiased estimates of the share of clients in each state, one parameter per row.
+        """Return unbiased estimates of the share of clients in each state.
 
-        An estimate is (frequency - q) / (p - q), where frequency is the share of reports in which
-        the state's bit is 1. `reports` must be reports of bits.
+        The result has a row for each parameter and a column for each state. An estimate is
+        (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
+        is 1, and p and q are the probabilities of the class. Needs `report="bits"`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

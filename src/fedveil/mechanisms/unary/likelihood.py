@@ -65,9 +65,9 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
     """Return a function that maps values to ln Pr[report | values], averaged over random rounding.
 
-    `chance` returns the probability of each parameter's report for given states. If a value may be
-    rounded to either of two states, the result is the mean over both, weighted by their
-    probabilities.
+    `chance(states)` returns the probability of each parameter's report if the parameters have these
+    states. If a value may be rounded to either of two states, the result is the mean over both,
+    weighted by their probabilities.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -35,8 +35,9 @@ def largest_sum(cells: int) -> int:
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
     """Return tables that draw the sum S for any state by one look-up.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. The own bit is 1 with
-    probability p, and any other with probability q. Tables are cached for each p, q and `cells`.
+    S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
+    code. The own bit is 1 with probability p, and any other with probability q. Tables are cached
+    for each p, q and `cells`.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -100,9 +101,9 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution of a sum, given its distribution `law` before one bit is added.
+    """Return the distribution of a sum after one more random bit is added to it.
 
-    The bit adds v to the sum with this probability, otherwise 0.
+    `law` is the distribution before. The bit adds v with the given `probability`, otherwise 0.
     """
     # `1 - one` would round a small zero away.
     zero, one = float(1 - probability), float(probability)
@@ -117,10 +118,10 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the distribution of a perturbed code's sum S for one own state, as integer weights.
+    """Return the exact distribution of a perturbed code's sum S for one own state.
 
-    S is the sum of the states whose bits are 1. The weights are exact. The states are the whole
-    numbers from -cells to cells.
+    S is the sum of the states whose bits are 1. The result has an integer weight for each possible
+    S. The states are the whole numbers from -cells to cells.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

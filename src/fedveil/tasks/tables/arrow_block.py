@@ -143,7 +143,7 @@ class _Parse:
 def read(
     found: CsvFormat, columns: Sequence[str], plan: Plan, text: str, line: int
 ) -> ArrowBlock | None:
-    """Parse a block of text whose first line is number `line` of the file. Returns its rows.
+    """Parse a block of text as rows of a CSV file. Its first line is number `line` of the file.
 
     `found` is the file's format, `columns` its header, and `plan` the columns to read. Returns None
     if pyarrow is not installed or cannot parse the block, or if Python's reader might find
@@ -194,7 +194,7 @@ def _plain_lines(block: bytes, separator: bytes) -> int | None:
 
 @cache
 def _markers(further: tuple[str, ...] = ()) -> Any:
-    """Return the texts that mark a missing cell, and those in `further`, as a pyarrow array.
+    """Return the texts that mark a missing cell, with those in `further`, as a pyarrow array.
 
     The array is built from buffers, because pyarrow's own conversion would import pandas.
     """
@@ -232,7 +232,7 @@ def _floats(array: Any) -> Float64s | None:
 
 
 def _reading_alike(words: Any, form: str, mark: str, forms: Sequence[str]) -> list[str] | None:
-    """Return the forms in `forms` that read each of `words` as the same number as `form` does.
+    """Return those of `forms` that read each of `words` as the same number as `form` does.
 
     A form is a way to write numbers, such as with decimal commas. `words` are the distinct texts of
     a column, and `mark` is the decimal separator of `form`. Returns None if the other decimal

@@ -205,10 +205,10 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if the encoding has these sizes.
+        """Return True if this encoding has the sizes `places` and `bins`.
 
-        `places` has the number of indices of each word column. All number columns have `bins`
-        intervals.
+        `places` has the number of indices of each word column, and `bins` is the number of
+        intervals of every number column.
         """
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())

@@ -118,7 +118,7 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return a file's format: what `settings` state, and guesses of everything else.
+    """Return a file's format: what `settings` state, and guesses of what they leave out.
 
     `place` is the path of `settings` in the job, for messages.
     """

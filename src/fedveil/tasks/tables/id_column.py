@@ -23,7 +23,7 @@ MOST_ID_LETTERS: Final = 256
 class IdColumn:
     """Reads the ids in the column `name`, and normalises them by `rules`.
 
-    Problems are added to `refusals`. If `name` is None, rows have no ids.
+    Problems with the ids are added to `refusals`. If `name` is None, rows have no ids.
     """
 
     def __init__(self, name: str | None, rules: IdSettings, refusals: Refusals) -> None:

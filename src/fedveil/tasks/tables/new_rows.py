@@ -70,8 +70,8 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
     """Return the columns that a file to score must have: each name with its kind of content.
 
-    They are those of the party's `encoding`, and the id column in its `settings`. The kinds are
-    "ids", "words" and "numbers".
+    These columns are the ones in the party's `encoding`, and the id column in its `settings`. The
+    kinds are "ids", "words" and "numbers".
     """
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"

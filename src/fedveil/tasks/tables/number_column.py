@@ -136,7 +136,7 @@ class NumberColumn:
         """Store the numbers of a piece in every form that remains, and note where forms differ.
 
         `table` has the number of each of `words` in each form, and `codes` the index of each row's
-        word. Forms that give the same numbers share the same bytes.
+        word. If several forms give the same numbers, these are stored only once.
         """
         left = list(range(len(self.forms)))
         while left:
@@ -173,9 +173,9 @@ class NumberColumn:
 
     @property
     def evidence(self) -> str | None:
-        """Return the decimal separator or date order that this column shows, as a form, or None.
+        """Return the decimal separator or date order that this column proves, as a form, or None.
 
-        A column shows it if no other one fits its cells.
+        A column proves it if its cells allow no other one.
         """
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]

@@ -73,8 +73,8 @@ class Tables(ByLabel):
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Return the split model: two parts for each owner, and the top.
 
-        Only the parts of the parties in `here` have modules, because an owner's modules can be
-        built only from the header of its own table. With None, all parties are here.
+        Only parts of the parties in `here` (None: all parties) have modules, because an owner's
+        modules can be built only from the header of its own table.
         """
         owners = {
             owner: self._features(owner) if here is None or owner in here else None

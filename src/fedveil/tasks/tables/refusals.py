@@ -42,7 +42,7 @@ class Refusals:
         problem.rows.extend(rows[: _ROWS - len(problem.rows)])
 
     def add(self, sentence: str) -> None:
-        """Add a problem of the whole file. `sentence` must not name the file."""
+        """Add a problem of the whole file, as a sentence that does not name the file."""
         self._others.append(sentence)
 
     def __len__(self) -> int:

@@ -78,7 +78,7 @@ class Table:
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Select the rows of a whole table for which the mask `chosen` is True."""
+        """Return the rows of this table, a whole file, for which the mask `chosen` is True."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
@@ -184,9 +184,9 @@ def _row_numbers(places: Sequence[int]) -> Int64s:
 
 
 def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
-    """Update `plan` with the columns to read as plain numbers in the next piece.
+    """Choose which columns of the next piece are read as plain numbers, and update `plan`.
 
-    This depends on the forms of number that `columns` still allow.
+    The choice depends on the forms of number that `columns` still allow.
     """
     marks = {column.evidence for column in columns} & {"point", "comma"}
     form = "comma" if marks == {"comma"} else "point"
@@ -196,7 +196,7 @@ def _expect(plan: Plan, columns: Sequence[NumberColumn]) -> None:
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
-    """Yield sentences about number columns in unusual forms, such as dates.
+    """Yield sentences that tell the user which number columns have unusual forms, such as dates.
 
     `forms` maps each number column to the form of its cells.
     """

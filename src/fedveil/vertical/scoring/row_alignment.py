@@ -6,8 +6,9 @@
     aligned   leader -> followers   the common rows of the follower, with the proof (`intersection`)
 
 Every id that a party sends may be a guess. For each file to score, the other party counts the ids
-in its bundle's state. It refuses more than the job's `alignment.most_ids`, by default four times
-its own number of ids. `alignment.least_common` does not apply: a single row may be scored.
+that arrive, and saves the count beside its model bundle. It refuses more than the job's
+`alignment.most_ids`, by default four times its own number of ids. `alignment.least_common` does
+not apply: a single row may be scored.
 """
 
 from __future__ import annotations

@@ -1,0 +1,163 @@
+"""Accuracy and leakage by round: does an early model leak less than a late one?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from experiments.evidence import idle, interval, learnt, with_interval
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.ldp_jobs import EPSILONS, MECHANISMS, SPLITS, Task, job, labels
+from experiments.leakage import leakage
+from experiments.sweeps import SEEDS, Sweep, Swept, reached, swept
+from fedveil.federated.job import Job
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.table import Table
+from fedveil.privacy.finding import Measured
+from fedveil.studies.several_runs import first_round
+
+#: The dense net, which memorises its examples; LeNet on MNIST does not.
+_DENSE: Task = "dnn-purchase100-synthetic"
+_LENET: Task = "lenet-mnist"
+#: The numbers of rounds after which a model is attacked.
+ROUNDS: Mapping[Scale, Sequence[int]] = {"small": (2, 8), "medium": (2, 10, 40)}
+_FIRST = 10
+_EPS = EPSILONS[7]
+_KINDS = ("not_encrypt", *MECHANISMS)
+_SECONDS: Mapping[Scale, float] = {"small": 120, "medium": 900}
+#: The accuracies that the source states, and the rounds in which the dense net reaches its own.
+_LENET_RANGE, _DENSE_LEAST, _DENSE_ROUNDS = (0.6, 0.8), 0.5, (100, 300)
+
+
+def _sweeps(rounds: Sequence[int]) -> Mapping[str, Sweep]:
+    """Return the sweeps of rounds, by protection and split."""
+    return {
+        f"{kind}, {split}": Sweep(
+            "rounds", rounds, (f"protection.name={kind}", f"data.split={split}")
+        )
+        for kind in _KINDS
+        for split in SPLITS
+    }
+
+
+class LeakageByRound(Experiment):
+    """A membership attack on models of few and many rounds, and the accuracy of the first ten."""
+
+    name = "ldp-rounds"
+    what = "What a membership attack finds after few rounds and after many; the first ten rounds."
+    source = "002, the premise of algorithm 2, and the text on figure 5"
+    scales = ("small", "medium")
+
+    def base(self, scale: Scale, task: Task) -> Job:
+        """Return the job of a task, under either mechanism at the largest epsilon of a bit."""
+        size: Scale = scale if task == _LENET else "small"
+        found = job(size, task, self.name, protection="rr", eps=_EPS, medium_rounds=_FIRST)
+        return Job.read(found.model_dump(), ["evaluation.every=1", "record.page=false"])
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate all runs, as measured on one machine."""
+        return _SECONDS[scale]
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Train the dense net for each number of rounds, and LeNet for ten."""
+        rounds = ROUNDS[scale]
+        dense = swept(folder, self.base(scale, _DENSE), _sweeps(rounds), tell)
+        first = {
+            f"first rounds, {kind}": Sweep("rounds", (_FIRST,), (f"protection.name={kind}",))
+            for kind in _KINDS
+        }
+        lenet = swept(folder, self.base(scale, _LENET), first, tell)
+        tell("membership attacks")
+        leaks = {name: attacked(sweep) for name, sweep in dense.items()}
+        ran = (
+            f"Epsilon of a bit is {_EPS:g}, the largest of the source. The dense net of scale "
+            f"small trains on a synthetic Purchase-100 for {', '.join(map(str, rounds))} rounds. "
+            f"The leakage rate is the balanced accuracy of a membership attack by the loss of the "
+            f"model after these rounds; guessing is right half the time. LeNet trains for "
+            f"{_FIRST} rounds, {'with' if scale == 'medium' else 'not with'} the source's model, "
+            f"data and clients."
+        )
+        verdicts = [*judged(leaks), *beginnings(scale, lenet, dense)]
+        return Outcome(ran, verdicts, [_table(dense, leaks)], [_plot(leaks)], seeds=SEEDS)
+
+
+#: The attack on every seed's model, by the number of rounds.
+Leaks = Mapping[float, Sequence[Measured]]
+
+
+def attacked(sweep: Swept) -> Leaks:
+    """Attack the models of all rounds and seeds."""
+    return {rounds: [leakage(run.folder) for run in runs] for rounds, runs in sweep.items()}
+
+
+def judged(leaks: Mapping[str, Leaks]) -> Iterator[Verdict]:
+    """Judge whether the leakage after the last round is above that after the first few."""
+    plain = [leak.low for name in leaks for leak in [*leaks[name].values()][-1]
+             if name.startswith(_KINDS[0])]  # fmt: skip
+    guesses = "" if min(plain) > 0.5 else "even without protection the attack only guesses"
+    for name, by_round in leaks.items():
+        early, *_, late = [[leak.value for leak in each] for each in by_round.values()]
+        apart = interval([b - a for a, b in zip(early, late, strict=True)])
+        yield Verdict.of(
+            apart[0] > 0, f"leakage by round: {name}",
+            "an early model leaks little, a late one more",
+            "; ".join(f"{rounds:g}: {with_interval([leak.value for leak in each])}"
+                      for rounds, each in by_round.items()),
+            held_to="late minus early, seed by seed: the interval lies above 0",
+            same="the model memorises its examples as the rounds go by",
+            other="the noise hides what the model memorises",
+            nothing=guesses,
+        )  # fmt: skip
+
+
+def beginnings(
+    scale: Scale, lenet: Mapping[str, Swept], dense: Mapping[str, Swept]
+) -> Iterator[Verdict]:
+    """Judge how soon both nets reach the accuracies of the source's text."""
+    least, most = _LENET_RANGE
+    for name, sweep in lenet.items():
+        ends = reached(sweep[_FIRST])
+        yield Verdict.of(
+            min(ends) >= least, f"LeNet's accuracy after ten rounds: {name.partition(', ')[2]}",
+            f"{least:g} to {most:g}", with_interval(ends), held_to=f"every seed at least {least:g}",
+            same="ten rounds are enough for a LeNet",
+            other="ten rounds are not enough at this epsilon",
+            nothing=idle({name: max(ends)}, labels(scale, _LENET)),
+        )  # fmt: skip
+    for kind in _KINDS:
+        longest = [*dense[f"{kind}, iid"].values()][-1]
+        found = [first_round(run, "accuracy", lambda value: value >= _DENSE_LEAST)
+                 for run in longest]  # fmt: skip
+        rounds = [each for each in found if each is not None]
+        within = len(rounds) == len(found) and _DENSE_ROUNDS[0] <= min(rounds)
+        ends = reached(longest)
+        yield Verdict.of(
+            within, f"the dense net's first round with accuracy {_DENSE_LEAST:g}: {kind}",
+            "{} to {} rounds".format(*_DENSE_ROUNDS),
+            ", ".join(str(each or "never") for each in found),
+            held_to=f"every seed, not before round {_DENSE_ROUNDS[0]}",
+            same="a dense net learns slowly",
+            other="a small net with five local epochs is faster; or it never gets there",
+            nothing="" if learnt(max(ends), labels("small", _DENSE)) else "it learnt nothing",
+        )  # fmt: skip
+
+
+def _plot(leaks: Mapping[str, Leaks]) -> Plot:
+    curves = [
+        Curve(name, [*by_round],
+              [sum(leak.value for leak in each) / len(each) for each in by_round.values()],
+              marks=True, dashed=name.endswith("shards"), protection=name.partition(",")[0])
+        for name, by_round in leaks.items()
+    ]  # fmt: skip
+    return Plot("leakage", "What a membership attack finds, by round", Axis("rounds", log=True),
+                Axis("leakage rate"), curves, "Dashed: two labels a client.")  # fmt: skip
+
+
+def _table(runs: Mapping[str, Swept], leaks: Mapping[str, Leaks]) -> Table:
+    rows = [
+        (name, f"{rounds:g}", with_interval(reached(each)),
+         with_interval([leak.value for leak in leaks[name][rounds]]))
+        for name, sweep in runs.items() for rounds, each in sweep.items()
+    ]  # fmt: skip
+    columns = ("run", "rounds", "accuracy", "leakage rate")
+    return Table(columns, rows, "The dense net after each number of rounds.")

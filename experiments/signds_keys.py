@@ -1,0 +1,286 @@
+"""The keys of SignDS: what each changes in a report, and in the accuracy of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from experiments import writers
+from experiments.arms import LAST, mean_accuracy
+from experiments.evidence import idle, interval, with_interval
+from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
+from experiments.saved_results import kept
+from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.entry.simulation import resume, simulate
+from fedveil.federated.job import Job
+from fedveil.mechanisms import SignDS
+from fedveil.pages.plot import Axis, Curve, Plot
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.table import Table
+from fedveil.record.run_folder import RunFolder
+
+_DIGITS = 10
+#: Parameters of the LeNet with 62 classes.
+DIM = 66_126
+_TEST_PART = 5
+#: The number of rounds between two readings of the estimate of the step.
+_STRIDE = 2
+_ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 16}
+_RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 20}
+
+_SIGNDS = "protection.signds"
+_FIXED = f"{_SIGNDS}.magnitude=fixed"
+_RATES = (0.25, 1.0, 4.0, 16.0)
+#: The sweeps. The other settings are the source's: k 0.2, eps 100, ratio 0.6, out 0.
+SWEEPS: Mapping[str, Sweep] = {
+    "sign_k": Sweep(f"{_SIGNDS}.sign_k", (0.01, 0.05, 0.2)),
+    "sign_eps": Sweep(f"{_SIGNDS}.sign_eps", (3, 10, 30, 100)),
+    "sign_thr_ratio": Sweep(f"{_SIGNDS}.sign_thr_ratio", (0.6, 0.8, 0.99)),
+    "sign_dim_out": Sweep(f"{_SIGNDS}.sign_dim_out", (2, 10, 50), (f"{_SIGNDS}.sign_eps=10",)),
+    "sign_global_lr": Sweep(f"{_SIGNDS}.sign_global_lr", _RATES, (_FIXED,)),
+    "sign_global_lr, quarter": Sweep(
+        f"{_SIGNDS}.sign_global_lr", _RATES, (_FIXED, "clients.fraction=0.25")
+    ),
+}
+
+
+def few_tests() -> dict[str, Any]:
+    """Return the writers of scale medium, with every fifth test image."""
+    return _fewer(writers.mnist_name("medium"))
+
+
+def few_tests_small() -> dict[str, Any]:
+    """Return the writers of scale small, with every fifth test image."""
+    return _fewer(writers.mnist_name("small"))
+
+
+def _fewer(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = getattr(writers, name)()
+    return data | {part: data[part][::_TEST_PART] for part in ("x_test", "y_test")}
+
+
+class SignDSKeys(Experiment):
+    """One key of SignDS varied at a time: the dimensions of a report, and the run's accuracy."""
+
+    name = "signds-keys"
+    what = "What each key of SignDS changes in a report and in accuracy; the step by round."
+    source = "000, the table of keys and the section on MagRR"
+    scales = ("small", "medium")
+
+    def base(self, scale: Scale) -> Job:
+        """Return the job with the source's keys."""
+        small = scale == "small"
+        return Job.read(
+            {
+                "name": self.name,
+                "rounds": _ROUNDS[scale],
+                "clients": {"number": writers.SMALL_WRITERS if small else writers.WRITERS},
+                "data": {
+                    "name": f"experiments.signds_keys:few_tests{'_small' if small else ''}",
+                    "split": "by_client",
+                },
+                "model": "lenet_femnist",
+                "training": {"epochs": 2, "lr": 0.05, "batch_size": 20},
+                "server": {"weighting": "equal"},
+                "protection": {
+                    "name": "signds",
+                    "signds": {"sign_k": 0.2, "sign_eps": 100, "sign_thr_ratio": 0.6},
+                },
+                "checkpoint": {"every": _ROUNDS[scale]},
+                "record": {"page": False},
+                "simulation": {"workers": "auto"},
+            },
+            ["clients.fraction=1"],
+        )
+
+    def estimate_s(self, scale: Scale) -> float:
+        """Estimate a run for each value and seed."""
+        return SEEDS * sum(len(sweep.values) for sweep in SWEEPS.values()) * _RUN_S[scale]
+
+    def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:
+        """Train all sweeps, and one run for each seed whose step is read as it goes."""
+        base = self.base(scale)
+        runs = swept(folder, base, SWEEPS, tell)
+        steps = [estimates(folder, base, seed, tell) for seed in range(SEEDS)]
+        rates = {"all clients": runs["sign_global_lr"], "25% of the clients": _quarter(runs)}
+        plots = [
+            plot("rate", "Accuracy by the step of the server", "sign_global_lr", rates),
+            Plot("step", "The server's estimate r_est", Axis("round"), Axis("r_est", log=True),
+                 [Curve(f"seed {seed}", [_STRIDE * (i + 1) for i in range(len(found))], found,
+                        protection="signds") for seed, found in enumerate(steps)]),
+        ]  # fmt: skip
+        verdicts = [*outputs(), *judged(runs), step_shrinks(steps, runs["sign_k"][0.2])]
+        return Outcome(_told(base), verdicts, [_table(runs)], plots, seeds=SEEDS)
+
+
+def _quarter(runs: Mapping[str, Swept]) -> Swept:
+    return runs["sign_global_lr, quarter"]
+
+
+def estimates(folder: Path, base: Job, seed: int, tell: Tell) -> list[float]:
+    """Return r_est after every few rounds of the base run, from its checkpoints."""
+
+    def read() -> list[float]:
+        tell(f"the estimate of the step by round, seed {seed}")
+        path, found = folder / f"step,seed={seed}", list[float]()
+        for rounds in range(_STRIDE, base.rounds + 1, _STRIDE):
+            if path.exists():
+                resume(path, rounds=rounds)
+            else:
+                changes = [f"rounds={rounds}", f"seed={seed}", f"checkpoint.every={_STRIDE}"]
+                simulate(Job.read(base.model_dump(), changes), path)
+            found.append(_estimate(path))
+        return found
+
+    return [float(each) for each in kept(folder, f"step-{seed}", read)]
+
+
+def _estimate(path: Path) -> float:
+    opened = RunFolder.reopen(path)
+    try:
+        saved = Checkpoint.read(opened)
+    finally:
+        opened.close()
+    assert saved is not None
+    return float(saved.protection["estimate"])
+
+
+def plans(name: str) -> list[tuple[float, int, float]]:
+    """Return the values of a sweep, each with a report's dimensions and their expected share of
+    top-k dimensions."""
+    rows = []
+    for value in SWEEPS[name].values:
+        keys: dict[str, Any] = {"k": 0.2, "eps": 100.0, "thr_ratio": 0.6}
+        if name == "sign_dim_out":
+            keys |= {"eps": 10.0, "dim_out": int(value)}
+        else:
+            keys[name.removeprefix("sign_")] = value
+        plan = SignDS(**keys).plan(DIM)
+        rows.append((value, plan.dim_out, plan.expected_ratio))
+    return rows
+
+
+def outputs() -> Iterator[Verdict]:
+    """Judge what each key does to the dimensions of a report. Nothing is trained."""
+    claims = {
+        "sign_k": ("fewer dimensions with a smaller k", True, 0),
+        "sign_eps": ("fewer dimensions with a smaller eps; the share stays", True, 0),
+        "sign_thr_ratio": ("fewer dimensions with a larger ratio; the share grows", False, 1),
+        "sign_dim_out": ("more dimensions with a larger out; the share falls", True, -1),
+    }
+    for name, (claim, grows, share) in claims.items():
+        found = plans(name)
+        counts, shares = [row[1] for row in found], [row[2] for row in found]
+        monotone = counts == sorted(counts, reverse=not grows) and counts[0] != counts[-1]
+        moves = shares[-1] - shares[0]
+        held = {0: abs(moves) < 0.05 or name == "sign_k", 1: moves > 0.05, -1: moves < -0.05}
+        yield Verdict.of(
+            monotone and held[share], f"dimensions of a report by {name}", claim,
+            "; ".join(f"{value:g}: {count}, share {part:.2f}" for value, count, part in found),
+            held_to="the numbers are in this order; a share that stays moves by less than 0.05, "
+            "one that grows or falls by more",
+            same="the exact probabilities of a selection say so",
+            other="the exact probabilities of a selection say otherwise",
+        )  # fmt: skip
+
+
+def judged(runs: Mapping[str, Swept]) -> Iterator[Verdict]:
+    """Judge what each key does to accuracy."""
+    yield compared(
+        "accuracy by sign_eps", runs["sign_eps"], 3, 100, labels=_DIGITS,
+        source="a smaller eps costs accuracy", same="a report has fewer dimensions",
+        other="fewer dimensions are enough at this size",
+    )  # fmt: skip
+    yield compared(
+        "accuracy by sign_thr_ratio", runs["sign_thr_ratio"], 0.99, 0.6, labels=_DIGITS,
+        source="a much larger ratio costs accuracy if there are too few clients",
+        same="a report has fewer dimensions, and a hundred clients are few",
+        other="a hundred clients are enough for the fewer dimensions",
+    )  # fmt: skip
+    yield compared(
+        "accuracy by sign_dim_out, at eps 10", runs["sign_dim_out"], 50, 2, labels=_DIGITS,
+        source="if eps is not large enough, a larger out costs accuracy",
+        same="the additional dimensions are mostly noise",
+        other="the additional dimensions help more than their noise harms",
+    )  # fmt: skip
+    yield from _rate(runs["sign_global_lr"], _quarter(runs))
+
+
+def _rate(whole: Swept, quarter: Swept) -> Iterator[Verdict]:
+    """Judge whether a larger step is faster, sways, and is needed by more clients."""
+    faster = [
+        mean_accuracy(b) - mean_accuracy(a) for a, b in zip(whole[0.25], whole[1], strict=True)
+    ]
+    low, _ = interval(faster)
+    yield Verdict.of(
+        low > 0, "mean accuracy over all rounds, at sign_global_lr 1 minus at 0.25",
+        "a moderately larger one is faster", with_interval(faster),
+        held_to="the interval lies above 0",
+        same="each sign moves a weight further", other="it is not faster",
+        nothing=idle({"1": min(reached(whole[1]))}, _DIGITS),
+    )  # fmt: skip
+    sways = {rate: mean(map(_sway, runs)) for rate, runs in whole.items()}
+    yield Verdict.of(
+        sways[16] > 2 * sways[1], "fluctuation of the last five test losses, by sign_global_lr",
+        "a larger one may oscillate",
+        "; ".join(f"{rate:g}: {sway:.3f}" for rate, sway in sways.items()),
+        held_to="at 16 more than twice that at 1",
+        same="steps of a fixed size overshoot", other="it does not fluctuate more",
+        nothing=idle({"1": min(reached(whole[1]))}, _DIGITS),
+    )  # fmt: skip
+    best = [max(_RATES, key=lambda rate: mean(reached(part[rate]))) for part in (quarter, whole)]
+    yield Verdict.of(
+        best[0] < best[1], "best sign_global_lr with 25% of the clients, and with all",
+        "more clients need a larger one", f"{best[0]:g} and {best[1]:g}",
+        held_to="a larger one of those tried with all clients",
+        same="the server divides the step by the number of reports",
+        other="the same one is best",
+        nothing=idle({f"{rate:g}": mean(reached(part[rate]))
+                      for rate, part in zip(best, (quarter, whole), strict=True)}, _DIGITS),
+    )  # fmt: skip
+
+
+def _sway(run: ReadRun) -> float:
+    return stdev(run.figures("loss")[1][-LAST:])
+
+
+def step_shrinks(steps: Sequence[Sequence[float]], base: Sequence[ReadRun]) -> Verdict:
+    """Judge whether the estimate of the step is smaller at the end than at its largest.
+
+    `base` are the runs whose estimates these are, one for each seed.
+    """
+    ends = "; ".join(f"{max(each):.2g} to {each[-1]:.2g}" for each in steps)
+    return Verdict.of(
+        all(each[-1] < max(each) for each in steps),
+        "estimate of the step: its largest value, and that after the last round",
+        "large at first, shrinks as the training converges", ends,
+        held_to="smaller at the end, for every seed",
+        same="the clients' updates become smaller, and their bits say so",
+        other="the updates are not yet smaller in these rounds",
+        nothing=idle({"with the source's keys": min(reached(base))}, _DIGITS),
+    )  # fmt: skip
+
+
+def _told(base: Job) -> str:
+    return (
+        f"A LeNet with 62 classes and {base.clients.number} clients, "
+        f"`{base.data.name.rpartition(':')[2]}`, for {base.rounds} rounds of "
+        f"{base.training.epochs} local epochs with learning rate {base.training.lr:g}. Keys "
+        f"that are not varied have the source's values: k 0.2, eps 100, ratio 0.6, out 0, and "
+        f"an estimated step. The source states trends without sizes. The dimensions of a report "
+        f"follow from the keys and the size of the model, {DIM:,}, without training."
+    )
+
+
+def _table(runs: Mapping[str, Swept]) -> Table:
+    rows = [
+        (name, f"{value:g}", with_interval(reached(each)),
+         with_interval([mean_accuracy(run) for run in each]),
+         f"{mean(run.last['bytes_up_per_client'] for run in each):.0f}")
+        for name, sweep in runs.items() for value, each in sweep.items()
+    ]  # fmt: skip
+    columns = ("key", "value", "accuracy at the end", "mean accuracy over all rounds", "bytes up")
+    return Table(columns, rows, "All sweeps; a quarter means 25% of the clients in a round.")

@@ -1,0 +1,164 @@
+"""Sweeps: which runs they need, which they share, and how two values are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments import dp_encrypt_keys, ldp_aggregation, ldp_rounds, signds_keys, sweeps
+from experiments.dp_encrypt_keys import DPEncryptKeys
+from experiments.signds_keys import SWEEPS, SignDSKeys
+from experiments.sweeps import SEEDS, Sweep, arms, compared
+from fedveil.pages.read_run import ReadRun
+from fedveil.privacy.intervals import share
+
+
+def ended(*accuracies: float, losses: tuple[float, ...] = (1.0,) * 5) -> list[ReadRun]:
+    """Return runs, one a seed, whose tests all have the seed's accuracy."""
+    return [
+        ReadRun(
+            Path("nowhere"),
+            {"protection": {"name": "signds"}},
+            [{"round": i, "accuracy": a, "loss": x} for i, x in enumerate(losses, 1)],
+            (),
+            (),
+        )
+        for a in accuracies
+    ]
+
+
+def test_equal_jobs_of_two_sweeps_share_a_run() -> None:
+    base = SignDSKeys().base("small")
+    found = arms(base, SWEEPS)
+    assert len(found) == SEEDS * sum(len(sweep.values) for sweep in SWEEPS.values())
+    shared = found["sign_k", 0.2, 1]
+    assert found["sign_eps", 100, 1] is shared
+    assert found["sign_thr_ratio", 0.6, 1] is shared
+    assert found["sign_eps", 100, 2] is not shared
+    names = [arm.name for arm in {id(arm): arm for arm in found.values()}.values()]
+    assert len(names) == len(set(names)) == len(found) - 2 * SEEDS
+    one = found["sign_dim_out", 50, 2].job.model_dump()["protection"]["signds"]
+    assert (one["sign_dim_out"], one["sign_eps"], one["sign_k"]) == (50, 10, 0.2)
+    assert found["sign_dim_out", 50, 2].job.seed == 2
+
+
+def test_a_sweep_changes_its_key_and_what_its_runs_share() -> None:
+    base = DPEncryptKeys().base("small")
+    job = Sweep("clients.fraction", (0.3,), ("protection.name=not_encrypt",)).job(base, 0.3, 4)
+    assert (job.clients.fraction, job.protection.name, job.seed) == (0.3, "not_encrypt", 4)
+    assert (base.clients.fraction, base.protection.name, base.seed) == (1, "dp_encrypt", 0)
+
+
+@pytest.mark.parametrize(
+    ("worse", "better", "answer"),
+    [
+        ((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), "agrees"),  # each seed is better, though they overlap
+        ((0.5, 0.6, 0.7), (0.8, 0.6, 0.6), "differs"),
+        ((0.7, 0.7, 0.7), (0.5, 0.5, 0.5), "differs"),
+        ((0.05, 0.05, 0.05), (0.3, 0.3, 0.15), "says nothing"),
+    ],
+)
+def test_two_values_are_compared_seed_by_seed(
+    worse: tuple[float, ...], better: tuple[float, ...], answer: str
+) -> None:
+    sweep = {1: ended(*worse), 2: ended(*better)}
+    verdict = compared("w", sweep, 1, 2, labels=10, source="s", same="yes", other="no")
+    assert verdict.answer == answer
+
+
+def test_the_curve_is_the_mean_of_the_seeds() -> None:
+    found = sweeps.plot("n", "t", "key", {"signds": {0.5: ended(0.2, 0.4, 0.9), 2: ended(0.8)}})
+    (curve,) = found.curves
+    assert ([*curve.x], [*curve.y]) == ([0.5, 2], pytest.approx([0.5, 0.8]))
+    assert curve.protection == "signds"
+
+
+def test_the_dimensions_of_a_report_follow_the_keys() -> None:
+    assert signds_keys.plans("sign_eps")[-1][1] > signds_keys.plans("sign_eps")[0][1]
+    outs = [count for _, count, _ in signds_keys.plans("sign_dim_out")]
+    assert outs == [2, 10, 50]
+    assert {verdict.answer for verdict in signds_keys.outputs()} <= {"agrees", "differs"}
+
+
+def test_a_larger_step_sways_and_more_clients_need_it() -> None:
+    calm, wild = (1.0, 0.9, 0.8, 0.7, 0.6), (1.0, 3.0, 0.5, 4.0, 0.6)
+    whole = {
+        0.25: ended(0.4, 0.4, 0.4, losses=calm), 1: ended(0.6, 0.6, 0.6, losses=calm),
+        4: ended(0.8, 0.8, 0.8, losses=calm), 16: ended(0.7, 0.7, 0.7, losses=wild),
+    }  # fmt: skip
+    quarter = {**whole, 1: ended(0.9, 0.9, 0.9)}
+    assert [v.answer for v in signds_keys._rate(whole, quarter)] == ["agrees"] * 3
+    assert [v.answer for v in signds_keys._rate(quarter, whole)] == ["agrees", "agrees", "differs"]
+    slow = {**whole, 1: ended(0.4, 0.3, 0.4, losses=wild)}
+    assert [v.answer for v in signds_keys._rate(slow, whole)] == ["differs"] * 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "answer"),
+    [
+        ([[0.2, 0.4, 0.1], [0.3, 0.1, 0.1]], "agrees"),
+        ([[0.2, 0.4, 0.1], [0.1, 0.2, 0.2]], "differs"),
+    ],
+)
+def test_the_step_shrinks_for_every_seed(steps: list[list[float]], answer: str) -> None:
+    assert signds_keys.step_shrinks(steps, ended(0.8, 0.9)).answer == answer
+    assert signds_keys.step_shrinks(steps, ended(0.8, 0.1)).answer == "says nothing"
+
+
+def noise(cost: float, wide: float, many: float) -> dict[str, sweeps.Swept]:
+    """Return runs in which noise costs `cost` with all clients, and more in the widest net."""
+    shares, widths = dp_encrypt_keys.SHARES, dp_encrypt_keys._WIDTHS
+    plain = {share: ended(0.9, 0.92, 0.91) for share in shares}
+    runs: dict[str, sweeps.Swept] = {"plain": plain, "noisy": dict(plain)}
+    runs["noisy"] = {**plain, 1.0: ended(*(a - cost for a in (0.9, 0.92, 0.91)))}
+    runs["clip"] = {
+        0.1: ended(0.5, 0.5, 0.5), 0.5: ended(0.6, 0.6, 0.6), 1.0: ended(0.8, 0.8, 0.8),
+        2.0: ended(0.7, 0.7, 0.7), 8.0: ended(0.81, 0.81, 0.81),
+    }  # fmt: skip
+    for width in widths:
+        lost = {0.1: wide if width == widths[-1] else 0.01, 1.0: many}
+        runs[f"plain, {width} units"] = {share: ended(0.9, 0.9, 0.9) for share in lost}
+        runs[f"noisy, {width} units"] = {
+            share: ended(0.9 - each, 0.899 - each, 0.901 - each) for share, each in lost.items()
+        }
+    return runs
+
+
+def test_the_verdicts_on_noise_follow_the_figures() -> None:
+    def answers(*figures: float) -> list[str]:
+        return [verdict.answer for verdict in dp_encrypt_keys.judged(noise(*figures), 1000)]
+
+    assert answers(0.01, 0.3, 0.1) == ["agrees", "agrees", "differs", "agrees", "agrees"]
+    assert answers(0.03, 0.005, 0.1) == ["differs", "agrees", "differs", "differs", "differs"]
+
+
+def test_leakage_is_judged_late_against_early() -> None:
+    def leaks(early: int, late: int) -> ldp_rounds.Leaks:
+        return {
+            2: [share("leakage", early + i, 1_000) for i in range(3)],
+            9: [share("leakage", 500, 1_000)] * 3,
+            40: [share("leakage", late + i, 1_000) for i in range(3)],
+        }
+
+    def answer(early: int, late: int, plain: int = 650) -> str:
+        known = {"not_encrypt, iid": leaks(501, plain), "rr, iid": leaks(early, late)}
+        return [*ldp_rounds.judged(known)][1].answer
+
+    assert [answer(500, 600), answer(600, 500), answer(500, 600, 510)] == [
+        "agrees", "differs", "says nothing",
+    ]  # fmt: skip
+
+
+def test_one_estimate_of_all_reports_is_the_mean_of_their_estimates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ldp_aggregation, "_REPEATS", 1)
+    found = ldp_aggregation.measured(13, 3)
+    assert found["apart"] < 1e-9
+    assert min(found["at_once"], found["one_by_one"]) > 0
+    slow = {"at_once": 1.0, "one_by_one": 5.0}
+    quick = {"at_once": 2.0, "one_by_one": 4.0}
+    assert [v.agrees for v in ldp_aggregation.judged([quick, slow])] == [True, True]
+    assert [v.agrees for v in ldp_aggregation.judged([slow, quick])] == [True, False]
+    assert not ldp_aggregation.judged([slow, {"at_once": 2.0, "one_by_one": 1.0}])[0].agrees
