@@ -46,7 +46,10 @@ class Solved(NamedTuple):
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
-    """Return the predicted cost of `rounds` rounds for a client that takes part in all of them."""
+    """Return the predicted cost, as an epsilon at `delta`, of `rounds` rounds.
+
+    The cost is that of a client that takes part in all of them.
+    """
     spending = protection.spending(protection.initial_state())
     return projected(spending, rounds, adaptive=protection.adaptive).figure_every_round(delta)
 
