@@ -14,6 +14,7 @@ from fedveil.attacks import extraction
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.extraction import BEGINNING, COPIES, SECRET, Phrases, exposures, planted
 from fedveil.attacks.target import Target
+from fedveil.engine.assembly import make_partition
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
@@ -86,6 +87,18 @@ def test_a_phrase_is_planted_at_one_client_as_often_as_it_says() -> None:
     same = (data.train.x == made.dataset.train.x).all(1)
     assert (~same).sum() == some.copies.sum()
     assert np.array_equal(made.dataset.train.x, target().dataset.train.x)
+
+
+def test_a_phrase_is_at_one_client_of_the_run_whose_clients_hold_out_examples() -> None:
+    made = target("evaluation.clients=0.2", "data.split=iid", f"clients.number={CLIENTS - 1}")
+    some = phrases()
+    data = planted(made, some, ENTROPY)
+    split = make_partition(made.job, data)
+    assert len(data.train) < CLIENTS * EACH
+    for row, copies in zip(some.rows, some.copies, strict=True):
+        there = (data.train.x[:, : len(row) - 1] == row[:-1]).all(1)
+        held = [int(there[split.of(client)].sum()) for client in range(split.clients)]
+        assert sorted(held)[-1] == sum(held) == copies
 
 
 def test_phrases_are_found_without_protection_and_not_under_a_strong_one() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -386,17 +385,65 @@ def test_clients_of_one_example_each_are_fewer_in_a_half() -> None:
     assert pool.target(Target.of(job()), np.arange(20), seed=1).job.clients == job().clients
 
 
-def test_an_invalid_record_is_no_member() -> None:
-    target = Target.of(job())
-    usable = np.arange(EXAMPLES) % 3 > 0
-    train = replace(target.dataset.train, usable=usable)
-    dataset = replace(target.dataset, train=train, owners=np.arange(EXAMPLES))
-    inside, everything = Pool.training(dataset), Pool.everything(dataset)
-    assert (inside.x == train.x[usable]).all()
-    assert (inside.y == train.y[usable]).all()
-    assert inside.owners is not None
-    assert (inside.owners == np.flatnonzero(usable)).all()
-    assert len(everything) == len(inside) + len(dataset.test)
+def test_an_invalid_record_is_no_member(tmp_path: object) -> None:
+    """A run has 7 invalid records of 40. Only the other 33 are members, with their clients."""
+    broken = job(
+        data={"name": "test_membership:broken", "split": "by_client"}, clients={}, rounds=1,
+        privacy={"unit": "example"}, training={"sampling_rate": 0.5, "batch_size": 10, "lr": 9.0},
+    )  # fmt: skip
+    run = simulate(broken, f"{tmp_path}/run")
+    target = Target.of_run(run.folder)
+    x, y, x_test, y_test, owners = broken_parts()
+    usable = np.isfinite(x).all(axis=1)
+    assert np.array_equal(target.dataset.train.x, x[usable])
+    assert [len(target.rows(client)) for client in range(4)] == [3, 10, 10, 10]
+    assert np.array_equal(owners[usable][target.rows(2)], np.full(10, 2))
+    finding = attack(target, "quick", Watch())
+    inside, outside = (
+        answers(run.model, *p).truth for p in ((x[usable], y[usable]), (x_test, y_test))
+    )
+    assert finding.figure("accuracy on members").cases == 33
+    assert finding.figure("loss AUC").value == area("", inside, outside).value
+
+
+def test_a_record_that_the_fixed_layers_cannot_take_is_no_member() -> None:
+    """Without it, the other models of the attack would fail on it."""
+    target = Target.of(job(
+        data={"name": "test_membership:large"}, model="test_membership:cubes",
+        privacy={"unit": "example"},
+        training={"sampling_rate": 0.5, "batch_size": 10, "lr": 9.0, "train": "head"},
+    ))  # fmt: skip
+    x, y = large()[:2]
+    assert np.array_equal(target.dataset.train.y, np.delete(y, 2))
+    assert np.array_equal(target.dataset.train.x, np.delete(x, 2, 0))
+
+
+class Cube(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+
+def cubes() -> nn.Module:
+    return nn.Sequential(Cube(), nn.Linear(FEATURES, CLASSES))
+
+
+def large() -> tuple[Float32s, Int64s, Float32s, Int64s]:
+    data = clouds()
+    x = data.train.x[:11].copy()
+    x[2] = 1e30
+    return x, data.train.y[:11], data.test.x[:9], data.test.y[:9]
+
+
+def broken_parts() -> tuple[Float32s, Int64s, Float32s, Int64s, Int64s]:
+    data = clouds()
+    x = data.train.x[:40].copy()
+    x[:7, 3] = np.nan
+    return x, data.train.y[:40], data.test.x[:15], data.test.y[:15], np.arange(40) // 10
+
+
+def broken() -> dict[str, object]:
+    names = ("x_train", "y_train", "x_test", "y_test", "client_ids")
+    return dict(zip(names, broken_parts(), strict=True))
 
 
 def owned() -> dict[str, object]:

@@ -13,7 +13,9 @@ import pytest
 import tiny_language
 from fedveil.data import datasets, text_folder
 from fedveil.data.text_folder import TextForm
+from fedveil.engine.assembly import load_data
 from fedveil.errors import DataInvalid, DataUnavailable, ModelInvalid
+from fedveil.federated.job import Job
 from fedveil.pretrained.model_folder import ModelFolder
 
 
@@ -72,27 +74,58 @@ def test_the_test_part_decides_the_classes(words: Path, tmp_path: Path) -> None:
              task="sequence_classification", targets="class")  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", [{"text": 7}, {"text": ""}, {"words": "a"}, []])
-def test_alone_an_invalid_line_counts_for_nothing(bad: Any, words: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("bad", [
+    {"text": 7}, {"words": "a", "client": 3}, [], {"text": "ok", "client": ""},
+    {"text": "", "client": "b"}, {"text": 7, "client": "a"},
+])  # fmt: skip
+def test_alone_an_invalid_line_counts_for_nothing(
+    bad: Any, at: int, words: Path, tmp_path: Path
+) -> None:
+    """It raises no error and moves no other example. Without a client, its neighbour owns it."""
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5, by_client=True)
     lines = [{"text": "the cat", "client": "b"}, {"text": "a bird", "client": "a"}]
-    good = read(words, tmp_path / "good", lines, lines, apart=True)
-    bad = {**bad, "client": "a"} if isinstance(bad, dict) else bad
-    data = read(words, tmp_path / "bad", [*lines, bad], lines, apart=True)
-    assert data.train.usable.tolist() == [*[True] * len(good.train), False]
-    assert np.array_equal(data.train.x[:-1], good.train.x)
-    assert not data.train.x[-1].any()
-    assert data.owners.tolist() == [*good.owners.tolist(), 0]
+    texts = tiny_language.text_folder(tmp_path / "good", lines, lines)
+    good = text_folder.read(str(texts), form, apart=True)
+    texts = tiny_language.text_folder(tmp_path / "bad", [*lines[:at], bad, *lines[at:]], lines)
+    data = text_folder.read(str(texts), form, apart=True)
+    place = len(good.train) if at else 0
+    assert data.train.usable.tolist() == [i != place for i in range(len(good.train) + 1)]
+    assert np.array_equal(np.delete(data.train.x, place, 0), good.train.x)
+    assert np.array_equal(np.delete(data.train.y, place, 0), good.train.y)
+    assert not data.train.x[place].any()
+    assert np.delete(data.owners, place).tolist() == good.owners.tolist()
+    owner = bad.get("client") if isinstance(bad, dict) else None
+    assert data.owners[place] == {"a": 0, "b": 1}.get(owner, 0 if at else 1)
+
+
+def test_a_job_with_the_unit_example_reads_each_line_alone(words: Path, tmp_path: Path) -> None:
+    lines = [{"text": "rain"}, {"text": "the cat", "client": "b"}, {"text": "a", "client": "c"}]
+    texts = tiny_language.text_folder(tmp_path / "x", lines, lines[1:])
+    unit = {"privacy.unit": "example", "protection": "dp_encrypt", "training.sampling_rate": 0.5}
+    settings = tiny_language.settings(words, texts, **unit, **{"training.epochs": 1})
+    train = load_data(Job.load(None, settings)).train
+    assert train.usable is not None
+    assert train.usable.tolist() == [False, *[True] * (len(train) - 1)]
+
+
+def test_alone_no_line_decides_whether_others_have_an_owner(words: Path, tmp_path: Path) -> None:
+    """Without `split: by_client`, one line with a client changes nothing for the others."""
+    lines = [{"text": "the cat"}, {"text": "a bird"}, {"text": "rain", "client": "c"}]
+    data = read(words, tmp_path / "x", lines, lines[:1], apart=True)
+    assert data.train.usable.all()
+    assert data.owners is None
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("[]", "line 2: it is not a JSON object"),
-        ("{", "line 2: "),
-        ('{"text": ""}', "line 2: it needs text as texts"),
-        ('{"text": "a", "client": 3}', "line 2: it needs text as texts"),
+        ("[]", "line 3: it is not a JSON object"),
+        ("{", "line 3: "),
+        ('{"text": ""}', "line 3: it needs text as texts"),
+        ('{"text": "a", "client": 3}', "line 3: it needs text as texts"),
         ('{"text": "a", "client": "c"}', "some lines name a client and others do not"),
-        ('{"text": "\\ud800"}', "line 2: "),
+        ('{"text": "\\ud800"}', "line 3: "),
     ],
 )
 def test_a_wrong_line_is_one_sentence(
@@ -100,7 +133,7 @@ def test_a_wrong_line_is_one_sentence(
 ) -> None:
     texts = tiny_language.text_folder(tmp_path / "x", [{"text": "a"}], [{"text": "a"}])
     with (texts / "train.jsonl").open("a") as file:
-        file.write(f"\n{line}")
+        file.write(f"\n \n{line}")
     form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5)
     with pytest.raises(DataInvalid, match=sentence) as caught:
         text_folder.read(str(texts), form)

@@ -30,6 +30,7 @@ from fedveil.engine.executors.client_side import ClientsData
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.entropy import Seeded
 from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
+from fedveil.pages.machines import machine_totals
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_folder_page import page_of
 from fedveil.run_display import RunDisplay, describe
@@ -123,6 +124,28 @@ def test_the_page_and_the_terminal_list_every_machine(
     again = quantity(left.retrained, "training")
     assert f"{again} on a lost machine had to be repeated." in page
     assert re.search(r"2 machines, idle \d+%", describe(read.records[1]))
+
+
+def test_a_machine_without_work_is_idle() -> None:
+    """Rounds of 4, 10 and 5 seconds: m1 works in one of the first two, m2 joins for the last."""
+    records: list[dict[str, Any]] = [
+        {MACHINES: {"m0": [3, 3.0, 0.25], "m1": [0, 0.0, 1.0]}},
+        {MACHINES: {"m0": [1, 1.0, 0.9], "m1": [2, 10.0, 0.0]}},
+        {MACHINES: {"m0": [5, 4.0, 0.2], "m2": [0, 0.0, 1.0]}},
+    ]
+    totals = machine_totals(records)
+    assert [of.wall_s for of in totals.values()] == pytest.approx([19.0, 14.0, 5.0])
+    assert [of.idle for of in totals.values()] == pytest.approx([11 / 19, 4 / 14, 1.0])
+    assert [of.clients for of in totals.values()] == [9, 2, 0]
+
+
+def test_the_record_lists_machines_without_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = {"number": 2, "fraction": 0.5}
+    left = run(tmp_path / "run", monkeypatch, ThreadCluster(1, 1), rounds=1, clients=clients)
+    assert sorted(of[::2] for of in left.machines[0].values())[0] == [0, 1.0]
+    assert sum(of[0] for of in left.machines[0].values()) == 1
 
 
 def test_a_machine_that_stops_is_given_up_and_a_slow_one_is_not(

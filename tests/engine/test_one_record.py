@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -373,6 +374,26 @@ def test_an_item_that_cannot_be_read_counts_for_nothing() -> None:
     pair = Pair(KINDS["dropout"], "dataset")
     without = pair.with_record(x=None)
     record_parts.HELD["data"]["clients"][0].where = WHERE
+    assert deployed(pair.settings, pair.shape).tobytes() == without.tobytes()
+
+
+class DamagedList(list[Any]):
+    """A sequence of the user's, of which one record cannot be read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == WHERE:
+            raise OSError("a damaged file")
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+def test_a_record_of_a_sequence_that_cannot_be_read_counts_for_nothing() -> None:
+    pair = Pair(KINDS["dropout"], "lists")
+    without = pair.with_record(x=None)
+    x = record_parts.HELD["data"]["x_train"]
+    record_parts.HELD["data"]["x_train"] = DamagedList(x)
     assert deployed(pair.settings, pair.shape).tobytes() == without.tobytes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedveil.pretrained.base_weights import base_names, mark_base
 from fedveil.pretrained.continuation import continued
 from fedveil.pretrained.language_model import LanguageModel
 from fedveil.pretrained.model_folder import ModelFolder
+from fedveil.pretrained.token_rows import TokenRows
 from fedveil.record.model_file import read_model, write_model
 from fedveil.record.run_folder import RunFolder
 
@@ -103,6 +105,57 @@ def test_short_examples_are_filled_by_the_models_own_token(
     config: dict[str, object], token: int
 ) -> None:
     assert ModelFolder(Path(), {"model_type": "x", **config}).padding == token
+
+
+@pytest.mark.parametrize(
+    ("files", "pad", "ends"),
+    [
+        ({"config": {"pad_token_id": 3, "eos_token_id": 5}}, 3, (5,)),
+        ({"config": {"eos_token_id": 5}, "generation_config": {"eos_token_id": [9, 5]}}, 5, (5, 9)),
+        ({"generation_config": {"pad_token_id": 4, "eos_token_id": 6}}, 4, (6,)),
+        ({"tokenizer_config": {"pad_token": "<p>", "eos_token": {"content": "<e>"}}}, 11, (12,)),
+        ({"config": {"pad_token_id": -1}, "tokenizer_config": {"eos_token": "<e>"}}, 12, (12,)),
+        ({"config": {"pad_token_id": 2}}, 2, (2,)),
+    ],
+)
+def test_padding_is_not_the_end_of_a_text(
+    files: dict[str, object], pad: int, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    added = [{"id": 11, "content": "<p>"}, {"id": 12, "content": "<e>"}]
+    for name, value in {"config": {}, "tokenizer": {"added_tokens": added}, **files}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    folder = ModelFolder(tmp_path)
+    assert (folder.padding, folder.ends) == (pad, ends)
+
+
+def with_ends(words: Path, length: int) -> TokenRows:
+    """Return rows that are padded with 7 and end with 3 or, rarely, with 5."""
+    config = {"pad_token_id": 7, "eos_token_id": [3, 5]}
+    return TokenRows(ModelFolder(words, config), length)
+
+
+def test_a_text_ends_with_the_end_token_and_is_padded_with_another(words: Path) -> None:
+    rows = with_ends(words, 6)
+    text, answer = rows.encode("a bird"), rows.encode(" sings")
+    free = 6 - len(text)
+    ((x, y),) = rows.pieces("a bird")
+    assert x.tolist() == [*text, *[7] * free]
+    assert y.tolist() == [*text[1:], 3, *[-100] * free]
+    answer = rows.encode(" in")
+    x, y = with_ends(words, 9).answer("a bird", " in")
+    end = len(text + answer)
+    assert x.tolist() == [*text, *answer, *[7] * (9 - end)]
+    assert y.tolist() == [*[-100] * (len(text) - 1), *answer, 3, *[-100] * (9 - end)]
+
+
+@pytest.mark.parametrize("end", [3, 5])
+def test_a_continuation_ends_with_each_end_token_and_not_with_padding(
+    end: int, words: Path
+) -> None:
+    rows = with_ends(words, 6)
+    ids = [*rows.encode("a bird sings"), 7, *rows.encode(" in"), end]
+    begin = len(rows.encode("a bird"))
+    assert continued(Next(ids, 6), rows, "a bird", 50) == rows.decode(ids[begin:-1])
 
 
 class Next(nn.Module):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
+import pytest
+
 from fedveil.pages.page import Fact, Table
 from fedveil.pages.plot import Plot
 from fedveil.privacy.guarantee_strength import Figure
@@ -65,6 +67,15 @@ def test_a_page_shows_each_estimate_where_it_belongs() -> None:
         ]
         several = len(answer.estimates) > 1
         assert drawn == [(e.value, e.low, e.high) for e in answer.estimates if several]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.012345678, "0.01235"), (-12.3456, "-12.35"), (999.94, "999.9"), (999.96, "1,000"),
+     (-41234.56, "-41,235"), (float("inf"), "unlimited")],
+)  # fmt: skip
+def test_a_number_has_four_significant_digits_or_is_whole(value: float, shown: str) -> None:
+    assert number(value) == shown
 
 
 def test_a_long_answer_is_cut_and_says_so() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from fedveil.link.channel import drive_together
 from fedveil.record.run_folder import EVENTS
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import arrow_block, csv_format
+from fedveil.tasks.tables.disk_columns import Spool
+from fedveil.tasks.tables.number_column import Cells, NumberColumn
 from fedveil.tasks.tables.own_tables import Tables
+from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.remote import handshake
@@ -251,6 +255,21 @@ def test_a_first_piece_of_0_and_1_may_be_truth_values(monkeypatch: pytest.Monkey
 
 
 # All problems at once
+
+
+def test_a_difference_of_forms_is_known_after_another_form_is_excluded() -> None:
+    """Point and comma read the first cells alike. A later piece excludes point alone."""
+    refusals = Refusals("t.csv", "line")
+    column = NumberColumn("x", ReadingSettings(), Spool(), refusals, False, Cells(()))
+    column.forms = ["point", "comma", "time"]
+    table = np.array([[7.0, 7.0, 7.0], [2.0, 2.0, 5.0]])
+    piece: Any = SimpleNamespace(places=[4, 6, 9])
+    column._store(table, np.array([0, 1, 0]), ["seven", "two"], piece)
+    column.forms.remove("point")
+    assert column.undecided == ("comma", "time")
+    column.settle((), None)
+    with pytest.raises(DataInvalid, match="x = 'two' in line 6 has two readings"):
+        refusals.check()
 
 
 def test_all_problems_of_a_file_are_one_error() -> None:

@@ -157,6 +157,8 @@ def test_the_memory_check_counts_the_batch(made, monkeypatch: pytest.MonkeyPatch
     assert with_batch > needed(parts)
     with pytest.raises(ModelInvalid, match=r"with batch_size = 5 needs "):
         check_memory(job, task)
+    monkeypatch.setattr(part_memory, "free_bytes", lambda device: 0)
+    check_memory(job, task, ())  # no party is here
     assert not made
 
 

@@ -24,6 +24,7 @@ from fedveil.base.array_types import Array, Float64s, Int64s
 from fedveil.base.example_arrays import IGNORED, is_plain
 from fedveil.base.quantity import quantity
 from fedveil.data.examples import Dataset, Examples
+from fedveil.engine.assembly import make_partition
 from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding, Measured
@@ -106,7 +107,8 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
     A client has at most one phrase. Raises `AttackImpossible` if there are too few clients with
     enough examples.
     """
-    train, split = target.dataset.train, target.partition
+    # The run distributes the examples anew. Some are missing if clients hold out a part of them.
+    train, split = target.dataset.train, make_partition(target.job, target.dataset)
     x, y = train.x.copy(), train.y.copy()
     clients = list(entropy.stream("clients").permutation(split.clients))
     for row, copies in sorted(

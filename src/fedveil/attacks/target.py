@@ -16,7 +16,7 @@ from torch import nn
 from fedveil.attacks.effort import Effort
 from fedveil.attacks.server_view import Seen, seen
 from fedveil.base.array_types import Bools, Float32s, Int64s
-from fedveil.data.datasets import Dataset
+from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.partition import Partition
 from fedveil.engine.assembly import (
     ModelShape,
@@ -47,8 +47,15 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
     return replace(dataset, train=parts[0], test=parts[1])
 
 
+def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
+    """Return a mask of the training records that a run trains on: those that are valid."""
+    if train.usable is None:
+        return np.ones(len(train), np.bool_)
+    return part.seen_apart(train.x, train.usable, device)[1]
+
+
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return a job with its data and partition, without the examples that clients hold out."""
+    """Return a job with its data and partition, with only the examples in the partition."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -80,7 +87,10 @@ class Target:
 
     @classmethod
     def of(cls, job: Job) -> Target:
-        """Create a target from a job before its first round."""
+        """Create a target from a job before its first round.
+
+        Its data has only the training examples that a run trains on, without invalid records.
+        """
         if job.keeps_state or job.training.algorithm != "fedavg":
             raise AttackImpossible(
                 "attacks play the training of fedavg, in which clients keep nothing: they take no "
@@ -88,11 +98,12 @@ class Target:
             )
         dataset = load_data(job)
         split = make_partition(job, dataset)
-        if job.evaluation.clients:
-            job, dataset, split = _trained_on(job, dataset, split)
         if job.clients.number is None:
             job = job.with_clients(split.clients)
         model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))
+        usable = _usable(TrainedPart.of(model), dataset.train, job.training.device)
+        if job.evaluation.clients or not usable.all():
+            job, dataset, split = _trained_on(job, dataset, split.only(usable))
         return cls(job, _as_taken(dataset, model), split, model)
 
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:

@@ -8,7 +8,7 @@ the whole data raise an error: the wrong kind of object, or the wrong shape of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,32 +85,46 @@ def described(usable: Bools) -> str | None:
         return None
     return (
         f"{len(unusable)} of {len(usable)} training examples have no effect, starting with "
-        f"example {unusable[0]}: each contains something that is not a finite number, has a "
-        "label or shape that the job does not have, or makes the model's fixed layers raise"
+        f"example {unusable[0]}: each cannot be read, contains something that is not a finite "
+        "number, has a label or shape that the job does not have, or makes the model's fixed "
+        "layers raise"
     )
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
     """Return the x and the y of all items of a map-style Dataset, as two lists.
 
-    Both are None for an item that raises an exception.
+    Both are None for an item that raises an exception, or is no pair.
     """
     x, y = list[Any](), list[Any]()
-    for index in range(len(dataset)):
+    for item in _each(dataset):
         try:
-            one, learnt = dataset[index]
-        except Exception:  # an item may read a damaged file
+            one, learnt = item
+        except Exception:
             one = learnt = None
         x.append(one)
         y.append(learnt)
     return x, y
 
 
+def _each(records: Any) -> Iterator[Any]:
+    """Yield the records of a sequence, and None for one that raises an exception."""
+    if not hasattr(records, "__getitem__"):
+        yield from records
+        return
+    for index in range(len(records)):
+        try:
+            record = records[index]
+        except Exception:  # it may read a damaged file
+            record = None
+        yield record
+
+
 def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
     if y is None:
         return _next_tokens(name, x, form)
     rows, usable = _numbers(name, "x_train", x, [form.shape])
-    learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(y, form))
+    learnt, has_target = _numbers(name, "y_train", y, *_target_shapes(form))
     if len(rows) != len(learnt):
         raise DataInvalid(
             f"data {name}: x_train has {len(rows)} examples and y_train has {len(learnt)} "
@@ -150,7 +164,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
     return Examples(tokens[:, :-1].copy(), tokens[:, 1:].copy(), usable)
 
 
-def _target_shapes(y: Any, form: Form) -> tuple[list[tuple[int, ...]], bool]:
+def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
     """Return the shapes that a target may have, and whether arrays of any shape are allowed.
 
     The first shape is the one in which targets are stored.
@@ -181,7 +195,7 @@ def _numbers(
     try:
         value = value.detach().cpu() if hasattr(value, "detach") else value
         array = np.asarray(value) if hasattr(value, "__array__") else None
-        records = list(value) if array is None else []
+        records = list(_each(value)) if array is None else []
     except Exception as error:
         said = own_code.described(error)
         raise DataInvalid(f"data {name}: {part} is not an array: {said}") from None

@@ -14,7 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,47 +39,53 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 
 #: A row of tokens and its target.
 Example = tuple[Array, Array]
+Line = Mapping[str, str]
+#: Converts a line into examples. Raises ValueError if it cannot.
+Maker = Callable[[Line], list[Example]]
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """Settings for converting texts into examples: task, number of tokens, and tokeniser."""
+    """Settings for converting texts into examples: task, number of tokens, and tokeniser.
+
+    `by_client` is True if every line must name its client.
+    """
 
     model: ModelFolder
     task: str
     length: int
+    by_client: bool = False
 
 
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
     Raises `DataUnavailable` or `DataInvalid`. With `apart`, an unusable training line raises no
-    error. It becomes a record without effect.
+    error. It becomes a record without effect. If its client cannot be read, this is the client of
+    the line before it.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
     root, rows = Path(folder).expanduser(), TokenRows(form.model, form.length)
-    test_lines = list(_lines(root / TEST, form.task, apart=False))
-    labels = sorted({line.get("label", "") for line in test_lines})
+    test_lines = list(_lines(root / TEST, form.task))
+    labels = sorted({line.get("label", "") for _, line in test_lines})
     make = _maker(form.task, rows, labels)
-    test = [example for line in test_lines for example in make(line)]
+    test = [example for place, line in test_lines for example in _examples(make, line, place)]
+    nothing = (np.zeros_like(test[0][0]), np.zeros_like(test[0][1]))
     train, owners, usable = list[Example](), list[str](), list[bool]()
-    for number, line in enumerate(_lines(root / TRAIN, form.task, apart=apart), 1):
-        try:
-            made = make(line)
-        except (KeyError, ValueError) as error:
-            if not apart:
-                raise DataInvalid(f"{root / TRAIN}, line {number}: {error}") from None
-            made = []
+    for place, line in _lines(root / TRAIN, form.task, apart=apart):
+        owner = line.get("client", "")
+        without_client = apart and form.by_client and not owner
+        made = _examples(make, {} if without_client else line, place, apart=apart)
         usable += [bool(made)] * (len(made) or 1)
-        train += made or [(np.zeros_like(test[0][0]), np.zeros_like(test[0][1]))]
-        owners += [line.get("client", "")] * (len(made) or 1)
+        owners += [owner] * (len(made) or 1)
+        train += made or [nothing]
     found = make_dataset(
         NAME,
         _stacked(train),
         _stacked(test),
         classes=len(labels) if form.task == "sequence_classification" else rows.size,
-        owners=owners if any(owners) else None,
+        owners=_owners(root / TRAIN, owners, form, apart=apart),
         targets="class" if form.task == "sequence_classification" else "tokens",
     )
     if not apart:
@@ -85,9 +93,36 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     return replace(found, train=replace(found.train, usable=np.array(usable)))
 
 
-def _maker(
-    task: str, rows: TokenRows, labels: Sequence[str]
-) -> Callable[[Mapping[str, str]], list[Example]]:
+def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
+    """Return the owner of each example, or None if there are none.
+
+    `owners` has "" if a line names no client. With `apart`, such a line belongs to the client of
+    the line before it. No line may decide whether the others have owners, so `form` decides it.
+    """
+    if not any(owners) or (apart and not form.by_client):
+        return None
+    if not apart and not all(owners):
+        raise DataInvalid(f"{path}: some lines name a client and others do not")
+    first = next(filter(None, owners))
+    return list(accumulate(owners, lambda before, own: own or before, initial=first))[1:]
+
+
+def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
+    """Convert a line into examples. Raises `DataInvalid`, with the line's `place`, if it cannot.
+
+    With `apart`, returns no examples instead.
+    """
+    found, why = list[Example](), "its text has no tokens"
+    try:
+        found = make(line)
+    except (KeyError, ValueError) as error:
+        why = str(error)
+    if not found and not apart:
+        raise DataInvalid(f"{place}: {why}")
+    return found
+
+
+def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
     """Return the function with which this task converts a line of a file into examples.
 
     `rows` converts texts into tokens. `labels` are the classes, in the order of their numbers.
@@ -97,7 +132,7 @@ def _maker(
     if task == "instruction":
         return lambda line: [rows.answer(line["prompt"], line["answer"])]
 
-    def classified(line: Mapping[str, str]) -> list[Example]:
+    def classified(line: Line) -> list[Example]:
         if line["label"] not in labels:
             raise ValueError(f"its label {line['label']!r} is in no line of {TEST}")
         return [(rows.whole(line["text"]), np.array(labels.index(line["label"])))]
@@ -105,34 +140,31 @@ def _maker(
     return classified
 
 
-def _lines(path: Path, task: str, *, apart: bool) -> Iterator[dict[str, str]]:
-    """Yield the lines of a file as dicts. Raises `DataInvalid` for an invalid line.
+def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
+    """Yield the place of each line that is not blank, for messages, and the line as a dict.
 
-    With `apart`, an invalid line raises no error. It is yielded as a dict with only a client, that
-    of the line before.
+    Raises `DataInvalid` for an invalid line. With `apart`, its dict has at most a client instead.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)
-    count, named, owner = 0, set[bool](), ""
-    for text in filter(bytes.strip, content.splitlines()):
-        count += 1
+    if not content.strip():
+        raise DataInvalid(f"{path} holds no line")
+    for number, text in enumerate(content.splitlines(), 1):
+        if not text.strip():
+            continue
+        place, found = f"{path}, line {number}", None
         try:
-            line = _checked(text, KEYS[task])
+            found = json.loads(text)
+            line = _checked(found, KEYS[task])
         except MALFORMED as error:
             if not apart:
-                raise DataInvalid(f"{path}, line {count}: {escaped(str(error))}") from None
-            line = {"client": owner}
-        owner = line.get("client", "")
-        named.add(bool(owner))
-        yield line
-    if not count:
-        raise DataInvalid(f"{path} holds no line")
-    if path.name == TRAIN and len(named) > 1:
-        raise DataInvalid(f"{path}: some lines name a client and others do not")
+                raise DataInvalid(f"{place}: {escaped(str(error))}") from None
+            owner = found.get("client") if isinstance(found, dict) else None
+            line = {"client": owner} if isinstance(owner, str) else {}
+        yield place, line
 
 
-def _checked(text: bytes, keys: Sequence[str]) -> dict[str, str]:
-    line = json.loads(text)
+def _checked(line: Any, keys: Sequence[str]) -> Line:
     if not isinstance(line, dict):
         raise ValueError("it is not a JSON object")
     for key in (*keys, "client"):

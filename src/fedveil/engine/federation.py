@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -151,12 +150,14 @@ class Federation:
         context = RoundContext.of_sent(
             state.weights, parts.protection.dimension, cohort, number, before, state.summed.last
         )
-        begun = partial(self._begun, number, spending)
         with own_errors(parts.protection):
             server = parts.protection.server_round(context)
             self.executor.open(context)
             opening = dict.fromkeys(cohort, server.opening())
-            outcome = drive(server, self.executor, opening, parts.protection.trains, begun)
+            outcome = drive(
+                server, self.executor, opening, parts.protection.trains,
+                lambda asked: self._begun(number, spending),
+            )  # fmt: skip
             self.saving.wait()  # it reads the state that the round now changes
             applied = outcome.result(lambda: state.apply(server.aggregate()))
         if outcome.hopeless is not None:
@@ -195,14 +196,11 @@ class Federation:
         if self.parts.test.clients is not None:
             self.parts.test.clients.settle(number, clients)
 
-    def _begun(
-        self, number: int, spending: Sequence[Spending], asked: Collection[ClientId]
-    ) -> None:
+    def _begun(self, number: int, spending: Sequence[Spending]) -> None:
         """Record on disk that round `number` starts to ask for reports, and what a report costs.
 
-        `spending` is the cost of a report. The clients in `asked` need not be recorded, because an
-        interrupted round is charged to its whole cohort. Does nothing if no report leaves this
-        machine.
+        `spending` is that cost. If the round is interrupted, its whole cohort is charged, not only
+        the clients that are asked. Does nothing if no report leaves this machine.
         """
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))

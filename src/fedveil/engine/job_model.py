@@ -88,7 +88,7 @@ def text_form(job: Job) -> TextForm | None:
     """Return the rule that turns texts into examples, or None if the model has no tokeniser."""
     if not job.has_language_model:
         return None
-    return TextForm(_folder(job), job.task, job.language.length)
+    return TextForm(_folder(job), job.task, job.language.length, job.data.by_owner)
 
 
 def _folder(job: Job) -> ModelFolder:

@@ -262,7 +262,7 @@ class Link:
         if self._closed:
             raise LinkLost(f"the link to {self.peer} is closed")
 
-    def _patience_left(self, silent_since: float = math.inf) -> float | None:
+    def _patience_left(self, silent_since: float = math.inf) -> float:
         """Return the seconds to wait for the peer before the next check.
 
         Raises `LinkLost` if none are left. While there is a stream, the time counts from

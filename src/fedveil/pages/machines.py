@@ -15,8 +15,8 @@ class MachineTotals:
     """One machine's sums over several rounds: its clients, its working time, and its available
     time.
 
-    `busy_s` are the seconds in which it worked, and `wall_s` the seconds of all rounds in which it
-    trained any client.
+    `busy_s` are the seconds in which it worked. `wall_s` are the seconds in which any machine
+    worked, over the rounds that this machine was ready for.
     """
 
     clients: int = 0
@@ -38,9 +38,13 @@ def machine_totals(records: Iterable[Record]) -> dict[str, MachineTotals]:
     """Return each machine's totals over the rounds. The result is empty without a cluster."""
     totals: dict[str, MachineTotals] = {}
     for record in records:
-        for name, (clients, busy_s, idle) in record.get(MACHINES, {}).items():
+        machines = record.get(MACHINES, {})
+        # All shares of a round are of the same time, which a machine without work does not show.
+        times = (busy_s / (1 - idle) for _, busy_s, idle in machines.values() if idle < 1)
+        wall_s = max(times, default=0.0)
+        for name, (clients, busy_s, _) in machines.items():
             machine = totals.setdefault(name, MachineTotals())
             machine.clients += clients
             machine.busy_s += busy_s
-            machine.wall_s += busy_s / (1 - idle) if idle < 1 else 0.0
+            machine.wall_s += wall_s
     return dict(sorted(totals.items()))

@@ -17,12 +17,12 @@ def continued(model: nn.Module, rows: TokenRows, prompt: str, tokens: int) -> st
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    ids = rows.encode(prompt) or [rows.pad]
+    ids = rows.encode(prompt) or [rows.ends[0]]
     begin = len(ids)
     for _ in range(tokens):
         seen = torch.tensor([ids[-rows.length :]], device=device)
         following = int(model(seen)[0, -1].argmax())
-        if following == rows.pad:
+        if following in rows.ends:
             break
         ids.append(following)
     model.train(was_training)

@@ -27,7 +27,8 @@ from fedveil.base.untrusted import (
 from fedveil.errors import FedveilError, MissingExtra, ModelInvalid
 from fedveil.pretrained import PREFIX
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 #: A vocabulary of 250,000 tokens takes 20 MB.
 _MOST_TOKENIZER_BYTES = MOST_JOB_BYTES * 128
 
@@ -76,21 +77,44 @@ class ModelFolder:
     def config(self) -> dict[str, Any]:
         if self.own_config is not None:
             return dict(self.own_config)
+        return self._mapping(CONFIG)
+
+    def _mapping(self, name: str, limit: int = MOST_KEY_BYTES) -> dict[str, Any]:
         with self.explained():
-            found = json.loads(read_text(self.path / CONFIG, MOST_KEY_BYTES))
+            found = json.loads(read_text(self.path / name, limit))
             if not isinstance(found, dict):
-                raise ValueError(f"{CONFIG} holds no mapping")
+                raise ValueError(f"{name} holds no mapping")
             return found
 
-    @property
+    @cached_property
     def padding(self) -> int:
         """The token that pads short examples: the folder's padding token, its end token, or 0."""
-        for name in ("pad_token_id", "eos_token_id"):
-            found = self.config.get(name)
-            found = found[0] if isinstance(found, list) and found else found
-            if isinstance(found, int):
-                return found
-        return 0
+        return (*self._tokens("pad"), *self._tokens("eos"), 0)[0]
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text, the usual one first. A folder without any uses `padding`."""
+        return tuple(self._tokens("eos")) or (self.padding,)
+
+    def _tokens(self, kind: str) -> list[int]:
+        """Return the tokens for padding ("pad") or for the end of a text ("eos").
+
+        The model's configuration and its configuration for generation name them, otherwise that of
+        the tokeniser.
+        """
+        key, found = f"{kind}_token_id", list[int]()
+        has_generation = (self.path / GENERATION).exists()
+        for settings in (self.config, self._mapping(GENERATION) if has_generation else {}):
+            value = settings.get(key)
+            named = value if isinstance(value, list) else [value]
+            found += [token for token in named if isinstance(token, int) and token >= 0]
+        if not found and (self.path / TOKENIZER_CONFIG).exists():
+            text = self._mapping(TOKENIZER_CONFIG, _MOST_TOKENIZER_BYTES).get(f"{kind}_token")
+            text = text.get("content") if isinstance(text, dict) else text
+            added = self._mapping(TOKENIZER, _MOST_TOKENIZER_BYTES).get("added_tokens") or []
+            with self.explained():
+                found = [int(token["id"]) for token in added if token["content"] == text]
+        return list(dict.fromkeys(found))
 
     @property
     def stamp(self) -> tuple[tuple[str, int, int], ...]:

@@ -30,8 +30,10 @@ class TokenRows:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.length, self.pad = length, folder.padding
-        #: The number of tokens.
-        self.size: int = self._tokenizer.get_vocab_size()
+        #: The tokens that end a text. The first one is learnt.
+        self.ends = folder.ends
+        #: One more than the largest token. Some vocabularies have gaps.
+        self.size: int = 1 + max(self._tokenizer.get_vocab().values())
 
     def encode(self, text: str, *, marked: bool = False) -> list[int]:
         """Return a text's tokens. With `marked`, the tokeniser adds its begin and end tokens."""
@@ -45,14 +47,14 @@ class TokenRows:
 
     def pieces(self, text: str) -> list[Row]:
         """Cut a text into rows whose targets are the next tokens, including the end token."""
-        ids = [*self.encode(text), self.pad]
+        ids = [*self.encode(text), self.ends[0]]
         starts = range(0, len(ids) - 1, self.length)
         return [self._next(ids[start : start + self.length + 1], 0) for start in starts]
 
     def answer(self, prompt: str, answer: str) -> Row:
         """Return a row of a prompt and its answer. Only the answer's tokens are targets."""
         asked = self.encode(prompt)
-        ids = [*asked, *self.encode(answer), self.pad]
+        ids = [*asked, *self.encode(answer), self.ends[0]]
         return self._next(ids[: self.length + 1], len(asked))
 
     def whole(self, text: str) -> Int64s:

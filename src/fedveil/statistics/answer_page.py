@@ -31,7 +31,7 @@ def number(value: float) -> str:
     """
     if not math.isfinite(value):
         return "unlimited"
-    if abs(value) >= 1000:
+    if abs(value) >= 999.95:  # which rounds to 1,000
         return f"{value:,.0f}"
     return f"{value:.4g}"
 

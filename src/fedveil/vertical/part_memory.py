@@ -85,7 +85,8 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
     None means all parties. Checks nothing if the need or the free memory is unknown.
     """
-    wanted, free = set(here or (task.leader, *task.followers)), free_bytes(job.device)
+    wanted = {task.leader, *task.followers} if here is None else set(here)
+    free = free_bytes(job.device)
     if free is None or not wanted.issubset(sizable(job, task)):
         return
     split = sized(job, task, wanted)

@@ -94,7 +94,7 @@ class Sight:
         self._box = float(x.min()), max(float(x.max()), float(x.min()) + 1e-6)
         self._common = int(np.bincount(data.train.y).argmax())
         sizes = target.partition.sizes
-        fits = sizes <= allowed.at_once
+        fits = (sizes > 0) & (sizes <= allowed.at_once)
         fits &= [self._training.steps(int(size)) <= allowed.steps for size in sizes]
         self._within = np.flatnonzero(fits)
         if not len(self._within):

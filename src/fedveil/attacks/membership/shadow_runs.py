@@ -16,6 +16,7 @@ from fedveil.attacks.target import Target
 from fedveil.base.array_types import Bools, Float32s, Int64s
 from fedveil.data.datasets import Dataset, Examples
 from fedveil.data.examples import owner_codes
+from fedveil.data.lone_records import without_a_fault
 from fedveil.engine.assembly import make_partition
 from fedveil.engine.simulation import Simulator
 from fedveil.engine.start import start
@@ -34,10 +35,7 @@ class Pool:
 
     @classmethod
     def training(cls, dataset: Dataset) -> Pool:
-        """Return a pool of the training examples that a run trains on, without invalid records."""
-        train, owners = dataset.train, dataset.owners
-        usable = np.ones(len(train), bool) if train.usable is None else train.usable
-        return cls(train.x[usable], train.y[usable], None if owners is None else owners[usable])
+        return cls(dataset.train.x, dataset.train.y, dataset.owners)
 
     @classmethod
     def everything(cls, dataset: Dataset) -> Pool:
@@ -63,6 +61,8 @@ class Pool:
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
+        if target.dataset.train.usable is not None:
+            train = without_a_fault(train)
         dataset = replace(target.dataset, train=train, owners=owners)
         data = target.job.model_dump()
         data["seed"] = seed

@@ -83,7 +83,8 @@ class ManyMachines(Executor):
         self._model = self._cluster.share(context.sent)
         self._requests.clear()
         self._at.clear()
-        self._used, self._wall_s, self._retrained = {}, 0.0, 0
+        self._used = {machine.name: _Used() for machine in self._members.ready}
+        self._wall_s, self._retrained = 0.0, 0
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield the clients' answers as they arrive. A client stays on its machine.

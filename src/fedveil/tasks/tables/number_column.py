@@ -145,10 +145,11 @@ class NumberColumn:
             self._spool.append([self._key(self.forms[at]) for at in alike], first[codes])
             left = [at for at in left if at not in alike]
             for at in left:
-                pair = (self.forms[alike[0]], self.forms[at])
                 unequal = ~((table[:, at] == first) | np.isnan(first))
                 row = int(unequal[codes].argmax())
-                self._differs.setdefault(pair, (piece.places[row], words[codes[row]]))
+                cell = (piece.places[row], words[codes[row]])
+                for form in alike:  # a later piece may exclude any of them
+                    self._differs.setdefault((self.forms[form], self.forms[at]), cell)
 
     def _check_missing(self, values: Float64s, piece: Piece) -> None:
         if not self._lacks and np.isnan(values).any():
