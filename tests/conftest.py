@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*others[:place], *late, *others[place:]]
 
 
+def pytest_collection_finish() -> None:
+    """Spare every garbage collection from now on what the tests have imported."""
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed every generator, so that a test's draws do not depend on earlier tests.
@@ -62,15 +69,25 @@ def pytest_runtest_setup() -> None:
         sys.modules["torch"].default_generator.manual_seed(0)  # other devices have none here
 
 
+@pytest.fixture(scope="session")
+def click_commands() -> Callable[..., Any]:
+    """Make click's commands of the program's functions once: they keep nothing of a call."""
+    import typer.main
+
+    return cache(typer.main.get_command)
+
+
 @pytest.fixture
 def command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     warm_workers: None,
+    click_commands: Callable[..., Any],
 ) -> Command:
     """Call the program in an empty folder: its exit status, and what it said where."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("typer.main.get_command", click_commands)
     monkeypatch.setenv("COLUMNS", "100")
 
     def call(*arguments: object) -> tuple[int, str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from folders import DOCS, ROOT
+from syntax import statements
 
 SOURCE = ROOT / "src" / "fedveil"
 LISTING = re.search(
@@ -57,7 +58,7 @@ def test_no_file_is_two_concepts() -> None:
 
 def imported(path: Path) -> Iterator[str]:
     """The files of ours that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in statements(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -101,7 +102,7 @@ def test_the_mathematics_knows_neither_torch_nor_files_nor_network(room: str) ->
     foreign = {"torch", "flwr", "grpc", "socket", "pathlib", "requests", "urllib"}
     for name, path in FILES.items():
         if name.startswith(f"{room}/"):
-            nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+            nodes = list(statements(ast.parse(path.read_text("utf-8"))))
             froms = (n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module)
             plain = (a.name for n in nodes if isinstance(n, ast.Import) for a in n.names)
             assert not {m.split(".")[0] for m in chain(froms, plain)} & foreign, name

@@ -25,30 +25,43 @@ def text_of(path: Path) -> str:
 
 
 @cache
-def statements(text: str) -> list[tuple[int, int, str]]:
-    """Return the top statements of a file: first and last line, and content without comments."""
-    found = []
-    for node in ast.parse(text).body:
-        decorators = getattr(node, "decorator_list", ())
-        first = min([node.lineno, *(each.lineno for each in decorators)])
-        found.append((first, node.end_lineno or first, ast.dump(node)))
-    return found
+def blocks(text: str) -> list[tuple[range, str]]:
+    """The lines of each top statement and of each statement of a class, and what they stand in.
+
+    The innermost come first.
+    """
+    body = ast.parse(text).body
+    members = [node for each in body if isinstance(each, ast.ClassDef) for node in each.body]
+    return [
+        (range(_first(node) - 1, node.end_lineno or 0), head)
+        for nodes, head in ((members, "class _:\n"), (body, ""))
+        for node in nodes
+    ]
+
+
+def _first(node: ast.stmt) -> int:
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
 def changes_code(mutation: Mutation, sound: str) -> bool:
-    """Return True if the bug changes more than comments. Raises SyntaxError if it is no Python.
+    """Return True if the code changes, in the smallest block that holds the place."""
+    spoilt = mutation.of(sound)
+    first = sound[: sound.index(mutation.was)].count("\n")
+    last = first + mutation.was.count("\n")
+    lines, now = sound.splitlines(keepends=True), spoilt.splitlines(keepends=True)
+    longer = len(now) - len(lines)
+    for block, head in blocks(sound):
+        if first in block and last in block:
+            was, here = lines[block.start : block.stop], now[block.start : block.stop + longer]
+            assert not head or all(line[0] in " \n" for line in here), "it leaves its class"
+            return dumped(head + "".join(was)) != dumped(head + "".join(here))
+    return dumped(sound) != dumped(spoilt)
 
-    If the bug is inside one top statement, only this statement is read again.
-    """
-    bug, place = mutation.of(sound), sound.index(mutation.was)
-    begin = sound[:place].count("\n") + 1
-    end = begin + mutation.was.count("\n")
-    for first, last, content in statements(sound):
-        if first <= begin and end <= last:
-            more = bug.count("\n") - sound.count("\n")
-            lines = bug.splitlines()[first - 1 : last + more]
-            return [ast.dump(node) for node in ast.parse("\n".join(lines)).body] != [content]
-    return [ast.dump(node) for node in ast.parse(bug).body] != [c for *_, c in statements(sound)]
+
+@cache
+def dumped(text: str) -> str:
+    """Return the statements of a text, without comments and positions."""
+    return ast.dump(ast.parse(text))
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from folders import DOCS, ROOT
+from syntax import statements
 
 SOURCES = [
     file for folder in ("src", "experiments") for file in sorted((ROOT / folder).rglob("*.py"))
@@ -46,15 +46,28 @@ def text_of(path: Path) -> str:
     return " ".join(path.read_text("utf-8").split())
 
 
-def functions() -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield every documented object of the source with its place and its docstring."""
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                docstring = ast.get_docstring(node)
-                if docstring:
-                    line = getattr(node, "lineno", 1)
-                    yield f"{path.relative_to(ROOT)}:{line}", node, docstring
+@cache
+def functions() -> list[tuple[str, bool, str]]:
+    """Return every documented object of the source: its place, if it returns None, its docstring.
+
+    `__init__` is as if it returned something: its docstring names the object.
+    """
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", _returns_none(node), docstring)
+        for path in SOURCES
+        for node in statements(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (docstring := ast.get_docstring(node))
+    ]
+
+
+def _returns_none(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and isinstance(node.returns, ast.Constant)
+        and node.returns.value is None
+        and node.name != "__init__"
+    )
 
 
 @pytest.mark.parametrize("phrase", PHRASES)
@@ -71,15 +84,7 @@ def test_docstrings_open_with_the_thing_or_the_verb() -> None:
 
 
 def test_docstrings_of_functions_that_return_none_open_with_a_verb() -> None:
-    found = [
-        place
-        for place, node, docstring in functions()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and isinstance(node.returns, ast.Constant)
-        and node.returns.value is None
-        and node.name != "__init__"
-        and _NO_VERB.match(docstring)
-    ]
+    found = [place for place, none, docstring in functions() if none and _NO_VERB.match(docstring)]
     assert not found, found[:20]
 
 

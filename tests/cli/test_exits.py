@@ -40,7 +40,8 @@ def commands(
         yield from commands(command, (*name, word))
 
 
-NAMES = [name for name, _ in commands()]
+COMMANDS = dict(commands())
+NAMES = list(COMMANDS)
 TAKE_JOBS = [
     ("run",), ("budget",), ("deploy", "app"), ("job", "show"), ("vertical", "run"),
     ("vertical", "show"), ("vertical", "leader", "--listen", "127.0.0.1:0", "--insecure"),
@@ -61,7 +62,7 @@ def test_help_says_what_every_argument_is(command: Command, name: tuple[str, ...
     code, out, _ = command(*name, "--help")
     assert code == Exit.DONE
     said = " ".join(re.sub("[│╭╮╰╯─*]", " ", out).split())
-    for parameter in dict(commands())[name].params:
+    for parameter in COMMANDS[name].params:
         text = getattr(parameter, "help", None)
         assert text, f"{parameter.name} has no help"
         assert " ".join(text.split()) in said
@@ -462,13 +463,11 @@ def test_what_the_program_imports_is_no_garbage_to_look_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["fedveil", "--version"])
-    try:
-        with pytest.raises(SystemExit) as end:
-            __main__.main()
-        assert gc.isenabled()
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()
+    gc.unfreeze()
+    with pytest.raises(SystemExit) as end:
+        __main__.main()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
     assert end.value.code == Exit.DONE
     assert capsys.readouterr().out.startswith("fedveil ")
 

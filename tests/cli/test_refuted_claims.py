@@ -43,6 +43,11 @@ def asked(*settings: str) -> list[str]:
     return [part for key in (*small, *settings) for part in ("--set", key)]
 
 
+def attacked(command: Command, settings: tuple[str, ...]) -> tuple[int, str, str]:
+    words = ("attack", "distinguish", "job.yaml", *asked(*settings))
+    return command(*words, "--json", "--out", "attacked")
+
+
 @pytest.mark.parametrize(
     ("fault", "settings", "mechanism", "trials", "bound"),
     FAULTS,
@@ -61,7 +66,6 @@ def test_a_planted_fault_is_refuted_by_each_command(
     monkeypatch.setattr("fedveil.privacy.audit.Secure", lambda: Seeded(3, "audit"))
     monkeypatch.setattr(audit_cases, "cases", lambda: (c for c in cases() if c.name == mechanism))
     (tmp_path / "job.yaml").write_text("name: spoilt\n")
-    attacked = ("attack", "distinguish", "job.yaml", *asked(*settings), "--json", "--out")
     with fault():
         code, _, err = command("audit", "--trials", trials)
         assert (code, err) == (Exit.FAILED, f"error: refuted: {mechanism}\n")
@@ -71,7 +75,7 @@ def test_a_planted_fault_is_refuted_by_each_command(
         assert code == Exit.FAILED, err
         assert bound in err.partition("error: the audit refutes")[2]
 
-        code, out, err = command(*attacked, "attacked")
+        code, out, err = attacked(command, settings)
         assert code == Exit.FAILED, err
         (found,) = json.loads(out)
         assert found["refutes"]
@@ -81,7 +85,14 @@ def test_a_planted_fault_is_refuted_by_each_command(
         code, _, err = command("audit", folder)
         assert code == Exit.FAILED, err
         assert "1 of 1 findings refute the protection's guarantee" in err
-    code, out, err = command(*attacked, "sound")
+
+
+@pytest.mark.parametrize("settings", [NOISE, BITS], ids=["noise", "bits"])
+def test_without_a_fault_nothing_is_refuted(
+    settings: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("name: sound\n")
+    code, out, err = attacked(command, settings)
     assert code == Exit.DONE, err
     assert not json.loads(out)[0]["refutes"]
 

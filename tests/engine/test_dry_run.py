@@ -61,6 +61,7 @@ def job(model: str, **change: Any) -> fedveil.Job:
     settings = {
         "rounds": 2, "clients": {"number": 8, "fraction": 0.5}, "data": {"name": "parts:data"},
         "training": {"epochs": 1, "batch_size": 10}, "simulation": {"workers": 0},
+        "record": {"page": False},
     }  # fmt: skip
     return fedveil.Job(model=model, **{**settings, **change})
 

@@ -48,15 +48,17 @@ YOGI = {"optimizer": "yogi"}
 THOROUGH = ("dp_encrypt", "rr", "adaptive")
 
 
+BASE: dict[str, Any] = {"model": "parts:plain", "server": YOGI, "record": {"page": False}}
+
+
 def interrupted(folder: Path, protection: Any, **changes: Any) -> None:
     """Leave a run behind that has two of its three rounds."""
-    model = "parts:plain"
 
     def stop(record: dict[str, Any]) -> None:
         if record["round"] == 2:
             raise KeyboardInterrupt
 
-    settings = job(**{"protection": protection, "model": model, "server": YOGI, **changes})
+    settings = job(**{**BASE, "protection": protection, **changes})
     with pytest.raises(KeyboardInterrupt):
         fedveil.simulate(settings, folder, progress=stop)
 

@@ -79,7 +79,7 @@ def test_one_plan_serves_every_position(position: str, expected: Mapping[str, st
 
 def job(*overrides: str, **blocks: Any) -> Job:
     base = ["model=logistic", "training.epochs=1", "clients={number: 12, fraction: 1.0}"]
-    return Job.load(None, [*base, "simulation.workers=0", *overrides])
+    return Job.load(None, [*base, "simulation.workers=0", "record.page=false", *overrides])
 
 
 def test_a_protection_without_a_deadline_waits_for_everybody(tmp_path: Path) -> None:

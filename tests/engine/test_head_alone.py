@@ -32,6 +32,7 @@ def job(**changes: Any) -> Job:
         "model": "parts:backbone",
         "training": {"train": "head", "epochs": 1, "batch_size": 50, "lr": 0.3},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     for key, value in changes.items():
         settings[key] = {**settings[key], **value} if isinstance(settings.get(key), dict) else value

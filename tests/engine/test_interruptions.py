@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +31,7 @@ data: {name: "parts:data"}
 model: parts:suicidal
 training: {epochs: 1, batch_size: 5, lr: 0.05}
 simulation: {workers: 1}
+record: {page: false}
 """
 DEADLINE_S = 120
 #: What makes a round take tenths of a second, so that no run is over before its test has acted.
@@ -59,7 +61,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 def rounds_of(folder: Path) -> int:
@@ -91,16 +93,13 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
-def holders_of_shared_memory() -> set[int]:
-    """The processes that hold a block of the simulator's shared memory."""
-    held = set()
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
+def holds_shared_memory(process: int) -> bool:
+    """Return True if a process holds a block of the simulator's shared memory."""
+    for descriptor in Path(f"/proc/{process}/fd").glob("*"):  # none where it has ended
+        with suppress(OSError):  # it closes one just now
             if "memfd:fedveil" in str(descriptor.readlink()):
-                held.add(int(descriptor.parts[2]))
-        except OSError:
-            continue
-    return held
+                return True
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +141,10 @@ def test_killed_at_any_moment_it_resumes_to_the_same_bytes(
     wait_for(lambda: len(workers_of(folder)) == workers)
     assert process.pid is not None
     group = {process.pid, *workers_of(folder)}
-    wait_for(lambda: group <= holders_of_shared_memory())
+    wait_for(lambda: all(map(holds_shared_memory, group)))
     os.kill(process.pid, signal.SIGKILL)  # the process alone: its workers must notice
     process.join()
-    wait_for(lambda: not workers_of(folder) and not group & holders_of_shared_memory())
+    wait_for(lambda: not workers_of(folder) and not any(map(holds_shared_memory, group)))
     fedveil.resume(folder)
     assert outcome(folder) == outcome(whole)
 

@@ -90,6 +90,7 @@ def test_a_task_is_learnt_recorded_and_shown(tmp_path: Path, name: str) -> None:
     assert ending_table.columns[3] == word(figure)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_and_a_resumed_run_give_the_same_bytes(tmp_path: Path) -> None:
     settings = RUNS["inputs"][0]
     alone = fedveil.simulate(settings, tmp_path / "alone")

@@ -35,6 +35,7 @@ def job(number: int = 8, fraction: float = 0.3, **blocks: Any) -> Job:
         "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
         "protection": CENTRAL,
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     return Job(**{**base, **blocks})
 

@@ -48,6 +48,7 @@ def job(**changes: Any) -> Job:
         "model": "parts:linear",
         "training": {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     for key, value in changes.items():
         base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
@@ -310,6 +311,7 @@ def test_a_round_that_is_played_again_reads_what_was_kept_before_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("way", [WAYS["scaffold"], pytest.param(FEDCM, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_change_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
     models = []
     for workers in (0, 1):

@@ -32,6 +32,7 @@ def job(**changes: Any) -> Job:
         "model": "parts:linear",
         "training": {"epochs": 1, "batch_size": 20, "lr": 0.3},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     return Job(**base | changes)
 

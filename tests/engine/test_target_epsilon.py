@@ -53,6 +53,18 @@ def test_the_run_costs_at_most_the_target_and_nearly_that(
     assert whole_run(more, again.rounds, again.privacy.delta).epsilon > target
 
 
+@pytest.mark.parametrize(
+    "other", ["rounds=7", "privacy.delta=1e-3", "protection.dp_encrypt.dp_delta=1e-8"]
+)
+def test_a_search_of_another_job_is_not_taken_for_this_ones(other: str) -> None:
+    base = ("protection=dp_encrypt", "privacy.delta=1e-4")
+    first, second = (solve(*made(*settings), 3.0).value for settings in (base, (*base, other)))
+    assert first == solve(*made(*base, "seed=9", "training.lr=0.7"), 3.0).value != second
+    _, asked = made(*base, other, f"protection.dp_encrypt.dp_eps={second!r}")
+    job, _ = made(*base, other)
+    assert 2.97 < whole_run(asked, job.rounds, job.privacy.delta).epsilon <= 3.0
+
+
 @pytest.mark.parametrize("target", [0.5, 2.0, 9.0])
 @pytest.mark.parametrize("name", ["rr", "oue"])
 def test_an_adaptive_run_is_held_to_the_target(name: str, target: float, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def job(**blocks: Any) -> Job:
         "model": "parts:net",
         "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     return Job(**{**base, **blocks})
 

@@ -60,6 +60,7 @@ def job(**blocks: Any) -> Job:
         "protection": {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 4.0, "dp_delta": 1e-6}},
         "privacy": {"unit": "example"},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     for key, value in blocks.items():
         base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
@@ -262,7 +263,7 @@ def test_an_empirical_bound_stays_below_the_claim_and_above_it_where_the_clip_is
 
     def audit(clip: float) -> Audit:
         report = pipeline(settings, clip)
-        return run(report, a, b, claim=claim, trials=12_000, entropy=Seeded(3), score=along)
+        return run(report, a, b, claim=claim, trials=8000, entropy=Seeded(3), score=along)
 
     def along(report: np.ndarray) -> float:
         return float(report[0] - report[2])  # what the feature says of the one label and the other

@@ -84,8 +84,7 @@ def test_no_pair_of_contributions_loses_more_than_opposite_ones(rate: float) -> 
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "rate", "rounds"),
-    [(1.0, 0.01, 1), (1.0, 0.01, 1000), (2.0, 0.07, 200), (4.0, 0.5, 50), (0.7, 0.02, 7)],
+    ("multiplier", "rate", "rounds"), [(1.0, 0.01, 1000), (4.0, 0.5, 50), (0.7, 0.02, 7)]
 )
 def test_agrees_with_dp_accounting(multiplier: float, rate: float, rounds: int) -> None:
     from dp_accounting import NeighboringRelation, dp_event

@@ -141,6 +141,7 @@ def job(central: dict[str, Any] | None = None, **blocks: Any) -> Job:
         "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
         "protection": {"name": "pw_encrypt", "pw_encrypt": settings},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     return Job(**{**base, **blocks})
 

@@ -222,6 +222,7 @@ def job(**blocks: Any) -> Job:
         "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
         "protection": {"name": "central_gaussian", "central_gaussian": {"target_epsilon": 4.0}},
         "simulation": {"workers": 0},
+        "record": {"page": False},
     }
     return Job(**{**base, **blocks})
 

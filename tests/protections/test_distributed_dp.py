@@ -334,6 +334,7 @@ def job(clients: Any = EVERYBODY, **simulation: Any) -> Job:
                                "dropout_tolerance": 0.25},
         },
         simulation={"workers": 0, **simulation},
+        record={"page": False},
     )  # fmt: skip
 
 

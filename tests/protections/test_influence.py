@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,8 @@ def test_unary_bits_reach_as_far(position: str) -> None:
 def test_no_report_reaches_further(seed: int) -> None:
     """Random draws from all well-formed reports."""
     draw = np.random.default_rng(seed)
-    others, encoding, form = CHECKED["rr"], RR, CHECKED["dp_encrypt"].protection._form
+    others, noised = checked("rr"), checked("dp_encrypt")
+    encoding, form = others.protection.encoding(4.8), noised.protection._form
     most, limit = encoding.largest_sum, form.limit
     low, high = (
         {"report": encoding.pack(draw.integers(-most, most + 1, DIMENSION))} for _ in range(2)
@@ -290,11 +292,12 @@ def test_no_report_reaches_further(seed: int) -> None:
         for _ in range(2)
     )  # fmt: skip
     reach = limit * form.step
-    assert np.abs(CHECKED["dp_encrypt"].between(low, high)).max() <= 2 * reach / CLIENTS
+    assert np.abs(noised.between(low, high)).max() <= 2 * reach / CLIENTS
 
 
-CHECKED = {name: Others(f"protection={name}") for name in ("rr", "dp_encrypt")}
-RR = CHECKED["rr"].protection.encoding(4.8)
+@cache
+def checked(name: str) -> Others:
+    return Others(f"protection={name}")
 
 
 # --- pw_encrypt -------------------------------------------------------------------------------

@@ -312,6 +312,7 @@ def job(position: str = "pw_encrypt", **blocks: Any) -> Job:
         "training": {"epochs": 1, "batch_size": 5, "lr": 0.2},
         "protection": {"name": position, "pw_encrypt": settings},
         "simulation": {"workers": 0, "dropouts": {"masked": 0.25}},
+        "record": {"page": False},
     }
     return Job(**{**base, **blocks})
 

@@ -184,6 +184,21 @@ def test_a_block_that_holds_itself(text: str):
     assert re.search(place, sentence)
 
 
+def test_a_text_that_is_read_again_holds_what_it_held():
+    text = "training: {lr: 0.5}\nname: [x, y]"
+    first = yaml_file.mapping(text, "job.yaml")
+    first["training"]["lr"] = 7
+    first["name"].append("z")
+    assert yaml_file.mapping(text, "other.yaml") == {"training": {"lr": 0.5}, "name": ["x", "y"]}
+
+
+def test_a_written_key_is_that_of_its_own_value():
+    """True, 1 and 1.0 are equal in Python, and are different texts."""
+    assert [yaml_file.write({"a": [v]}) for v in (True, 1, 1.0)] == [
+        f"a:\n- {text}\n" for text in ("true", "1", "1.0")
+    ]
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path):
     with pytest.raises(JobError, match=r"nothing\.yaml cannot be read: No such file or directory$"):
         Job.load(tmp_path / "nothing.yaml")
@@ -367,11 +382,11 @@ def test_aliases_within_the_bound_are_read():
 
 
 def test_a_file_with_more_values_than_anybody_writes_is_refused(tmp_path: Path):
-    keys = [f"key{number}: {number}" for number in range(5_000)]
-    assert len(problems("\n".join(keys[:-1]))) == 4_999  # with the mapping itself 9,999
-    (sentence,) = problems("\n".join([*keys, "one: more"]))
+    entries = ["name:", *["- a: 1"] * 3_332]  # the mapping, its key, its list, and three for each
+    assert problems("\n".join(entries))[0].startswith("name = [{'a': 1}, {'a': 1}, ")  # 9,999
+    (sentence,) = problems("\n".join([*entries, "seed: 1", "rounds: 2"]))
     assert sentence.endswith(
-        "line 5001, column 1: there are more than 10,000 keys and values up to here"
+        "line 3335, column 1: there are more than 10,000 keys and values up to here"
     )
 
 

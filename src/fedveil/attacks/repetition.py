@@ -25,7 +25,7 @@ from fedveil.mechanisms.report_memory import ReportMemory
 from fedveil.privacy import intervals
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.privacy.ledger import project
+from fedveil.privacy.ledger import projected
 from fedveil.protections.base import Protection
 from fedveil.protections.reading import Reading
 
@@ -211,9 +211,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
     first report is sent again, and only the first costs.
     """
     paid = 1 if reuse else count
-    figure = project(EmbeddingDP(eps).loss.charges(values), paid, delta)["run_every_round"]
-    assert figure is not None  # only the worst client's epsilon can be unknown before a run
-    return figure.epsilon
+    return projected(EmbeddingDP(eps).loss.charges(values), paid).figure_every_round(delta).epsilon
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:

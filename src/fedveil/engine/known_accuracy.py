@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -44,8 +45,12 @@ def measured(job: Job) -> list[Measured]:
     Only the amount of noise, and settings that do not affect accuracy, may differ.
     """
     sought = _deciding(job)
-    found = (row for row in table() if _deciding(Job.load(None, row.settings)) == sought)
-    return sorted(found, key=lambda row: row.epsilon)
+    return sorted((row for row, held in _rows() if held == sought), key=lambda row: row.epsilon)
+
+
+@cache
+def _rows() -> list[tuple[Measured, dict[str, Any]]]:
+    return [(row, _deciding(Job.load(None, row.settings))) for row in table()]
 
 
 def _deciding(job: Job) -> dict[str, Any]:

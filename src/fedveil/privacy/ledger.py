@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -186,23 +186,17 @@ class Ledger:
 
         Each is stated at `delta`, or at delta = 0 if the epsilon is not larger there.
         """
-
-        def at(d: float) -> dict[str, float]:
-            return {
-                "per_bit": self.epsilon("bit", d),
-                "per_parameter": self.epsilon("parameter", d),
-                "per_round": self.epsilon("round", d),
-                "run_every_round": self.epsilon_every_round(d),
-                "run_most_drawn": self.epsilon("run", d),
-            }
-
-        pure, tight = at(0.0), at(delta)
         return {
-            name: Figure(pure[name], 0.0)
-            if pure[name] <= tight[name] and pure[name] < math.inf
-            else Figure(tight[name], delta)
-            for name in tight
+            "per_bit": _stated(lambda d: self.epsilon("bit", d), delta),
+            "per_parameter": _stated(lambda d: self.epsilon("parameter", d), delta),
+            "per_round": _stated(lambda d: self.epsilon("round", d), delta),
+            "run_every_round": self.figure_every_round(delta),
+            "run_most_drawn": _stated(lambda d: self.epsilon("run", d), delta),
         }
+
+    def figure_every_round(self, delta: float) -> Figure:
+        """Return `run_every_round` of `figures` alone."""
+        return _stated(self.epsilon_every_round, delta)
 
     def preview(
         self, spendings: Spendings, *, round: int, clients: Iterable[int], delta: float
@@ -233,11 +227,7 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Add `charges` to the charges that each of `members` has in a round.
-
-        `groups` holds the round's clients by kind, the index of a combination of charges. It is
-        changed in place.
-        """
+        """Add `charges` to those of `members` in `groups`, a round's clients by kind, in place."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -317,15 +307,25 @@ def project(
 ) -> dict[str, Figure | None]:
     """Return the epsilons of a run before it starts, if a report costs `spendings` in each round.
 
-    They are named as in `Ledger.figures`. `run_every_round` is for a client that is drawn in all of
-    `rounds` rounds. `run_most_drawn`, for the client that is drawn most often, is None, because
-    nobody knows how often that will be. In an adaptive run, the result is valid only if no later
-    loss is larger than the first.
+    They are named as in `Ledger.figures`. `run_most_drawn` is None, because nobody knows how often
+    a client will be drawn. In an adaptive run, the others are valid only if no later loss is larger
+    than the first.
     """
+    ledger = projected(spendings, rounds, adaptive=adaptive)
+    return {**ledger.figures(delta), "run_most_drawn": None}
+
+
+def projected(spendings: Spendings, rounds: int, *, adaptive: bool = False) -> Ledger:
+    """Return the ledger that `project` reads, of a client that is drawn in all of `rounds`."""
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
     ledger._kinds.append(_charges(spendings, bare=adaptive))
-    return {**ledger.figures(delta), "run_most_drawn": None}
+    return ledger
+
+
+def _stated(epsilon: Callable[[float], float], delta: float) -> Figure:
+    pure, tight = epsilon(0.0), epsilon(delta)
+    return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:

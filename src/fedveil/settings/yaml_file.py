@@ -7,9 +7,9 @@ also refuses a file with too many values. A value that aliases repeat counts eac
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path as FilePath
@@ -80,8 +80,7 @@ class _Loader(yaml.SafeLoader):
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
         """Count the values that an alias repeats. Raises an error if there are too many.
 
-        `stands_for` is their number. It is None for an alias inside its own block, which is an
-        error.
+        `stands_for` is their number. It is None, an error, for an alias inside its own block.
         """
         self._values += stands_for or 1
         self._aliased += stands_for or 1
@@ -197,10 +196,10 @@ def _open(*words: str) -> bool:
 
 
 #: Keys of MindSpore Federated's vfl_data_join_config.yaml that no server file has.
-_DATA_JOIN = frozenset([
+_DATA_JOIN = {
     "bucket_num", "store_type", "data_schema_path", "primary_key", "main_table_files", "join_type",
     "shard_num", "output_dir", "remote_server_name", "remote_server_address", "http_server_address",
-])  # fmt: skip
+}  # fmt: skip
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
@@ -310,7 +309,7 @@ def _near(path: FilePath) -> str:
 
 def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
     try:
-        data, problems = copy.deepcopy(_loaded(text, most_values))
+        data, problems = deepcopy(_loaded(text, most_values))
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark, error.problem or error.context
         if error.context == "while scanning a quoted scalar":
@@ -327,8 +326,9 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
     return data
 
 
-@lru_cache(maxsize=32)  # a command reads one job several times
+@lru_cache(maxsize=32)
 def _loaded(text: str, most_values: int) -> tuple[Any, list[str]]:
+    """Return the values of a text, and its problems. A run reads its job's text several times."""
     loader = _Loader(text, most_values)
     return loader.get_single_data(), loader.problems
 

@@ -22,7 +22,7 @@ from fedveil.link.channel import Exchange, Send, drive_together
 from fedveil.mechanisms.embedding_dp import EmbeddingDP
 from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.privacy.ledger import project
+from fedveil.privacy.ledger import projected
 from fedveil.record.model_file import read_model
 from fedveil.record.run_folder import MODEL, job_of
 from fedveil.vertical import noisy_labels
@@ -137,9 +137,7 @@ class SplitTarget:
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
         times = 1 if privacy is not None and privacy.reuse else reports
-        figure = project(charges, times, self.job.privacy.delta)["run_every_round"]
-        assert figure is not None, "the example is in every report"
-        return figure
+        return projected(charges, times).figure_every_round(self.job.privacy.delta)
 
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
         """Run one step on the training examples at `positions`, and return its messages.
