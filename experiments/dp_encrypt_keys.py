@@ -25,13 +25,13 @@ SHARES = (0.01, 0.1, 1.0)
 _MIDDLE = 0.3
 _CLIPS = (0.1, 0.5, 1.0, 2.0, 8.0)
 #: Models by their size: the number of hidden units of a dense net.
-_WIDTHS = (8, 64, 512)
+_WIDTHS = (8, 64, 256)
 _DATA: Mapping[Scale, str] = {
     "small": "experiments.dp_encrypt_keys:tenth_of_mnist",
     "full": "mnist",
 }
 _CLIENTS: Mapping[Scale, int] = {"small": 100, "full": 1000}
-_ROUNDS: Mapping[Scale, int] = {"small": 4, "full": 15}
+_ROUNDS: Mapping[Scale, int] = {"small": 4, "full": 10}
 _SECONDS: Mapping[Scale, float] = {"small": 240, "full": 1500}
 
 _NOISY, _PLAIN = "protection.name=dp_encrypt", "protection.name=not_encrypt"
@@ -52,8 +52,8 @@ def dense_64(shape: Sequence[int], classes: int) -> nn.Module:
     return _dense(shape, classes, 64)
 
 
-def dense_512(shape: Sequence[int], classes: int) -> nn.Module:
-    return _dense(shape, classes, 512)
+def dense_256(shape: Sequence[int], classes: int) -> nn.Module:
+    return _dense(shape, classes, 256)
 
 
 def _dense(shape: Sequence[int], classes: int, width: int) -> nn.Module:

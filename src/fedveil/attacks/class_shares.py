@@ -229,7 +229,9 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Estimate clients' label counts, and detect clients that hold mostly one class."""
+    """Estimate how many examples of each class clients hold, and find clients that hold mostly one
+    class.
+    """
     target.needs_classes("classes")
     target.needs_client_unit("asks what one client holds")
     found = [*count_figures(target, effort), *property_figures(target, effort, watch)]

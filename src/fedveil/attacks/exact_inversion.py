@@ -164,7 +164,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions [rank, number], zero on many neurons. `known` were found before."""
+    """Search for directions [rank, number], zero on many neurons. `known` are earlier results."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -247,8 +247,8 @@ def _distinct(*parts: _Found) -> _Found:
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
     """Choose as many directions as the gradient's rank: first the best independent ones.
 
-    If their examples explain most activations, each other direction is tried in place of the one
-    with the worst example, then of the second worst. It is kept if more is explained.
+    If their examples explain most activations, each other direction then replaces the one with the
+    worst (or second worst) example, if this explains more activations.
     """
     rank = len(directions)
     chosen: list[int] = []

@@ -88,7 +88,11 @@ def _check(target: Target) -> None:
 
 
 def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
-    """Draw random phrases: `of_each` for each number of copies, and equally many for no client."""
+    """Draw random phrases: `of_each` for each planned number of copies, and equally many unused
+    ones.
+
+    No client gets an unused phrase.
+    """
     tokens = np.unique(dataset.test.x)
     copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
     generator = entropy.stream("phrases").generator()

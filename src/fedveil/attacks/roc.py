@@ -20,9 +20,11 @@ LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Return balanced accuracy at the threshold, AUC, and sensitivity at low false-positive rates.
+    """Return balanced accuracy at `threshold`, AUC, and true-positive rates at low false-positive
+    rates.
 
-    The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
+    `members` and `others` are the scores of members and non-members. The metrics' names begin with
+    `name`. The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
     """
     low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
     return [
@@ -48,7 +50,8 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 
 
 def best_threshold(members: Float64s, others: Float64s) -> float:
-    """Return the threshold with the largest balanced accuracy on these scores.
+    """Return the threshold with the largest balanced accuracy for scores of `members` and of
+    `others`.
 
     An example with a score above the threshold is called a member. The threshold lies midway
     between two neighbouring scores. It is infinite if no threshold beats calling every example a

@@ -174,8 +174,8 @@ class Target:
     ) -> Finding:
         """Return an attack's result: its metrics beside the epsilon that the protection claims.
 
-        `figures` are the metrics. The claim is for a client that reports in `rounds` rounds. `more`
-        are further fields of `Finding`.
+        `attack` is the attack's name, `effort` its effort, and `figures` are the metrics. The claim
+        is for a client that reports in `rounds` rounds. `more` are further fields of `Finding`.
         """
         promised = self.promised(rounds)
         fields: dict[str, Any] = {

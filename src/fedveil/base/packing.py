@@ -42,9 +42,10 @@ def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
 
 
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
-    """Pack `count` numbers as `pack` does, with its `lowest` and `width`.
+    """Subtract `lowest` from each of `count` numbers, and pack the results in `width` bits each.
 
-    `make` returns the numbers of one slice after another.
+    `make` is called with one slice after another of the range of all numbers, and returns the
+    numbers of this slice.
     """
     words = np.zeros((count * width + 63) // 64, "<u8")
     for part in parts(count):
@@ -62,7 +63,10 @@ def parts(count: int) -> Iterator[slice]:
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
-    """Return an array of `count` numbers. `make` returns the numbers of one slice after another."""
+    """Return an array of `count` numbers, computed in parts.
+
+    `make` is called with one slice after another, and returns the numbers of this slice.
+    """
     out = np.empty(count, np.int64)
     for part in parts(count):
         out[part] = make(part)
@@ -85,10 +89,10 @@ def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -
 
 
 def add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Unpack numbers as `unpack` does, and add them to `total`, entry by entry.
+    """Unpack numbers of `width` bits, and add them to `total`, entry by entry.
 
-    The numbers must fit int32. Returns True if `packed` is valid for `lowest`, `highest` and
-    `width`, as in `unpack`. Otherwise returns False and adds nothing.
+    The numbers must fit int32. Returns True if `packed` has the right length, all numbers are in
+    lowest..highest, and the unused bits are zero. Otherwise returns False and adds nothing.
     """
     if len(packed) != packed_size(len(total), width):
         return False

@@ -223,9 +223,10 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the job's rule (`Way`) for the state that clients keep from round to round.
+    """Return the rule (`Way`) for the state that the job's clients keep from round to round.
 
-    It is the rule of SCAFFOLD, of FedDyn, or of layers that stay at the client.
+    It is the rule of SCAFFOLD, of FedDyn, or of layers that stay at the client. `model` is the
+    model that the clients train.
     """
     own = own_names(model)
     layout = Layout(whole(model))

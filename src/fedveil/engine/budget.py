@@ -104,7 +104,7 @@ def admit(
 
 
 def prepared(job: Job) -> tuple[Layout, Protection]:
-    """Return the model's layout and the protection that a run would use."""
+    """Return the layout of the job's model and the protection that its run would use."""
     from fedveil.engine.assembly import ModelShape, load_data, make_model, make_partition
     from fedveil.learning.weight_layout import Layout
 

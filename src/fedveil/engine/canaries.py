@@ -2,18 +2,18 @@
 
 A canary is an artificial client without data. It has a direction and a secret coin. In odd rounds
 its update points along the direction if the coin shows 1, and against it if the coin shows 0. In
-even rounds all canaries reverse their updates. The updates are longer than the clip. An observer
-guesses the coins, as in `privacy.one_run_audit`. The two possible updates of a canary differ as
-much as the data of two clients can. So the resulting bound is comparable to the ledger's epsilon
-for a client in every round.
+even rounds all canaries reverse their updates. The updates are longer than the clipping norm. An
+observer guesses the coins, as in `privacy.one_run_audit`. The two possible updates of a canary
+differ as much as the data of two clients can. So the resulting bound is comparable to the ledger's
+epsilon for a client in every round.
 
 The directions are orthogonal. Reversing them in every second round undoes their effect on the
 model. It also exposes noise that is wrongly used in two rounds: a score subtracts one round from
 the other, so this noise cancels.
 
-The observer sees what the guarantee covers. That is each canary's own reports, through the
-protection's `reading`. If the reports reveal nothing, or if the guarantee trusts the server, the
-observer sees each round's noisy sum instead.
+The observer sees each canary's own reports, from which the protection's `reading` estimates the
+update. If the reports reveal nothing, or if the guarantee trusts the server, the observer sees each
+round's noisy sum instead.
 """
 
 from __future__ import annotations
@@ -80,11 +80,13 @@ class CanaryTraining(Training):
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the direction of the canary's update for a coin that shows 1, as a unit vector."""
+        """Return the unit vector along which the canary's update points in this round if its coin
+        shows 1.
+        """
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update that the canary sends if its coin shows 1.
+        """Return the update that the canary sends in this round if its coin shows 1.
 
         If its coin shows 0, it sends the negative of this update.
         """

@@ -27,7 +27,9 @@ CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The training examples, and the indices of those that each client keeps for tests."""
+    """The training examples, and for each client the indices of the examples that it keeps for
+    tests.
+    """
 
     examples: Examples
     shares: Partition

@@ -128,9 +128,10 @@ def late_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that miss a phase's window, each with the first phase that it misses.
 
-    A client misses a phase if its time for it is above `window_ms`. The time is median_ms *
-    e^(spread * z), in milliseconds, with z standard normal. So half of the clients are slower than
-    `median_ms`. With a spread of 1, one client in fifty needs at least eight times the median.
+    A client of `cohort` misses a phase if its time for it is above `window_ms`. The time is
+    median_ms * e^(spread * z), in milliseconds, with z standard normal, drawn with `entropy`. So
+    half of the clients are slower than `median_ms`. With a spread of 1, one client in fifty needs
+    at least eight times the median.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

@@ -200,8 +200,9 @@ class Federation:
     ) -> None:
         """Record on disk that round `number` starts to ask for reports, and what a report costs.
 
-        `spending` is that cost. The clients in `asked` are not recorded: if the round is
-        interrupted, its whole cohort is charged. Does nothing if no report leaves this machine.
+        `spending` is the cost of a report. The clients in `asked` need not be recorded, because an
+        interrupted round is charged to its whole cohort. Does nothing if no report leaves this
+        machine.
         """
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))

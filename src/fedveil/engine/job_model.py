@@ -96,7 +96,11 @@ def _folder(job: Job) -> ModelFolder:
 
 
 def _language_model(job: Job, shape: ModelShape, entropy: Seeded) -> nn.Module:
-    """Return the model in the folder that `model: hf:FOLDER` names."""
+    """Return the language model in the folder that the job's `model: hf:FOLDER` names.
+
+    New weights, such as those of adapters, are drawn from `entropy`. Raises `ModelInvalid` if
+    examples are not rows of tokens.
+    """
     if isinstance(shape.example_shape, dict) or len(shape.example_shape) != 1:
         raise ModelInvalid(
             f"model = {job.model} needs rows of tokens, not examples of {shape.example_shape}"

@@ -79,7 +79,7 @@ def whose(job: Job, client: str) -> str:
 
 
 def in_clear(job: Job, protection: Protection, *, leaves: bool) -> list[str]:
-    """Return descriptions of the values that are sent without noise.
+    """Return descriptions of the values that a job's clients send without noise, for the ledger.
 
     `leaves` is True in a deployment, where reports leave the client's machine.
     """

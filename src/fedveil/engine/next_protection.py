@@ -114,9 +114,10 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the number of clients per round that makes the noise short enough (`MOST_NOISE`).
+    """Return the number of clients per round with which the noise is short enough.
 
-    `examples` is the number of all clients' examples.
+    The noise may be at most `MOST_NOISE` times as long as the mean update. `examples` is the number
+    of all clients' examples.
     """
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1

@@ -81,7 +81,7 @@ def _check_begins(folder: RunFolder, every: int) -> None:
     """Raise `RunFolderError` if the checkpoint is missing although the run must have written one.
 
     A run writes a checkpoint after every `every` rounds. So a run with more than `every` records
-    has written one. Without it, the run would silently start over.
+    has written one. Without this error, the run would silently start over.
     """
     metrics = folder.path / METRICS
     with intact(metrics):

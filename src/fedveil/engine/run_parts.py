@@ -92,11 +92,11 @@ _FREE: Any = {"rounds": True, "simulation": {"on"}}
 def run_fingerprint(
     job: Job, dataset: Dataset, more: Iterable[npt.NDArray[Any]], model: str
 ) -> str:
-    """Return a digest of job, model and data, which a resumed run must match.
+    """Return a digest of job, model and data. A run can be resumed only if the digest is unchanged.
 
-    Two settings are left out: the number of rounds, which may grow, and the place where clients are
-    trained. The data are the test examples and `more`, the engine's own arrays. `model` is the
-    model's fingerprint.
+    Two settings are not in the digest: the number of rounds, which may grow, and the place where
+    clients are trained. The data are the test examples and the arrays `more`, which the engine
+    adds, such as the partition of the examples. `model` is a digest of the model's tensors.
     """
     settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

@@ -71,7 +71,10 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
 
 
 def all_failed(number: int, reason: str) -> str:
-    """Return the sentence that ends a run after round `number`, in which every client failed."""
+    """Return the sentence that ends a run after round `number`, in which every client failed.
+
+    `reason` says why they failed.
+    """
     said = f"every client of round {number} failed: {reason}"
     return f"{said}; resuming fails again until this is fixed"
 

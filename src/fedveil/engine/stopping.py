@@ -25,9 +25,10 @@ class Stopping:
     """Decides after each round if the run stops. Keeps the best model if the job says so."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
-        """Check the settings.
+        """Check the settings. Raises JobError if the metric that they name is not recorded.
 
-        `tested` maps the names of the task's metrics, except the loss, to their better direction.
+        `tested` has the names of the task's metrics, except the loss, and says of each if high or
+        low values are better.
         """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(

@@ -44,7 +44,10 @@ class Solved(NamedTuple):
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
-    """Return the predicted cost of `rounds` rounds for a client that takes part in all of them."""
+    """Return the predicted cost, as an epsilon at `delta`, of `rounds` rounds.
+
+    The cost is that of a client that takes part in all of them.
+    """
     spending = protection.spending(protection.initial_state())
     figures = project(spending, rounds, delta, adaptive=protection.adaptive)
     figure = figures["run_every_round"]

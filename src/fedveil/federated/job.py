@@ -47,9 +47,10 @@ class Job(JobFields):
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job as `load` does. Also returns notes on the translation of a file.
+        """Load a job from the file `path`, and override keys by texts like "rounds=7".
 
-        There are no notes if the file is not in MindSpore Federated's format.
+        Also returns notes on the translation of a file in MindSpore Federated's format. For any
+        other file there are no notes. Without `path`, the default job is used.
         """
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):

@@ -28,11 +28,11 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
-    """A sealed file in a client's state folder. Only one process at a time may write it.
+    """A file in a client's state folder. A folder's seal has the digest that the file must have.
 
-    `folder` is the folder with the seal, by default the file's own folder. During a write, the seal
-    accepts the content before the write and after it. So the file is still accepted if the process
-    is killed.
+    The seal is in `folder`, by default the file's own folder. Only one process at a time may write
+    the file. During a write, the seal accepts the content before the write and after it. So the
+    file is still accepted if the process is killed.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -59,7 +59,8 @@ class OwnFile:
     def write(self, data: bytes) -> None:
         """Replace the file's content.
 
-        Raises `DeploymentError` if the old content breaks the seal.
+        Raises `DeploymentError` if the old content was edited, deleted or replaced by an older
+        copy.
         """
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
@@ -73,9 +74,9 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of the sealed files in `folder`, including deleted ones.
+    """Return the names of the files in `folder` whose digests are recorded, including deleted ones.
 
-    `seals` is the folder that has the seal, which is `folder` or a folder above it.
+    `seals` is the folder that has the record of digests: `folder` or a folder above it.
     """
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
@@ -83,7 +84,7 @@ def sealed_names(folder: Path, seals: Path) -> list[str]:
 
 
 class _Seals:
-    """The seal of a folder: for each file, the digests that its content may have.
+    """The file `folder.seal` of a folder: for each file, the digests that its content may have.
 
     Each file has two accepted digests, of its content before and after the last write. The first
     use writes an empty list of files, and then the key that authenticates the list. An interruption
@@ -115,7 +116,9 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Replace the two accepted digests of the file `name` in the seal. None removes them."""
+        """Replace the two accepted digests of the file `name`. None removes the file from the
+        list.
+        """
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

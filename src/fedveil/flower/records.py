@@ -83,7 +83,7 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> Addressed:
-    """Decode the records of `addressed_records`: client number, message, and the other fields.
+    """Decode a message to one client: the client's number, the message, and the other fields.
 
     The other fields are those for all clients and those for this client.
     """
@@ -93,7 +93,11 @@ def from_addressed_records(records: RecordDict) -> Addressed:
 
 
 def from_bundled_records(records: RecordDict) -> Iterator[Addressed]:
-    """Yield the parts of a message to several clients, each as in `from_addressed_records`."""
+    """Decode a message to several clients. Yields each client's number, its message, and other
+    fields.
+
+    The other fields are those for all clients and those for this client.
+    """
     addresses, messages, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     for name in addresses:
         if not _CLIENT.fullmatch(name):

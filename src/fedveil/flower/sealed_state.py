@@ -58,10 +58,11 @@ class StateFolder:
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the folder for keys: `named`, or by default a folder in memory if there is one.
+        """Return the folder for encryption keys. `named` is its path, if the configuration gives
+        one.
 
-        Keys in memory are lost when the machine restarts, but a restarted node needs no earlier
-        key.
+        The default is a folder in memory or, if the machine has none, on disk. Keys in memory are
+        lost when the machine restarts, but a restarted node needs no earlier key.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if not named and runtime and Path(runtime).is_dir():
@@ -70,7 +71,9 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder for accounts: `named`, or by default a folder on disk."""
+        """Return the folder for privacy accounts. `named` is its path, by default a folder on
+        disk.
+        """
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -104,8 +104,7 @@ class Continuation:
     """The bytes that follow a prompt.
 
     `vectors` is the number of token vectors sent. A token's vector is sent at most `times` times.
-    `stopped` says why the text ends early, if `privacy.max_epsilon` is the reason. Otherwise it is
-    empty.
+    If `privacy.max_epsilon` ended the text early, `stopped` says so. Otherwise it is empty.
     """
 
     text: bytes
@@ -345,7 +344,8 @@ def _choose(
 ) -> int:
     """Draw the next token from its `scores`: one that represents bytes, or the end token.
 
-    `pieces` has the bytes of each token, or None for the end token and for unused tokens.
+    `pieces` has the bytes of each token, or None for the end token and for unused tokens. At
+    `temperature` 0 the token with the highest score is taken.
     """
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True

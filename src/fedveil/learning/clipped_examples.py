@@ -369,7 +369,7 @@ class _AnyModel:
 def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
     """Return an example of zeros and its target, shaped like the client's data.
 
-    It shows if the model fails on every input.
+    If the model fails on it too, the model fails on every input.
     """
     return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
 

@@ -46,7 +46,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss of a batch. `targets` is the second result of `collate`."""
+        """Return the mean loss of a batch, from the model's `outputs` and the `targets`.
+
+        `targets` is the second result of `collate`.
+        """
 
     def collate(self, x: Opened, y: Opened) -> tuple[Tensors, Tensors]:
         """Convert examples to a batch: the model's input and the targets.

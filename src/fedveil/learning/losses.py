@@ -65,7 +65,7 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes the mean over a batch.
 
     For `WEIGHTED` it is the weighted mean, as in torch: the sum of the weighted losses, divided by
-    the sum of the weights.
+    the sum of the weights. `class_weights` has the weight of each class.
     """
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
@@ -76,10 +76,11 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return a loss function: the sum of the examples' losses divided by their number.
+    """Return the loss function `name`: the sum of the examples' losses divided by their number.
 
     It differs from `mean_loss` only for `WEIGHTED`: here the other examples' classes do not change
-    an example's weight, as a privacy guarantee for single examples requires.
+    an example's weight, as a privacy guarantee for single examples requires. `class_weights` has
+    the weight of each class for `WEIGHTED`.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

@@ -137,7 +137,10 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear layer on fixed filters. Its loss is convex, so its weights start at 0."""
+    """Return a linear layer with `classes` outputs on the fixed `filters`.
+
+    Its loss is convex, so its weights start at 0.
+    """
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

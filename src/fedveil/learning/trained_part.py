@@ -82,11 +82,13 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the trained part's inputs as `seen` does, and a mask of the examples still usable.
+        """Return the trained part's inputs for the examples `x`, and a mask of the examples still
+        usable.
 
-        No example affects another. An example becomes unusable and is replaced by zeros if the
-        model cannot process its numbers, if its features are not finite, or if the fixed layers
-        raise an error for it. The dtype that the model expects is determined without any example.
+        No example affects another. `usable` is a mask of the examples that may be used. An example
+        becomes unusable and is replaced by zeros if the model cannot process its numbers, if its
+        features are not finite, or if the fixed layers raise an error for it. The dtype that the
+        model expects is determined without any example.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -115,15 +117,16 @@ class TrainedPart:
     def held(self, x: Array, device: str = "cpu") -> Array:
         """Return the trained part's inputs for the examples `x`, in a compact form for storage.
 
-        Small integers keep their type, which takes at most half of the memory of float32.
-        `as_floats` converts them for training. Everything else is as in `seen`.
+        Integers of at most 16 bits keep their type, which takes at most half of the memory of
+        float32. `as_floats` converts them for training. Other examples are processed as by `seen`.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the inputs in the compact form of `held`, and the mask of usable examples.
+        """Return the trained part's inputs for the examples `x`, in the compact form of `held`.
 
-        Invalid examples are treated as in `seen_apart`.
+        Also returns a mask of the examples that are still usable. An example that the model cannot
+        process becomes unusable and affects no other example, as in `seen_apart`.
         """
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 

@@ -88,7 +88,8 @@ class ClientData:
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
         """Return a client's data from arrays of examples `x` and targets `y` of any kind.
 
-        `usable` is a mask of the examples that count. Only plain arrays have one.
+        `usable` is a mask of the examples that count, or None if all do. It is supported only for
+        plain arrays, not for examples with several inputs or different lengths.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -298,7 +299,10 @@ def change_gradients(
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Return a new optimiser with the settings of `plan`. Every client gets one in every round."""
+    """Return a new optimiser of `parameters` with the settings of `plan`.
+
+    Every client gets a new optimiser in every round.
+    """
     if plan.optimizer != "sgd":
         kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -84,9 +84,10 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Map `leaf`, and all certificates in `others` that may be above it, to their possible issuers.
+    """Map `leaf`, and each certificate that may be above it in its chain, to its possible issuers.
 
-    Raises CertificateError if there are too many to check.
+    `others` are the certificates among which the issuers are sought. Raises CertificateError if
+    there are too many to check.
     """
     pool = [other for other in dict.fromkeys(others) if is_authority(other)]
     found: Ascent = {}

@@ -93,7 +93,12 @@ def check_plaintext(option: str, address: Address) -> None:
 
 @dataclass(frozen=True)
 class Greeting:
-    """A party's first message on a stream. The module's docstring explains the fields."""
+    """A party's first message on a stream.
+
+    `session` identifies the sender's process. `known` is the session of the receiver with which the
+    sender last communicated, and `arrived` the number of messages that it received from that
+    session.
+    """
 
     party: str
     session: bytes

@@ -121,7 +121,7 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
 
 
 class SiteResultFilter(Filter):  # type: ignore[misc]
-    """Lets only the report of an admitted task leave."""
+    """Lets only the report of an admitted training task leave the site."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the report of an admitted task in place of its result.

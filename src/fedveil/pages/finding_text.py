@@ -84,11 +84,11 @@ def _under(finding: Finding) -> str:
 
 
 def _best(better: Sequence[Measured]) -> Measured:
-    """Return the metric to quote, from metrics that are `better` than chance.
+    """Return the metric that the conclusion quotes, from metrics that are `better` than chance.
 
-    It is the metric with the best value among those of one quantity. This is the similarity of
-    images (SSIM) if there is one, because readers cannot judge errors, and otherwise the quantity
-    of the first metric.
+    If one of them is the similarity of images (SSIM), it is the best SSIM, because readers cannot
+    judge errors of pixels. Otherwise it is the best of the metrics that measure the same quantity
+    as the first one.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -98,7 +98,7 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return what identifies the quantity that a metric measures, by its name.
+    """Return a text that is equal for all metrics of one quantity, found by the metric's name.
 
     It is the pattern in `_COULD` that matches the name, or the name itself if none matches.
     """
@@ -111,9 +111,9 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Complete "An attacker could ...", for one metric of an attack's result, compared with chance.
+    """Return the end of a sentence "An attacker could ...", about one metric of an attack's result.
 
-    `figure` is the metric, and `finding` the result of the attack.
+    `figure` is the metric, which is compared with chance. `finding` is the result of the attack.
     """
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right

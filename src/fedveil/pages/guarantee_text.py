@@ -16,9 +16,9 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """Texts about one of the ledger's epsilons: `name` is its label.
+    """Texts that explain one of the ledger's epsilons.
 
-    `bounds` names the information whose leak the epsilon bounds.
+    `name` is its label. `bounds` names the information whose leak the epsilon bounds.
     """
 
     name: str
@@ -51,7 +51,7 @@ _OF_AN_EXAMPLE = {
 
 
 def figures(record: Record) -> Mapping[str, Says]:
-    """Return the texts about each epsilon in a record, by the epsilon's key."""
+    """Return texts that explain each epsilon in a record, by the epsilon's key in the record."""
     return _OF_AN_EXAMPLE if record["unit"] == "example" else _FIGURES
 
 
@@ -61,7 +61,9 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each different epsilon, and for each value sent without a finite one."""
+    """Return a line for each different epsilon in a record, and for each value without a finite
+    epsilon.
+    """
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -78,7 +80,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Describe the attackers against whom a job's protection holds. "" for a user's own one."""
+    """Describe the attackers against whom a job's protection holds.
+
+    Returns "" for a user's own protection.
+    """
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:

@@ -12,10 +12,11 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """One machine's sums over several rounds: its clients, its working time, and all time.
+    """One machine's sums over several rounds: its clients, its working time, and its available
+    time.
 
-    `busy_s` are the seconds in which it worked, and `wall_s` the seconds of the rounds in which it
-    had work.
+    `busy_s` are the seconds in which it worked, and `wall_s` the seconds of all rounds in which it
+    trained any client.
     """
 
     clients: int = 0

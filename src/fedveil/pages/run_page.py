@@ -169,7 +169,7 @@ def seconds(records: Iterable[Record]) -> float:
 
 
 def duration(took: float) -> str:
-    """Format a number of seconds for readers."""
+    """Format a number of seconds `took` for readers, such as "3 min 20 s"."""
     if took < 100:
         return f"{took:.1f} s"
     minutes, rest = divmod(round(took), 60)
@@ -200,10 +200,10 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each limit of the guarantee.
+    """Yield a sentence for each limitation of the guarantee.
 
-    Examples are a release without a finite epsilon, a trusted server, and the seeded noise of a
-    simulation.
+    Examples are a release without a finite epsilon, a server that must be trusted, and the seeded
+    noise of a simulation.
     """
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."

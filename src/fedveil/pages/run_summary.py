@@ -188,10 +188,10 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return a sentence with the command that repeats `job` with the protection `position`.
+    """Return a sentence with the command that repeats `job` with another protection.
 
-    That protection adds noise. A model's buffers get no noise, so if there are any, the sentence
-    asks for a model without them.
+    `position` is the name of this protection, which adds noise. A model's buffers get no noise, so
+    if there are any, the sentence asks for a model without them.
     """
     changes = switched(run.job, position)
     command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])

@@ -110,7 +110,9 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the event that describes the run's end, or a phrase that the run has not ended."""
+    """Return the leader's event that describes the run's end, or a phrase that the run has not
+    ended.
+    """
     return leader.ended or "still running, or killed"
 
 

@@ -135,9 +135,9 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager: suppresses warnings.
+    """Context manager: suppresses the warnings of transformers and peft.
 
-    Those of transformers and peft are about settings that fedveil chooses, not the user.
+    They are about settings that fedveil chooses and a user cannot change.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

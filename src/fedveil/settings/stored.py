@@ -17,7 +17,10 @@ class Stored(Settings):
 
     @classmethod
     def read(cls, data: bytes, source: str) -> Self:
-        """Decode what `written` encoded. Raises DataInvalid with a sentence that names `source`."""
+        """Decode a result from the JSON that `written` returned.
+
+        Raises DataInvalid with a sentence that names `source`.
+        """
         try:
             return cls.model_validate_json(data)
         except ValidationError:

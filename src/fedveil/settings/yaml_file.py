@@ -164,7 +164,7 @@ def mapping(text: str, source: str, most_values: int = MOST_VALUES) -> dict[str,
 
 
 def refuse_parted(path: FilePath | None, overrides: Sequence[str] | None) -> None:
-    """Raise JobError for `--set KEY VALUE`, whose value would be taken for the job file."""
+    """Raise JobError for `--set KEY VALUE` without `=`: VALUE would be taken for the job file."""
     if path is not None and not path.exists():
         refuse_unquoted([*(overrides or ()), str(path)])
     keys = [text for text in overrides or () if "=" not in text]

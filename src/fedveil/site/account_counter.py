@@ -28,7 +28,8 @@ class AccountCounter:
         self._most = (0, "")
 
     def last(self) -> tuple[int, str]:
-        """Return the largest recorded number of lines, and the code of the last line then.
+        """Return the largest recorded number of lines, and the authentication code of the last line
+        then.
 
         Returns 0 and "" if nothing was recorded for the account. An entry that repeats a smaller
         number does not lower the result.

@@ -56,7 +56,10 @@ class AccountFile:
 
     @property
     def code(self) -> str:
-        """The code of the account's last line. It depends on all lines, so it identifies them."""
+        """The authentication code of the account's last line.
+
+        It depends on all lines, so it identifies them.
+        """
         return self._code
 
     @contextmanager
@@ -130,7 +133,8 @@ class AccountFile:
     def _check_counter(self) -> None:
         """Raise AccountInvalid unless the counter has counted all lines, or all but the last one.
 
-        A killed process may have written the last line and not counted it. Then this counts it.
+        A killed process may have written the last line and not counted it. This method then counts
+        it.
         """
         count, code = self._counter.last()
         code = code or self._start

@@ -13,7 +13,7 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return a charge's losses as plain data for JSON.
+    """Return the privacy losses `kind` of a charge as plain data for JSON.
 
     A loss distribution becomes the base64 text of its little-endian float64 values.
     """
@@ -21,7 +21,7 @@ def to_plain(kind: Kind) -> list[dict[str, Any]]:
 
 
 def from_plain(losses: list[dict[str, Any]]) -> Kind:
-    """Return the losses that `to_plain` wrote."""
+    """Convert plain data that `to_plain` returned back to a charge's privacy losses."""
     return tuple((_loss(one), one["count"]) for one in losses)
 
 

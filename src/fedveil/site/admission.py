@@ -48,7 +48,9 @@ class Admission:
         return next(((name, block) for name, block in sets if block.named == job.data.name), None)
 
     def reasons(self, order: Order) -> Iterator[str]:
-        """Yield every reason why the order is refused. The order may run if there is none."""
+        """Yield every reason why the policy refuses a server's job. The job may run if there is
+        none.
+        """
         yield from self._who(order)
         yield from self._strength(order.job)
         yield from self._clear(order.job)
@@ -144,9 +146,9 @@ class Admission:
 def weak_sum(
     policy: Policy, position: type[Protection], asked: SecureSumSettings, clients: int
 ) -> Iterator[str]:
-    """Yield every reason why a sum of `clients` clients is weaker than the policy demands.
+    """Yield every reason why a sum over `clients` clients is weaker than the policy demands.
 
-    `position` is the class of the protection, and `asked` are its settings.
+    `position` is the class of the job's protection, and `asked` are its settings in the job.
     """
     least = policy.strength
     demands = {

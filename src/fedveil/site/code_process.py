@@ -176,7 +176,8 @@ class CodeTraining:
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
         """Send the examples to `process`. Returns its update and the number of examples.
 
-        `reader` and the errors are as in `update`.
+        `reader` is the name of the site's own function that reads the examples. Raises
+        `SiteRefused`, or an error of the reader.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)

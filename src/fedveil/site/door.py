@@ -100,7 +100,9 @@ class Door:
         return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
-        """Return the order in an app's archive, or raise `SiteRefused`. Caches either result."""
+        """Return the server's job in an app's archive, or raise `SiteRefused`. Caches either
+        result.
+        """
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:
@@ -122,7 +124,7 @@ class Door:
 
 @dataclass(frozen=True)
 class Charges:
-    """Charges the reports of one order to the data set's account, within the policy's limits."""
+    """Charges the reports of one job to the data set's account, within the policy's limits."""
 
     account: SiteAccount
     policy: Policy

@@ -50,7 +50,10 @@ def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> No
 
 
 def _show(path: str, seen: str, *, read_only: bool = True) -> None:
-    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it."""
+    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it.
+
+    With `read_only`, the process cannot write there.
+    """
     if os.path.isdir(path):  # noqa: PTH112
         os.makedirs(seen, exist_ok=True)  # noqa: PTH103
     else:

@@ -184,7 +184,7 @@ class SiteReports:
             log.line(text)
 
     def refused(self, what: str, error: BaseException) -> None:
-        """Log that `what` does not leave, and why."""
+        """Log that `what`, such as a report, does not leave the site. `error` is the reason."""
         self.log(f"refused {what}: {reason(error)}")
 
 

@@ -76,7 +76,7 @@ class Terms:
     def needs_controller(self) -> bool:
         """True if the server must do more than average the reports of each round.
 
-        It then needs `ProtectedController`.
+        An NVFlare server must then run `ProtectedController`.
         """
         return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
 

@@ -234,7 +234,11 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over finite epsilons, one per set of other settings."""
+    """Yield curves of the metric `key` over the epsilon of the whole run.
+
+    Lines whose settings differ only in the target epsilon are one curve. Lines without a finite
+    epsilon are left out.
+    """
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:

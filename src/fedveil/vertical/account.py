@@ -3,8 +3,8 @@
 Under EmbeddingDP an example is charged each time it is sent: a training example once in each epoch,
 a held-out example once in each evaluation. If a process is killed during a step and the next
 process repeats the step with fresh randomness, the examples are charged again. With randomness from
-the job's seed, a repetition sends the same bits and costs nothing. Under `reuse` an example is
-charged only once.
+the job's seed, a repetition sends the same bits and costs nothing. Under `reuse`, an example's
+first report is saved and sent again in every epoch, so the example is charged only once.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Releases:
     """Counts how often each example was sent.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations. Each evaluation sends every held-out example. `fresh` is True if randomness is not
-    computed from a seed, so that a repeated step would send new bits. Then the counts are written
-    to disk before a report is sent. So after a kill, the next process knows what may have been
+    evaluations, each of which sends every held-out example. If `fresh` is True, randomness is not
+    computed from a seed, so a repeated step would send new bits. The counts are then written to
+    disk before a report is sent, so that after a kill the next process knows what may have been
     sent.
     """
 
@@ -67,7 +67,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts come from the files, which also cover later sends.
+        With fresh randomness, the counts come from the files instead. These also include everything
+        that was sent after `step`.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -147,9 +148,9 @@ class Releases:
     def _read(self, done: int) -> tuple[int, int, int]:
         """Read the saved counts. Returns three numbers.
 
-        They are the step up to which the saved counts reach, the step that began last, and the
-        number of evaluations that have begun. `done` is the step to resume from. Raises
-        RunFolderError if it is above 0 and a file is missing.
+        The first is the step up to which the saved counts reach. The second is the last step that
+        began, and the third the number of evaluations that began. `done` is the step to resume
+        from. Raises RunFolderError if it is above 0 and a file is missing.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -181,11 +182,11 @@ def _noted(step: int, looks: int) -> bytes:
 def ledger_of(
     split: SplitModel, party: str, releases: Releases, label: PrivacyLoss | None
 ) -> Ledger:
-    """Return a ledger with an entry for each training example, and one for all held-out examples.
+    """Return a ledger of the privacy costs of `party`'s examples.
 
-    Training examples are numbered by position. The held-out ones share an entry, because all were
-    sent equally often. The ledger's round n is the nth time that an example was sent. `label` is
-    the loss of a label under LabelDP, or None.
+    It has an entry for each training example, numbered by position, and one entry for all held-out
+    examples, which were all sent equally often. The ledger's round n is the nth time that an
+    example was sent. `label` is the privacy loss of a label under LabelDP, or None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -200,9 +201,10 @@ def ledger_of(
 
 
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
-    """Return what it costs `party` to send an example once more.
+    """Return the charges for sending one example of `party` once more.
 
-    `first` is True if the example was not sent before. Under `reuse`, only the first time costs.
+    `first` is True if the example was not sent before. Parts with the setting `reuse` send an
+    example's first report again, so they cost only the first time.
     """
     return _charges(
         (part, privacy)

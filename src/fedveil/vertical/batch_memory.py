@@ -26,9 +26,9 @@ _OWN = 1.15
 def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
     """Return the bytes that training on a batch of `rows` examples needs at `parties` together.
 
-    The modules of their parts must be on torch's meta device. Returns 0 for a task without
-    `inputs`. Counts whole batches, because a follower may have all micro-batches of a batch in its
-    memory at once.
+    The modules of the parties' parts must be on torch's meta device. Returns 0 for a task without
+    `inputs`. All micro-batches of the batch are counted together, because a follower may have all
+    of them in its memory at once.
     """
     if not hasattr(task, "inputs"):
         return 0
@@ -65,9 +65,9 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts the memory of attention without the matrix of weights.
+    """Counts the memory of attention without the matrix of attention weights.
 
-    Fused kernels, which compute attention on real devices, do not store this matrix.
+    The fused kernels that compute attention on real devices do not store this matrix.
     """
 
     def __init__(self, kept: _Kept) -> None:

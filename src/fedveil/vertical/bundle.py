@@ -151,10 +151,10 @@ def write_contents(
 def manifest_of(
     job: VerticalJob, leader: str, run: str, step: int, contents: Mapping[str, bytes]
 ) -> Manifest:
-    """Return the manifest of the model that the run `run` has after `step`.
+    """Return the manifest of the model that the run named `run` has after training step `step`.
 
-    `contents` has the SHA-256 of each party's contents.json. The manifest also has a digest of the
-    job.
+    `leader` is the leader's name. `contents` has the SHA-256 of each party's contents.json. The
+    manifest also has a digest of the job's settings.
     """
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(

@@ -112,7 +112,8 @@ def from_wire(
     """Decode the tensor in a message of an untrusted peer.
 
     Raises ExchangeError unless name, step, micro-batch, type and shape are those of the expected
-    tensor (`transfer`), and all values are finite. `rows` is the number of examples.
+    tensor (`transfer`), and all values are finite. `rows` is the number of examples. `training` is
+    False in an evaluation, whose tensors have other names.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)

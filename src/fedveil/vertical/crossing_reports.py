@@ -29,11 +29,12 @@ _KEY_BYTES = 8
 
 
 class Reports:
-    """Applies EmbeddingDP to a tensor before it is sent.
+    """Applies EmbeddingDP to a part's output before it is sent.
 
-    Each report has its own random stream from `entropy`. Reports of a crossing under `reuse` are
-    saved in `folder`, or in memory if there is no folder. If `remember` is False, every report is
-    drawn anew. `note` receives sentences for this party only.
+    Each report has its own random stream from `entropy`. If the job says `reuse` for a part, each
+    example's first report is saved in `folder` (in memory if it is None) and returned again later.
+    If `remember` is False, every report is drawn anew. `note` is called with log sentences that no
+    other party may see.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
-        """Return the values, with all values of an example set to 0 if one of them is NaN.
+        """Return `values`. If a value of an example is NaN, all values of this example are set to
+        0.
 
         A malicious peer can return gradients that make a part output NaN for chosen examples. If
         their reports were missing, the peer would see which examples these are, and no noise would
@@ -84,7 +86,8 @@ class Reports:
     def require(self, crossing: Crossing, examples: int) -> None:
         """Raise RunFolderError unless the reports of `examples` training examples are saved.
 
-        Call it before a run with `reuse` is resumed.
+        They are the reports of the part whose output is sent at `crossing`. Call this method before
+        a run with `reuse` is resumed.
         """
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"

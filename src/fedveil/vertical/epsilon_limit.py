@@ -33,10 +33,11 @@ class Limit:
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
-        """Raise `LimitReached` if an example that was sent `times` times exceeds the limit.
+        """Raise `LimitReached` if being sent `times` times in total costs an example more than
+        allowed.
 
-        `labelled` is True for a training example. `what` describes the step or the evaluation that
-        would send it, for the error.
+        `labelled` is True for a training example, which also pays for its label. `what` describes
+        the step or the evaluation that would send the example, for the error.
         """
         if self._epsilon is None:
             return
@@ -61,9 +62,9 @@ class Limit:
         return None
 
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
-        """Return True if an example is still within the limit.
+        """Return True if the limit allows an example to be sent this often in total.
 
-        It was sent `times` times in training or evaluations, and `scored` times to be scored.
+        It is sent `times` times in training or evaluations, and `scored` times to be scored.
         `labelled` is True for a training example, which also pays for its label.
         """
         if self._epsilon is None:

@@ -47,7 +47,10 @@ class VerticalJob(VerticalFields):
 
 
 def job_of_run(path: FilePath) -> VerticalJob:
-    """Load the job of a run folder. For a federated run, the error names the right command."""
+    """Load the job in a run's folder.
+
+    If the run is federated, raises JobError with the command that resumes a federated run.
+    """
     try:
         return VerticalJob.load(path)
     except JobError:

@@ -55,7 +55,8 @@ def make_split(
     """Return the split model: the task's parts with the job's changes.
 
     Modules that the job names, or that depend on a party's data, are built only for the parties in
-    `here`. None means all parties. `own_seed` is as in `make_task`.
+    `here`. None means all parties. Initial weights are drawn from `own_seed`, the party's own seed.
+    None means the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)

@@ -46,8 +46,8 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
     """Return the scores of the norm attack. A higher score means that a rarer class is more likely.
 
     A network that has learnt the class frequencies makes larger errors on rare classes. `looks` has
-    an entry for each of the follower's parts, as in `directions`. The score of an example is its
-    gradient norm divided by the mean norm of all examples, summed over the parts.
+    the gradients of each of the follower's parts, [examples, values]. The score of an example is
+    its gradient norm divided by the mean norm of all examples, summed over the parts.
     """
     scores = np.zeros(len(looks[0]))
     for gradients in looks:
@@ -183,7 +183,8 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
     """Return the most likely true class for each randomised label in `told`.
 
-    `eps` and `shares` are as in `ceiling`.
+    `eps` is LabelDP's epsilon, or None without LabelDP. `shares` are the prior probabilities of the
+    classes.
     """
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]

@@ -57,12 +57,13 @@ class WatchedGradients:
 
 
 class LabelWatch:
-    """Measures what the gradients that the leader returns reveal about labels.
+    """Measures how much the gradients that the leader returns to followers reveal about labels.
 
-    The function `passed` protects each gradient first. Its result is measured and returned.
-    `classes` is the task's number of classes, or None if labels are not classes. After the first
-    steps and again after the last, `tell` is called with one sentence for each cut of a follower.
-    For a follower with several cuts there is one more sentence, on all its cuts together.
+    Call the object with a gradient. It protects the gradient with the function `passed`, measures
+    the result, and returns it. `classes` is the task's number of classes, or None if labels are not
+    classes. After the first steps and again after the last, `tell` is called with a sentence for
+    each part whose gradient is returned. For a follower with several such parts there is one more
+    sentence, on all of them together.
     """
 
     def __init__(
@@ -152,9 +153,11 @@ class LabelWatch:
         return self._began + self._steps - 1
 
     def _groups(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the cuts to measure together: each cut of a follower alone, then all its cuts.
+        """Yield the gradients to measure together: a description for the user, and the parts'
+        names.
 
-        They come with a description for the user. A cut is named after its part.
+        For each follower these are the gradients of each of its parts alone and then, if it has
+        several parts, of all of them together.
         """
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
@@ -220,13 +223,13 @@ def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
 def _scores(
     rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, classes: int
 ) -> list[tuple[str, int, Float64s]]:
-    """Return, for each attack, its name, a class, and a score for each row.
+    """Return, for each attack, its name, the class that it detects, and a score for each example.
 
-    `rows` are the gradients that the attacker received, one row for each example, and `looks` the
-    same by epoch. If the attack works, examples of the class have the highest scores. The attacker
-    knows the
-    labels of the examples `naming`. For two classes there are two attacks: `by_sign` and `by_norm`.
-    For more classes there is one for each class, from `by_known`.
+    `rows` has the gradients that the attacker received, one row for each example. `looks` has the
+    same gradients, with one array for each part. If the attack works, the examples of the class
+    have the highest scores. The attacker knows `labels` only at the indices `naming`. For two
+    classes there are two attacks: `by_sign` and `by_norm`. For more classes there is one for each
+    class, from `by_known`.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())

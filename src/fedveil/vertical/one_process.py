@@ -158,7 +158,8 @@ class Parties:
     ) -> None:
         """Save the job in `folder`, and open a folder in it for each party.
 
-        `stack` closes the files. `progress` and `say` are as in `reopened`.
+        `stack` closes the files. `progress` is called with each of the leader's records, and `say`
+        with each sentence of a party for the user.
         """
         self.folder = folder
         self._said: set[str] = set()

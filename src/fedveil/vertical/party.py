@@ -57,7 +57,7 @@ class Party:
     weights change at the end of the step, so no gradient is ever stale.
 
     `loss` returns a batch's mean loss. Only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, and `seed` that of dropout. If `report` is given, it perturbs a crossing's values
+    EmbeddingDP, and `seed` that of dropout. If `report` is given, it perturbs the outputs to send
     in place of EmbeddingDP. If `returned` is given, it processes the gradients that the leader
     returns.
     """
@@ -138,10 +138,10 @@ class Party:
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass on a batch, under the protection of training.
 
-        Returns the last part's outputs at the leader, and None at a follower.
-
-        `occasion` distinguishes reports with equal `number` that are drawn at different times. The
-        batch's positions refer to the examples of `subset`.
+        Returns the last part's outputs at the leader, and None at a follower. `number` is that of
+        the batch in an evaluation, and `occasion` identifies the evaluation. Reports with different
+        numbers or occasions get independent noise. The batch's positions refer to the examples of
+        `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)

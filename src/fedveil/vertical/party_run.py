@@ -258,7 +258,7 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Run the model on the examples that are set aside.
+        """Run the model on the examples that are set aside, after epoch number `epoch`.
 
         The leader fits the calibrator to the outputs. The leader uses its true labels, not those
         drawn for `label_dp`, because it keeps the calibrator to itself.

@@ -115,8 +115,9 @@ def told_scores(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's chosen class, and the probabilities of all classes.
 
-    `chosen` has the number of the class. `shares` has the probabilities [examples, classes]. The
-    column `probability` has that of the chosen class. `names` are as in `told_classes`.
+    `chosen` has the number of each example's class. `shares` has the probabilities [examples,
+    classes]. The column `probability` has that of the chosen class. Classes have the names in
+    `names`, or their numbers without it.
     """
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]

@@ -40,11 +40,11 @@ _KEY_BYTES = 32
 
 
 class ReturnedGradients:
-    """Adds noise to the gradients of each micro-batch at each crossing before they are sent.
+    """Adds noise to the gradients of each micro-batch before the leader returns them to followers.
 
     `settings` are the job's `privacy.label_protection`. None means no noise. The noise depends on
-    the labels used for training, and is independent for each crossing. `key` determines all noise
-    of a run. A resumed run needs the same key.
+    the labels used for training, and is independent for each part whose output gets a gradient.
+    `key` determines all noise of a run. A resumed run needs the same key.
     """
 
     def __init__(self, settings: LabelProtectionSettings | None, key: bytes) -> None:
@@ -69,10 +69,11 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each of the examples at `places`.
+        """Return `values` standard normal numbers for each of the examples at the positions
+        `places`.
 
-        `places` has positions. The numbers depend only on the run's key, the crossing and the
-        position.
+        The numbers depend only on the run's key, the part whose output is sent at `crossing`, and
+        the example's position.
         """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])

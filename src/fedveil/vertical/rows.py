@@ -110,7 +110,8 @@ class Rows:
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
     """Add the rows of a tensor to a digest, a limited number at a time to save memory.
 
-    `at` has the positions of the rows to add. None means all.
+    `name` is the column's name, which is added too. `at` has the positions of the rows to add. None
+    means all.
     """
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())

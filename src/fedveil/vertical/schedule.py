@@ -165,7 +165,8 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
     """Return, for each stage of a micro-batch, the stages that must end before it starts.
 
-    A stage is one pass (forward, loss or backward) of one part.
+    A stage is one pass (forward, loss or backward) of one part. Without `training` there are only
+    forward passes.
     """
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]

@@ -94,9 +94,10 @@ def sign(own: Credentials, manifest: bytes) -> Signed:
 
 
 def check_signed(party: str, signed: Signed, manifest: bytes, own: Credentials | None) -> None:
-    """Raise BundleInvalid unless `party` signed the manifest with a valid signature.
+    """Raise BundleInvalid unless `signed` is a valid signature of the manifest by `party`.
 
-    With `own` credentials, its certificate must also name it and come from a trusted authority.
+    With `own` credentials, the certificate in `signed` must also contain the name of `party` and
+    come from an authority that `own` trusts.
     """
     wrong = f"the signature of {party} is not valid"
     if len(signed.chain) > MOST_CHAIN_BYTES or len(signed.signature) > MOST_SIGNATURE_BYTES:

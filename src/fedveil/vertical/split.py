@@ -101,10 +101,10 @@ class Part:
 
     `module` takes one tensor for each of `inputs`, with the examples along the first dimension. It
     returns one tensor of shape (examples, *output) and type `dtype`. `module` is None if another
-    party has it. The parameters of a `frozen` part do not change. `optimizer` may be a function of
-    the parameters. It returns a torch optimiser, or a pair with a learning rate schedule that
-    advances once a step. `privacy` is applied only when the output is sent to another party.
-    `compression` is applied to everything sent.
+    party has it. The parameters of a `frozen` part do not change. `optimizer` may be a function
+    that takes the parameters and returns a torch optimiser, or a pair of an optimiser and a
+    learning rate schedule that advances once a step. `privacy` is applied only when the output is
+    sent to another party. `compression` is applied to everything sent.
     """
 
     name: str
@@ -213,7 +213,9 @@ class SplitModel:
 
     @cached_property
     def settled(self) -> SplitModel:
-        """The model for epochs after the first, in which parts under `reuse` learn no more."""
+        """The model for epochs after the first: parts whose reports are reused (`reuse`) learn no
+        more.
+        """
         bare = self
         for part in self.parts:
             if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":
@@ -230,7 +232,10 @@ class SplitModel:
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Map each part to True if a gradient of its output changes a weight in or before it."""
+        """Map each part to True if the gradient of its output reaches a weight that is trained.
+
+        The weight is in this part or in a part before it.
+        """
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))

@@ -100,11 +100,10 @@ class Context:
 class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
-    `number` is the number of the step, or of the evaluation. `tells` has the indices of the
-    instructions whose messages carry the loss (`last_words`). Two evaluations at different times
-    can have the same `number`; `occasion` tells them apart. The batch's positions refer to
-    the examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If
-    `measure` is True, bytes are counted.
+    `number` is the number of the training step, or of the batch in an evaluation. `occasion`
+    identifies the evaluation. `tells` has the indices of the instructions whose messages carry the
+    loss (from `last_words`). The batch's positions refer to the examples of `subset`. `seed` seeds
+    torch's random numbers in the party's modules. If `measure` is True, bytes are counted.
     """
 
     context: Context
@@ -186,7 +185,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message carries it, and return the other fields.
+        """Save the loss if the message from `peer` carries it, and return all other fields.
 
         `place` is the index in the program of the instruction that received the message.
         """
@@ -235,9 +234,11 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the column or the part's output that `source` names, as an input of a part.
+        """Return the column or the part's output that `source` names, for the micro-batch number
+        `micro`.
 
-        All parts of this party get the same tensor, so autograd adds up their gradients in it.
+        All parts of this party get the same tensor as their input, so autograd adds up their
+        gradients in it.
         """
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
@@ -311,8 +312,8 @@ class Step:
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
         """Raise ExchangeError if the tensor contains NaN or infinity.
 
-        `what` describes the tensor in the error, which also names the parties whose values entered
-        it.
+        `what` describes the tensor in the error, and `micro` is the number of its micro-batch. The
+        error also names the parties whose values the tensor was computed from.
         """
         if is_finite(tensor):
             return
@@ -330,7 +331,10 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the EmbeddingDP report of a part's output. All receivers get the same report."""
+        """Return the EmbeddingDP report of a part's output for the micro-batch number `micro`.
+
+        All receivers get the same report.
+        """
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])
@@ -374,9 +378,11 @@ def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Bat
 
 
 def last_words(program: Program, leader: str) -> frozenset[int]:
-    """Return the indices in a party's `program` of the last message from the leader.
+    """Return the indices in `program` of the instructions whose messages carry the loss.
 
-    The leader gets those of its last message to each follower. These messages carry the loss.
+    The loss is sent in the leader's last message to each follower. At a follower, the result is the
+    index of the instruction that receives this message. At the leader, it has the index of the last
+    message sent to each follower.
     """
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):

@@ -84,8 +84,8 @@ def held(folder: RunFolder) -> list[int]:
 def check_begins(folder: RunFolder) -> None:
     """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint.
 
-    A party saves step 0 before its first record. So checkpoints were lost, and the party would
-    silently start over.
+    A party saves step 0 before its first record, so its checkpoints were then lost. Without this
+    error, the party would silently start over.
     """
     metrics = folder.path / METRICS
     if metrics.exists() and metrics.stat().st_size:

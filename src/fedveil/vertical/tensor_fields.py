@@ -30,10 +30,10 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Read a file that has a message with tensors, followed by its digest.
+    """Read a file that has a message with tensors, followed by a digest of the message.
 
-    Returns what `taken` returns. The tensors are read one at a time. Raises `MessageInvalid` if the
-    digest does not match.
+    Returns the fields that store no tensor, and the tensors by name. The tensors are read one at a
+    time. Raises `MessageInvalid` if the digest does not match.
     """
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -70,7 +70,10 @@ class View:
 
 
 class Sight:
-    """A job before its first round, and the attacker's knowledge of its model and typical data."""
+    """The state before a job's first round: its clients, and what the attacker knows.
+
+    The attacker knows the model's initial weights and typical data.
+    """
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed

@@ -17,7 +17,7 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 class Distance:
     """Distance between a candidate update and the update that the attacker observed.
 
-    A `Reading` has the observed update. Its more reliable entries count more.
+    The observed update is given as a `Reading`, whose more reliable entries count more.
     """
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:

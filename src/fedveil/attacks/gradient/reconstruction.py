@@ -22,10 +22,10 @@ from fedveil.protections.reading import Reading
 class Knowledge:
     """The attacker's knowledge besides the observed update: the job, and typical data.
 
-    The client trains as `training` does, on `count` examples of the shape of `prior`, a typical
-    example, with values in `box`. `clients` is above 1 if the observed update is the mean of
-    several clients, each with `count` examples. `probes` are typical inputs, used to estimate the
-    last layer's inputs (`prior` will do). `common` is the label to guess without any knowledge.
+    `training` computes the client's update from its `count` examples. `prior` is a typical example,
+    and all values of examples are in `box`. `clients` is above 1 if the observed update is the mean
+    of several clients, each with `count` examples. `probes` are typical inputs, used to estimate
+    the last layer's inputs (`prior` will do). `common` is the label to guess without any knowledge.
     """
 
     training: UnrolledTraining

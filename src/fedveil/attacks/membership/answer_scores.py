@@ -15,15 +15,17 @@ _BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus each example's loss. This attack uses references only to choose a threshold.
+    """Return minus each example's loss under the attacked model, whose outputs are `answers`.
 
-    Source: Yeom et al. 2018: a small loss reveals a member.
+    This attack uses `references` only to choose a threshold. Source: Yeom et al. 2018: a small loss
+    reveals a member.
     """
     return answers.truth
 
 
 def calibrated_loss(answers: Answers, references: References) -> Float64s:
-    """Return how far each example's loss is below its mean under models trained without it.
+    """Return how far each example's loss is below its mean under reference models trained without
+    it.
 
     Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
     attacks". A loss reveals a member if it is small relative to the example's difficulty.

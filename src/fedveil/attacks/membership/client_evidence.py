@@ -40,12 +40,12 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
     """Return, for each candidate client, the log-likelihood ratio of "it is in the view's cohort".
 
-    `candidates[i]` is the update that candidate i would have sent. `turn_rate` is as in `views`.
-    The test subtracts the mean of the other candidates from the view and from the candidate's
-    update. The component of the view along this difference is assumed normal. Without the
-    candidate's update, its mean is 0. With it, the mean is `view.share` times the difference's
-    length. The standard deviation is estimated over all candidates. If the view gives only the
-    direction of an update, the result is the component in standard deviations.
+    `candidates[i]` is the update that candidate i would have sent. A client of the cohort adds its
+    update with probability `turn_rate`. The test subtracts the mean of the other candidates from
+    the view and from the candidate's update. The component of the view along this difference is
+    assumed normal. Without the candidate's update, its mean is 0. With it, the mean is `view.share`
+    times the difference's length. The standard deviation is estimated over all candidates. If the
+    view gives only the direction of an update, the result is the component in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)

@@ -112,7 +112,9 @@ class Game:
 
 
 def _half(pool: Pool, entropy: Entropy) -> Bools:
-    """Return a mask of a random half of the examples. All examples of one owner are in or out."""
+    """Return a mask of a random half of the examples. All examples of one owner are in the same
+    half.
+    """
     owners = np.arange(len(pool)) if pool.owners is None else pool.owners
     names = np.unique(owners)
     return np.asarray(np.isin(owners, names[halves(len(names), 2, entropy)[0]]), np.bool_)

@@ -77,8 +77,9 @@ class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
     `pool` has all examples to test, and `members` marks those that `model` was trained on. `target`
-    is the job on these, with the weights at the start of the attacked round. `other` is the same
-    job on the examples of the first reference model, on which the attacker practises.
+    is the job with these members as its data, and with the weights at the start of the attacked
+    round. `other` is the same job on the training examples of the first reference model, on which
+    the attacker practises.
     """
 
     pool: Pool

@@ -54,8 +54,8 @@ class ReportScores:
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
         """Return each example's score: the fall of its loss if the estimated update is applied.
 
-        `x` and `y` are the examples and their labels. The reading must include the update's size,
-        not just its direction. An empty report scores 0.
+        `reading` is the attacker's estimate of the update. It must include the update's size, not
+        just its direction. `x` and `y` are the examples and their labels. An empty report scores 0.
         """
         if reading.empty:
             return np.zeros(len(y))

@@ -33,11 +33,12 @@ def invert(
 ) -> torch.Tensor:
     """Reconstruct examples [examples, *shape] from the evidence, by a network trained for it.
 
-    `public`, [n, *shape], are the attacker's examples, and `outputs`, [n, *output], the bottom's
-    outputs for them before any protection. Every training step draws new noisy reports of them,
-    with the evidence's flip probability and number of reports. The network is the best linear map
-    plus a small dense network that corrects it. Every eighth public example is held out to decide
-    how much of the correction is used, if any.
+    `public`, [n, *shape], are the attacker's examples, and `outputs`, [n, *output], the attacked
+    part's outputs for them before any protection. Every training step draws new noisy reports of
+    them, with the evidence's flip probability and number of reports. The network is the best linear
+    map plus a small dense network that corrects it, which is trained for `steps` steps at learning
+    rate `lr`. Every eighth public example is held out to decide how much of the correction is used,
+    if any. `tell` is called with the steps done and their total.
     """
     seen, inputs = _standing(evidence, outputs), public.flatten(1)
     held = torch.arange(len(public)) % 8 == 7

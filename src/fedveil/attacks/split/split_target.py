@@ -130,7 +130,9 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """Return the ledger's epsilon for an example whose output was sent `reports` times."""
+        """Return the ledger's epsilon for an example whose output of `part` was sent `reports`
+        times.
+        """
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)

@@ -40,7 +40,8 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """Return the probability that EmbeddingDP sends a 1 for each of `values`.
+    """Return the probability that EmbeddingDP with the parameter `eps` sends a 1 for each of
+    `values`.
 
     `values` are the attacker's estimates of the numbers to send. `blur` is the standard deviation
     of their error, for example if they come from an older table. A large error makes the bit of a

@@ -43,7 +43,8 @@ def cells_needed(examples: int, statistics: int) -> int:
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
     """Return candidate examples, possibly none, from a reported update of the imprint's model.
 
-    The attacker knows the model that it sent, the reading, and public examples (`prior`).
+    `reading` is the attacker's estimate of the update, and `prior` the distribution of public
+    examples.
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))
@@ -144,7 +145,7 @@ def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -
     """Return a mask of the examples that may lie in the cell given for them.
 
     `examples[i]` is tested against cell `cells[i]`. `noise` is the standard deviation of the noise
-    in an example's entries. With a negative `noise`, the mask instead has the examples that
+    in an example's entries. With a negative `noise`, the mask marks only the examples that
     certainly lie in their cell.
     """
     kind = cells // imprint.cells

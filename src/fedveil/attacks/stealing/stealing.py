@@ -161,8 +161,9 @@ def _played(
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
     """Play a round in which clients train a model with an imprint.
 
-    Returns the target with this model, the imprint, the attacker's estimates from the reports, and
-    the aggregate.
+    The imprint has `cells` cells for each of `statistics` statistics, in the given form. Returns
+    the target with this model, the imprint, the attacker's estimates from the reports, and the
+    aggregate.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(

@@ -253,16 +253,19 @@ class ClientSide:
         self._training.open(round, self.model)
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield each client's answer to its message. An answer with a report is a `Made`."""
+        """Yield each client's answer to its message in `asked`. An answer with a report is a
+        `Made`.
+        """
         for client, trained in self.trained(asked):
             yield self.answer(client, asked[client], trained)
 
     def trained(
         self, asked: Mapping[ClientId, Message]
     ) -> Iterator[tuple[ClientId, Answer | None]]:
-        """Yield each client with the result of its training, or None if its message asks for none.
+        """Yield each client in `asked` with the result of its training.
 
-        An update is valid until the next client is requested.
+        The result is None if the client's message does not ask for training. An update is valid
+        until the next client is requested.
         """
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
@@ -282,7 +285,7 @@ class ClientSide:
         return trained
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return the answer of a client whose training had the result `trained`.
+        """Return the answer to `message` of a client whose training had the result `trained`.
 
         The client's `ClientRound`, its side of the protection, turns the update into the report. If
         the update is unusable, the report is that of an update of zero (`answer_trained`).

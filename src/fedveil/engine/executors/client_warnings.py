@@ -13,7 +13,10 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """A variable of each thread: the `Effort` that records the thread's warnings, or None."""
+    """A variable of each thread: the client's `Effort`, to which the thread's warnings are added.
+
+    It is None if the thread trains no client.
+    """
 
     effort: Effort | None = None
 
@@ -48,7 +51,7 @@ class WarningsApart:
 
 
 class WarningsNoted(WarningsApart):
-    """A context that records the warnings of its block in `effort`."""
+    """A context that adds the warnings of its block to the list `effort.warnings`."""
 
     def __init__(self, effort: Effort) -> None:
         self._effort = effort

@@ -27,10 +27,10 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
-    `invited` has the message of the user's own strategy to each client. The content of these
-    messages is sent only in the phase `trains`. `offer` is one object for all messages, so Flower
+    `invited` has, for each client, the message that the user's own strategy made. Its content is
+    sent only in the phase that `trains` names. `offer` is one object for all messages, so Flower
     stores it once. `reveal` names the metrics that a reply may contain in clear beside its report.
-    `metrics` has the metrics that each client's reply contained.
+    `metrics` collects the metrics that each client's reply contained.
     """
 
     grid: Grid

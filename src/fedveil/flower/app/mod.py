@@ -85,7 +85,9 @@ class ProtectMod:
     def __call__(
         self, message: FlowerMessage, context: Context, call_next: ClientAppCallable
     ) -> FlowerMessage:
-        """Return the reply to one message. `call_next` calls the app."""
+        """Return the reply to one message of the server. `call_next` calls the app behind this
+        mod.
+        """
         try:
             if (wrong_order := mod_outside()) is not None:
                 raise _Refused(wrong_order)

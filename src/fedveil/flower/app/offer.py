@@ -84,13 +84,13 @@ class Offer:
         return _protection(self, run)
 
     def job(self, run: int) -> bytes:
-        """Return a digest of the Flower run `run` and these terms."""
+        """Return a digest of the Flower run with number `run` and of this offer's terms."""
         fields: dict[str, Value] = {**self.words(), "run": run}
         return hashlib.sha256(b"fedveil flower app" + encode(fields)).digest()
 
 
 def check(options: Options) -> None:
-    """Raise `InvalidValue` if some of the settings cannot be used together."""
+    """Raise `InvalidValue` if some of the settings in `options` cannot be used together."""
     if options.protection is None:
         raise InvalidValue(f"protection is not given: one of {', '.join(OFFERED)} is needed")
     if options.weighting == "by_size" and options.noised:

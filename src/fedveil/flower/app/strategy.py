@@ -130,9 +130,10 @@ class ProtectedStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
         *args: Any, **kwargs: Any,
     ) -> Result:  # fmt: skip
-        """Run `num_rounds` rounds, beginning with `initial_arrays`.
+        """Run `num_rounds` rounds, beginning with `initial_arrays`. `grid` is Flower's connection.
 
-        Each exchange with the clients may last `timeout` seconds.
+        Each exchange with the clients may last `timeout` seconds. All arguments are those of
+        Flower's `Strategy.start`.
         """
         self._timeout_s = positive("timeout", timeout)
         begun, self._begun = self._begun, True

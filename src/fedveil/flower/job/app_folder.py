@@ -63,7 +63,10 @@ def read_job(folder: Path) -> Job:
 
 
 def read_roster(path: Path) -> dict[ClientId, bytes]:
-    """Read each client's public signing key from lines `client-N: KEY` of 64 hexadecimal digits."""
+    """Read each client's public signing key from the file `path`.
+
+    It has lines `client-N: KEY`, with KEY in 64 hexadecimal digits.
+    """
     if not path.exists():
         return {}
     try:

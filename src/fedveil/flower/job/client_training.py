@@ -63,8 +63,8 @@ def own_data(
     """Return the client's examples, from its own `function` or from the job's data set.
 
     If `function` is None, returns the data that `shared` loads, which contains the client's part.
-    If `form` is given, each training record is read separately, and the function's other data is
-    ignored.
+    `form` describes a valid training record. If it is given, the training records that `function`
+    returns are checked one by one, and its other data is ignored.
     """
     if function is None:
         return shared()

@@ -42,7 +42,10 @@ def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
 
 
 def told_shape(common: Message) -> Shape:
-    """Decode the shape of an example from a server's message. Raises `MessageInvalid`."""
+    """Decode the shape of an example from the server's message `common` to all clients.
+
+    Raises `MessageInvalid` if the message states no valid shape.
+    """
     if not isinstance(common.get(_FIELD), str):
         return tuple(take_array(common, _FIELD, np.int64, (None,)).tolist())
     try:

@@ -106,7 +106,12 @@ class GridExecutor(Executor):
             list(exchange(self._grid, self._farewells(), _FORGET_S))
 
     def _gather(self, round: int) -> None:
-        """Wait until the clients are connected, at the start of the run or after a restart."""
+        """Wait until enough clients are connected, at the start of the run or after a restart.
+
+        At the start this is the number that the job requires. Raises `RunStopped` if it is not
+        reached in time. After a restart, the run continues without the clients that are still
+        missing.
+        """
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)
         if round == 1:

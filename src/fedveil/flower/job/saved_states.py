@@ -55,7 +55,9 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in sealed files (`OwnFile`) of the client's state folder."""
+    """Client states in the client's state folder. An edited or older file is refused
+    (`OwnFile`).
+    """
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)
@@ -64,8 +66,8 @@ class _OwnStates(ClientStates):
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
         """Yield the client and the round of each state file.
 
-        This includes files that another program has deleted, because the folder's seal still lists
-        them.
+        This includes files that another program has deleted, because the folder's list of digests
+        still names them.
         """
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))

@@ -25,7 +25,7 @@ MOST_POINTS = 1 << 25
 
 
 def recomputed(account: dict[str, Any]) -> tuple[float, float]:
-    """Recompute an account's epsilon. Returns it with its possible rounding error.
+    """Recompute an account's epsilon. Returns the epsilon and its possible rounding error.
 
     Raises ValueError if a release has too many different losses to compose.
     """
@@ -135,9 +135,10 @@ def number(value: Any) -> float:
 
 
 def verdict(stated: float, epsilon: float, error: float) -> str:
-    """Return a word for the epsilon `stated` in a record: it agrees, states less or states more.
+    """Compare the epsilon `stated` in a record with the recomputed `epsilon`.
 
-    It is compared with the recomputed `epsilon`, whose possible rounding error is `error`.
+    Returns "agrees", "STATES LESS" or "states more". `error` is the possible rounding error of
+    `epsilon`.
     """
     if stated == epsilon or abs(stated - epsilon) <= TOLERANCE * stated + error:
         return "agrees"

@@ -55,10 +55,12 @@ def align_found(
 ) -> Aligned:
     """Find the common examples of all parties by the leader's ids that each follower has.
 
-    For each follower, `found` has its position of each of the leader's ids, or -1. `sizes` has each
-    party's number of examples. A party of size 0 has no data and takes part in all examples. If the
-    leader has size 0, only one follower may have data, and its order is used. The result is as in
-    `align_digests`.
+    `found[follower]` has, for each of the leader's ids, the position of this id among the
+    follower's examples, or -1 if the follower does not have it. `sizes` has each party's number of
+    examples. A party of size 0 has no data and takes part in all examples. If the leader has size
+    0, only one follower may have data, and its order is used. Returns each party's positions of the
+    common examples, and a sentence for each follower whose examples differ from the leader's.
+    `subset` is the subset's name in the sentences.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

@@ -63,7 +63,8 @@ class Blinding:
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
         """Return a proof that `raised` are the `points` to the power of this party's exponent.
 
-        The proof does not reveal the exponent. It refers to `commitment`.
+        The proof does not reveal the exponent, and refers to it by `commitment`. It is valid only
+        for the examples of `subset`.
         """
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())
@@ -88,7 +89,8 @@ def _weighted(
 ) -> tuple[bytes, bytes]:
     """Return Σ d_i B_i, and also Σ d_i D_i if `both` is True (otherwise empty).
 
-    B_i are `points`, D_i are `raised`, and d_i are their weights in the proof (`exponent_proof`).
+    B_i are `points` and D_i are `raised`. The weights d_i are those of the proof
+    (`exponent_proof`), hashed from `commitment`, all points and `subset`.
     """
     drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
     return _sum(drawn, points), _sum(drawn, raised) if both else b""

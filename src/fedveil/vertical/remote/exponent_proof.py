@@ -74,10 +74,11 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 
 
 def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
-    """Return a weight of 128 bits for each pair of points, with the highest byte first.
+    """Return a weight of 128 bits for each pair of a point in `points` and one in `raised`.
 
-    A weight is a hash of all points, so nobody can choose points to suit the weights. `domain`
-    separates the hashes of different subsets.
+    Each weight is a row of bytes, the highest first. It is a hash of `commitment` and all points,
+    so nobody can choose points to suit the weights. `domain` separates the hashes of different
+    subsets.
     """
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
     for rows in (points, raised):

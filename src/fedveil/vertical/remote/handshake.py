@@ -223,9 +223,9 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the ids that `party` sends in a new attempt to its saved total. Returns the new total.
+    """Add the number of ids that `party` sends in a new attempt to its saved total.
 
-    `counts` has their number for each subset.
+    Returns the new total. `counts` has the number of ids in each subset of examples.
     """
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
@@ -235,10 +235,11 @@ def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
 def _aligned(
     own: Standing, applications: Mapping[str, Message], key: bytes, attempt: int
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
-    """Find the common examples at the leader, by digests or by intersection.
+    """Find the common examples of all parties at the leader, by digests or by intersection.
 
-    `applications` has each follower's message. Returns the examples of each subset, and for each
-    follower the message fields that prove them. `key` is that of the digests.
+    `applications` has each follower's message. Returns the common examples of each subset, and for
+    each follower the message fields which prove to it that these examples are common (none with
+    digests). `key` is the key of the digests.
     """
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
@@ -344,7 +345,8 @@ def _understood(
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
     """Yield a sentence for this party's log on each peer that has sent it ids.
 
-    It says how many ids the peer has sent in all. The peer knows of each if this party has it.
+    It says how many ids the peer has sent in all, because the peer learns for each of these ids if
+    this party has it.
     """
     for party, many in own.brought.items() if exchanged else ():
         yield (

@@ -130,10 +130,11 @@ def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> 
 def follow(
     ids: Mapping[Set, Ids], leads: Counts, leader: str, attempt: int, first: Message
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
-    """Run a follower's side. Returns the leader's last message, and the exchanges by subset.
+    """Run a follower's side of the exchange of blinded ids.
 
-    `leads` has the leader's stated numbers of ids. `first` is the leader's first message. A subset
-    is missing from the result if one side has no ids or the leader breaks off. Raises
+    Returns the leader's last message, and the exchanges by subset. `leads` has the leader's stated
+    numbers of ids. `first` is the leader's first message. Answers repeat the number `attempt`. A
+    subset is missing from the result if one side has no ids or the leader breaks off. Raises
     `MessageInvalid` for an invalid message of the leader.
     """
     blinding, message = Blinding(Secure()), first
@@ -179,7 +180,8 @@ class _Table:
         """Exchange blinded ids with all followers. Returns two mappings by follower.
 
         The first has the position of each of the leader's ids among the follower's, or -1. The
-        second has the follower's ids: as sent, and raised to the leader's exponent.
+        second has two arrays: the follower's blinded ids as it sent them, and these raised to the
+        leader's exponent. Answers must repeat the number `attempt`.
         """
         sent = {name: _empty(count) for name, count in self.counts.items()}
         raised = {name: _empty(len(self.ids)) for name in self.counts}

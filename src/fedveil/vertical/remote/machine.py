@@ -286,7 +286,9 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return the party's run for an agreement, the same run if only other parties restarted."""
+        """Return this party's run. Later calls, after another party has restarted, return the same
+        run.
+        """
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -319,9 +321,8 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files.
-
-        A party that restarts needs the others.
+        """Wait until all parties have written their files, because a party that restarts needs the
+        others.
         """
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
@@ -357,9 +358,10 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Return the number of lines of the peer's log, and the hash of the last line, from `message`.
+    """Check that a peer's `message` has exactly the fields of `due`, and the state of its log.
 
-    Raises ExchangeError if the message lacks the fields of `due`.
+    Returns this state: the number of lines of the peer's log, and the hash of its last line. Raises
+    ExchangeError for any other message.
     """
     try:
         only_fields(message, *due, "lines", "head")
@@ -376,7 +378,11 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: `named`, or the only follower, or the name in the certificate."""
+    """Return the follower's name: `named`, or the only follower of `task`, or else the
+    certificate's.
+
+    `tls` is the folder with the certificate. Raises InvalidValue if none of these names a follower.
+    """
     choices = ", ".join(task.followers)
     if named is not None:
         if named not in task.followers:

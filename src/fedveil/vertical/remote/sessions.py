@@ -66,7 +66,8 @@ def lead(
 ) -> Session:
     """Run the leader's side of a whole session with the given purpose, at the address of `meeting`.
 
-    `own` is as in `Machine.play`.
+    `own` is the leader's side of the exchange of messages. None means the usual side for the
+    purpose, such as `PartyRun.train`.
     """
     followers = machine.split.followers
     for follower in followers:
@@ -112,7 +113,7 @@ def lead(
 
 
 class StartOver(PeerRestarted):
-    """Raised when the leader begins a new attempt. `begin` is the leader's message."""
+    """Raised when the leader begins a new handshake. `begin` is the leader's message."""
 
     def __init__(self, begin: Message) -> None:
         self.begin = begin
@@ -120,7 +121,7 @@ class StartOver(PeerRestarted):
 
 
 class Attentive:
-    """A follower's channel to the leader. `receive` raises StartOver when a new attempt begins."""
+    """A follower's channel to the leader. `receive` raises StartOver if a new handshake begins."""
 
     def __init__(self, link: Link) -> None:
         self.peer = link.peer

@@ -107,9 +107,9 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the certificate of the client at the other end of a connection.
+        """Return the names in the TLS certificate of the client at the other end of a connection.
 
-        Returns [] if the certificate is weak, and None without TLS.
+        Returns [] if the certificate's key or signature is too weak, and None without TLS.
         """
         if self._own is None:
             return None

@@ -1,4 +1,7 @@
-"""Predictions for new rows: the last part's outputs, calibrated and decided as in the bundle."""
+"""Predictions for new rows: the last part's outputs, turned into probabilities and decisions.
+
+The leader's model bundle says how.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ Columns = Mapping[str, Sequence[str]]
 
 
 class Decision:
-    """Turns a model's outputs into columns of a table.
+    """Turns a model's outputs into the columns of a table with predictions.
 
-    They are the prediction and the probabilities of all classes. The calibrator and the threshold
-    are those of the leader's bundle, if it has them.
+    For classes, the columns are the predicted class and the probabilities of all classes. They are
+    computed with the calibrator and the threshold in the leader's bundle, if it has them.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -83,7 +86,7 @@ class Answers:
         self._known = np.zeros(len(leader.ids), bool)
 
     def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the outputs for `rows`, and a mask of those that a party's limit refuses.
+        """Return the outputs for `rows`, and a mask of the rows that a party's limit refuses.
 
         `rows` are positions of common rows in the leader's file.
         """

@@ -37,7 +37,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side. Returns the leader's positions of the common rows.
+    """Run the leader's side of the search for common rows. Returns the leader's positions of them.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -88,7 +88,8 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side. Returns the follower's positions of the common rows.
+    """Run a follower's side of the search for common rows. Returns the follower's positions of
+    them.
 
     `begin` is the leader's first message, if it was already received.
     """

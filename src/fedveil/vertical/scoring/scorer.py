@@ -56,7 +56,9 @@ _MULTIPLE = 4
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The result of a request: a mask of the rows that were scored, and the outputs of those."""
+    """The result of a request: a mask of the rows that were scored, and the outputs for these
+    rows.
+    """
 
     allowed: npt.NDArray[np.bool_]
     outputs: npt.NDArray[Any]

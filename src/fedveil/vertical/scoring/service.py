@@ -185,7 +185,7 @@ class PredictionService:
         return self._guesses[who] <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
-        """Return True if the client that sent `request` has the right `right`.
+        """Return True if the client that sent `request` has the right `right`, such as "predict".
 
         Without TLS, every client is on this machine and has all rights.
         """

@@ -189,9 +189,10 @@ def bundles_in(path: Path) -> list[Path]:
 
 
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
-    """Return each party's file. Every text in `data` is `PARTY=FILE`, or `FILE` for the only party.
+    """Return the file of each party in `parties`.
 
-    Raises InvalidValue if a party has no file or several.
+    Every text in `data` is `PARTY=FILE`, or `FILE` if there is only one party. Raises InvalidValue
+    if a party has no file or several.
     """
     files: dict[str, str] = {}
     for text in data:
