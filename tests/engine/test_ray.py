@@ -132,6 +132,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("grpc", reason="Ray's client is not installed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # this process has read its mode already
     folder, host, port = tempfile.mkdtemp(prefix="ray"), get_node_ip_address(), free_port()
     options = {"port": free_port(), "ray-client-server-port": port, "num-cpus": 2}
     options |= {"temp-dir": folder, "object-store-memory": STORE_BYTES}

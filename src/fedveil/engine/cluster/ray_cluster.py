@@ -199,7 +199,8 @@ class _Actor(Remote):
 def _reason(lost: Exception) -> str:
     text = str(lost)
     # Ray also names the memory as one of several possible causes of a SIGKILL.
-    if "OutOfMemory" in type(lost).__name__ or "NODE_OUT_OF_MEMORY" in text:
+    unsure = "killed by the OOM killer" in text and "NODE_OUT_OF_MEMORY" not in text
+    if "OutOfMemory" in type(lost).__name__ or ("memory" in text.lower() and not unsure):
         return "it ran out of memory"
     return "its node is gone" if "node" in text.lower() and "died" in text.lower() else "it died"
 
