@@ -4,11 +4,10 @@ SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b,
 batch, and D [neurons, b] are the loss's derivatives before the ReLU, so the rank is at most b.
 Factors L R of that rank give D and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R.
 
-A column of D is zero at each neuron that its example leaves silent, about every second one. No
-other direction in the span of L has as many zeros. So b - 1 neurons that happen to be silent for an
-example determine its column: the one direction that is zero on all of them. The attack searches for
-directions with many zeros, and chooses b of them whose examples explain which neurons are silent.
-The bias gradient gives the scales.
+A column of D is zero at each neuron that its example leaves silent (about half). No other direction
+in L's span has as many zeros. So b - 1 silent neurons of an example determine its column: the one
+direction that is zero on all of them. The attack seeks directions with many zeros, and chooses b
+whose examples explain which neurons are silent. The bias gradient gives the scales.
 
 The paper draws such neurons at random, in about 2^(b - 1) draws. Here an iteration makes directions
 sparse (iteratively reweighted least squares). It starts from a random direction. Each step takes
@@ -114,10 +113,9 @@ def invert(
 ) -> Float64s | None:
     """Return the batch [examples, features] whose mean loss has this gradient. None if not found.
 
-    The attacker knows the layer and the gradient. `batch` is the number of examples; None means the
-    gradient's rank. The search begins at up to `starts` random starts, drawn with `rng`. The
-    returned batch predicts almost exactly which neurons each example leaves silent, so most or all
-    of its examples are right.
+    The attacker knows the layer and the gradient. `batch` is the number of examples (by default the
+    gradient's rank). At most `starts` random starts are drawn with `rng`. The result predicts
+    almost exactly which neurons each example leaves silent, so most or all examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -190,7 +188,11 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw unit vectors [number, rank]: zero on some neurons, orthogonal to some of `known`."""
+    """Draw `number` random unit vectors [number, rank], each zero on (orthogonal to) some neurons.
+
+    `rows` are the neurons' rows at unit length, and `lengths` their full lengths. A vector is made
+    orthogonal first to some columns of `known`, the earlier results, and then to its neurons' rows.
+    """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
     moved += rng.integers(2) * np.sum(np.abs(rows @ known) >= _NARROW, axis=1)
@@ -339,9 +341,8 @@ def recovered(originals: Array, examples: Float64s | None) -> int:
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step on a batch of 5, 10 or 20 examples.
 
-    At effort `quick`, batches of 20 are left out: on images of few pixels they take minutes. The
-    attacker knows the model, the size of a batch and the report. If the reports reveal nothing, it
-    receives the cohort's sum, in which all clients' examples count as one batch.
+    Effort `quick` leaves out batches of 20. The attacker knows the model, the batch's size and the
+    report, or if reports reveal nothing, the cohort's sum, which counts as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

@@ -125,15 +125,27 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 
 
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
-    """Return a function for a convolution's backward pass, for a list of maximal outputs.
+    """Return a function for a convolution's backward pass, for a list of maximal outputs (winners).
 
-    It adds value * window to a filter for each of them (the winners). The arguments of the function
-    are (map, filter, its position, its row stride, places, the first place, values, the first
-    value, number of winners, the map's row stride, number of rows, the first column, back, the
-    distance from the filter to the entries that are needed soon). A winner's place is where its
-    window begins in the map. A vector has `lanes` floats. If `back` is set, the function adds value
-    * filter to the windows. Otherwise it prefetches, for each winner, a cache line of the entries
-    that are needed soon.
+    A winner has a value, its gradient, and a place: the position in the map at which its window
+    begins. A window and the filter have the same shape: up to `rows` rows of `vectors` vectors,
+    each of `lanes` floats. If the argument `back` is 0, the function adds value * window to the
+    filter for each winner. Otherwise it adds value * filter to each winner's window.
+
+    The function has these arguments, in this order:
+
+        map                              array
+        filter                           array, position of its first entry, row stride
+        places                           array, position of the first winner's place
+        values                           array, position of the first winner's value
+        number of winners
+        row stride of the map
+        number of rows of the filter
+        first column                     a number that is added to every place
+        back                             0 or 1
+        distance to prefetch             from the filter to the entries that are needed soon
+
+    If `back` is 0, the function prefetches one cache line of these entries for each winner.
     """
 
     @vector_code(lanes)

@@ -239,10 +239,12 @@ def _add_linear(
 
 
 class _AnyModel:
-    """Computes clipped gradients of any model, for several examples at once with vmap.
+    """Computes clipped gradients of any model with vmap, for a fixed number of examples at once.
 
-    If a batch has too few examples for one computation, some are repeated. If the computation
-    raises an exception, each example is tried alone, and those that fail are omitted.
+    This number is at most 64, and smaller for large models. If fewer examples are left, some are
+    repeated to fill the computation, and the gradients of the repeats are discarded. If the
+    computation raises an exception, each example is tried alone. Examples that fail alone are left
+    out.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
@@ -342,8 +344,9 @@ class _AnyModel:
     ) -> torch.Tensor:
         """Return one flat gradient for each example at the indices `some`.
 
-        They are computed in a batch of `rows` rows, in which examples are repeated if they are too
-        few. `draws` is the seed of random draws.
+        All are computed in one batch of `rows` rows. If there are fewer examples, some are repeated
+        to fill the batch, and the gradients of the repeats are discarded. `draws` is the seed of
+        random draws.
         """
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))

@@ -117,9 +117,10 @@ class DistributedGaussian(NoiseShares):
 
     `mean(total, shares, signs)` turns a sum of `shares` such vectors into their mean.
 
-    Privacy: if one whole vector is replaced, the sum of m shares satisfies `Gaussian(ratio(m))`,
-    whatever the other vectors are. The same holds for the sum modulo 2^bits. m counts only honest
-    clients: an attacker who makes a share knows its noise and can subtract it.
+    Privacy: if one whole vector is replaced, the sum of m shares has at most the privacy loss of
+    `Gaussian(ratio(m))`, Gaussian noise whose standard deviation is `ratio(m)` times the
+    sensitivity. This holds whatever the other vectors are, and for the sum modulo 2^bits too. m
+    counts only honest clients: an attacker who makes a share knows its noise and can subtract it.
 
     Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
     probability 2^-40. This probability does not hold for vectors that were chosen with knowledge of
@@ -304,8 +305,9 @@ class DistributedSum(NoiseShares):
     N`, where z is x / step with entries limited to 2^24 in absolute value, and N is the noise of
     `DistributedGaussian`.
 
-    Privacy: if one contribution to one vector is replaced, the sum of m shares satisfies
-    `Gaussian(ratio(m))`. The ring of 2^bits numbers has room for every possible sum of `clients`
+    Privacy: if one contribution to one vector is replaced, the sum of m shares has at most the
+    privacy loss of `Gaussian(ratio(m))`: Gaussian noise whose standard deviation is `ratio(m)`
+    times the sensitivity. The ring of 2^bits numbers has room for every possible sum of `clients`
     vectors and for ordinary noise. So the sum wraps only if the noise is extreme.
     """
 

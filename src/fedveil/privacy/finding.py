@@ -94,11 +94,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one attack against one protection with these settings.
+    """The result of one attack on one protection.
 
-    `epsilon` and `delta` are the ledger's claim for the messages that the attacker sees. `saw`
-    describes these messages in words. `epsilon` is infinite if nothing is guaranteed. `pictures`
-    names image files in the run's folder.
+    `settings` are the protection's settings. `figures` are the attack's metrics. `epsilon` and
+    `delta` are the ledger's claim for the messages that the attacker sees. `saw` describes these
+    messages in words. `epsilon` is infinite if nothing is guaranteed. `pictures` names image files
+    in the run's folder.
 
         >>> from fedveil.privacy.finding import Finding, Measured
         >>> bound = Measured("epsilon at least", 1.7, cases=300)

@@ -135,11 +135,15 @@ def independent_lower_bound(
 class OneRunAudit:
     """Result of testing a claim about one run, by guessing which canaries are in it.
 
-    `bound` is a lower bound on epsilon. `alone` is a second one, valid only if the canaries'
-    outcomes are independent. Both are right at the same time with probability at least
-    `confidence`. `reachable` is what `bound` would be if every guess were right. `unseen` and
-    `unseen_alone` are the largest true epsilons at which `bound` and `alone` would probably not
-    refute the claim. They are infinite if the claim could not have been refuted.
+    A canary is a test input that a fair coin put into the run or left out. `bound` is a lower bound
+    on the run's epsilon. `alone` is a second one, valid only if the canaries' outcomes are
+    independent. Both are right at the same time with probability at least `confidence`. `reachable`
+    is what `bound` would be if every guess were right.
+
+    `unseen` and `unseen_alone` say how wrong a claim can be without being noticed. If the run's
+    true epsilon is at most `unseen`, `bound` probably does not refute the claim. `unseen_alone`
+    says this of `alone`. They are infinite if the claim is not refuted even when every guess is
+    right.
     """
 
     claim: Figure
@@ -214,10 +218,10 @@ def audit_run(
 
 
 class Alone(NamedTuple):
-    """Result of guessing for every canary if it is in the run: a lower bound on epsilon.
+    """Result of guessing for every canary if it is in the run: `bound`, a lower bound on epsilon.
 
-    `right` is the number of right guesses. `unseen` is the largest true epsilon at which the bound
-    would probably not refute the claim.
+    `right` is the number of right guesses. If the run's true epsilon is at most `unseen`, `bound`
+    probably does not refute the claim.
     """
 
     bound: float
@@ -255,8 +259,9 @@ def _unseen(
 ) -> float:
     """Return the largest true epsilon at which `claim` would probably not be refuted, or infinity.
 
-    `refutes(right)` is True if that number of right guesses refutes the claim. `share(epsilon)` is
-    the expected share of right guesses.
+    `refutes(right)` is True if that number of right guesses, of all `guesses`, refutes the claim.
+    `share(epsilon)` is the expected share of right guesses in a run with this true epsilon. The
+    result is infinite if the claim is not refuted even when every guess is right.
     """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
@@ -295,10 +300,12 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 
 
 def expected_share(mu: float, share: float) -> float:
-    """Return the expected share of right guesses, if only the surest guesses are made.
+    """Return the expected share of guesses that are right, if only the surest guesses are made.
 
-    They are about the share `share` of the canaries, those with scores farthest from 0. A canary's
-    score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out.
+    A canary is a test input that a fair coin put into the run or left out. Its score is N(mu² / 2,
+    mu²) if it is in, and N(-mu² / 2, mu²) if it is out. Scores farther from 0 give surer guesses. A
+    canary is guessed only if its score is farther from 0 than a threshold. The threshold is such
+    that this has probability `share`.
     """
 
     def beyond(threshold: float) -> Float64s:

@@ -17,10 +17,11 @@ _BEYOND = "field multiples holds a value beyond its range"
 
 
 class GridReport:
-    """Encodes a vector of multiples of `step`, from -`limit` to `limit`, as the fields of a report.
+    """Encodes a vector whose values are whole multiples of `step`, as the fields of a report.
 
-    Each multiple gets as many bits as the range needs, so all reports have equal length. `kind` is
-    the integer type of the array that `read` returns.
+    A value is sent as its multiple: the number of steps, from -`limit` to `limit`. Each multiple
+    gets as many bits as this range needs, so all reports have equal length. `dimension` is the
+    number of values. `kind` is the integer type of the array that `read` returns.
     """
 
     fields: tuple[str, ...] = ("multiples", "step")
@@ -39,7 +40,11 @@ class GridReport:
         return self.written_parts(lambda part: multiples[part])
 
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
-        """Return the fields of a report. `multiples(part)` returns the multiples in that slice."""
+        """Return the fields of a report: all values, packed, and `step`.
+
+        The function `multiples` is called with one slice after another. It returns the values at
+        the positions in this slice, as whole multiples of `step`.
+        """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}
 
@@ -48,14 +53,20 @@ class GridReport:
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return the multiples in an untrusted report. Raises an error if a field is wrong."""
+        """Return the values of an untrusted report, as multiples of `step`.
+
+        Raises an error if a field is wrong.
+        """
         multiples, packed = np.empty(self._dimension, self._kind), self._packed(message)
         if not unpack(packed, -self.limit, self.limit, self.width, multiples):
             raise MessageInvalid(_BEYOND)
         return multiples
 
     def add(self, message: Message, total: Int64s) -> None:
-        """Add the multiples in an untrusted report to `total`. Raises an error if one is wrong."""
+        """Add the values of an untrusted report to `total`, as multiples of `step`.
+
+        Raises an error if a field or a value is wrong.
+        """
         packed = self._packed(message)
         if not add_within(packed, -self.limit, self.limit, self.width, total):
             raise MessageInvalid(_BEYOND)

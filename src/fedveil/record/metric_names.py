@@ -33,7 +33,10 @@ def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of a record's metrics: the deciding one, the loss, then the others."""
+    """Return the names of a record's metrics, each once.
+
+    The first is the metric that decides which model is best. Then come the loss and the others.
+    """
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 

@@ -36,9 +36,10 @@ State: TypeAlias = Literal[Phase, "done", "withheld", "unmasking", "complete", "
 
 
 class Event(Enum):
-    """An event that changes the state of a round, other than a message.
+    """An event that changes the state of a round and is not a message.
 
-    For a message, the event is its phase.
+    An accepted message also changes the state, but is not a member of this class. The tables name
+    it by its phase (`Phase`).
     """
 
     REFUSAL = "the client refuses to answer"

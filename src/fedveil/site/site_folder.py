@@ -77,8 +77,9 @@ class Site:
         )
 
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
-        """Return this site as a client of a server's job. Signed rounds need keys and a roster.
+        """Return this site as a client of a server's job.
 
+        Signed rounds need this site's key and a roster, a file with the public keys of all sites.
         `data_set` is the policy's block for the job's data. `owner` charges each report.
         """
         of = self.policy.servers[server]
@@ -99,7 +100,9 @@ class Site:
     def seat(self, server: str, *, signs: bool) -> Seat:
         """Return this site's number, state and keys for the jobs of a server.
 
-        `signs` is True if the rounds are signed. Raises `SiteError` if they need a missing roster.
+        `signs` is True if the rounds are signed. Signed rounds need a roster: a file with the
+        public keys of all sites. Raises `SiteError` if `signs` is True and the policy names no
+        roster for `server`.
         """
         of = self.policy.servers[server]
         if signs and of.roster is None:

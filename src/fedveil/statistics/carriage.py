@@ -186,6 +186,7 @@ class Carriage:
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
         """Return a client's joint vector as the update that the protection turns into a report.
 
+        `vector` is the joint vector: the client's vectors for all questions, one after the other.
         `entropy` is for rounding at random. Under not_encrypt each 64-bit number becomes two 32-bit
         numbers, whose sum is the number.
         """
@@ -203,7 +204,11 @@ class Carriage:
         return scaled.astype(np.float32)
 
     def total(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' joint vectors. `mean` is the round's aggregate."""
+        """Return the sum of the joint vectors of `reports` clients, with the protection's noise.
+
+        A joint vector has one client's vectors for all questions, one after the other. `mean` is
+        the aggregate that the protection computed from their reports.
+        """
         if not self._exact:
             return mean * (reports / self._scale)
         whole_mean = mean.reshape(2, -1).sum(0) if self._plain else mean

@@ -204,7 +204,11 @@ class Schedule:
         return trees if turn.part is None else [turn.part]
 
     def layout(self, step: Step) -> Layout:
-        """Return the positions of the step's parts in a client's joint vector."""
+        """Return the layout of the vector that each client computes in the round `step`.
+
+        The round asks about parts of the questions. The vector has one section for each of these
+        parts, and the layout has the position of each section.
+        """
         return Layout(self.file, self.parts(step))
 
     def cohort(self, step: Step, clients: int) -> list[int]:

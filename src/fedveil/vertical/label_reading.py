@@ -59,8 +59,9 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 def by_sign(rows: Float64s) -> Float64s:
     """Return a score for each row. The sign of the score separates two classes.
 
-    It does not say which sign is which class. `rows` come from `directions`. A score is the
-    projection of a row on the first right singular vector of all rows.
+    It does not say which sign is which class. `rows` has a row for each example: its gradients,
+    scaled and concatenated by `directions`. A score is the projection of a row on the first right
+    singular vector of all rows.
     """
     if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -73,10 +74,11 @@ def by_sign(rows: Float64s) -> Float64s:
 
 @dataclass(frozen=True)
 class Window:
-    """The gradients returned in a few consecutive steps.
+    """The gradients that a follower received in a few consecutive training steps.
 
-    `rows` come from `directions`, and `places` has the position of each row's example. An example
-    may have several rows.
+    Each row of `rows` has the gradients of one example in one step, scaled and concatenated by
+    `directions`. `places` has the position of each row's example among all examples. An example has
+    several rows if it was used in several of the steps.
     """
 
     places: Int64s

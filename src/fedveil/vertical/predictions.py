@@ -37,10 +37,12 @@ class Predictions:
 
 
 class PredictionFile:
-    """A file to write: `.csv` has a line for each example, `.npz` has the arrays ids and outputs.
+    """A new file for a model's predictions: a table (`.csv`) or raw outputs (`.npz`).
 
-    Never overwrites a file: the constructor checks this. `predict` checks that an example's outputs
-    fit a line of a .csv file. Both checks precede all messages, so no report is wasted.
+    A table has a line for each example. An `.npz` file has two arrays, ids and outputs. The
+    constructor raises an error if the file exists, so no file is overwritten. `predict` raises an
+    error if the model's outputs do not fit the lines of a table. It does so before the parties
+    exchange any message.
     """
 
     def __init__(self, path: Path) -> None:

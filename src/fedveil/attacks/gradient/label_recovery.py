@@ -58,14 +58,14 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """Return each class's error: the mean of softmax minus label over the client's examples.
+    """Estimate each class's error: the mean of softmax minus label over the client's examples.
 
-    The result is known up to a factor. It equals the gradient of cross-entropy in the last bias.
-    Row c of the last weight's gradient is class c's error times the layer's input. If the report
-    reveals the bias's gradient exactly, only that is used. Otherwise each row gives one value: its
-    regression on the layer's typical inputs, with every entry weighted by its reliability. For a
-    single example and a layer without bias, all rows are multiples of one vector, and the result
-    consists of these multiples.
+    `count` is the number of examples. The result is known up to a positive factor. If `reading` has
+    the gradient of the last bias exactly, the result is this gradient. Otherwise it comes from the
+    last weight's gradient, whose row c is class c's error times the layer's input: the result for c
+    is the factor by which `layer.inputs` fits this row best. The fit is by least squares, weighted
+    by `reading.weight`. If there is a single example and no bias, all rows are multiples of the
+    example's input, and the result consists of these factors.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)

@@ -82,10 +82,14 @@ def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
 def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s]:
     """Estimate a table of word vectors from messages whose text is known.
 
-    `sent` is [tokens, values], `tokens` are the words in these messages, and `words` is the size of
-    the vocabulary. Returns the mean message of each word, and the number of times that the word
-    occurs. Every word has one extra message: the mean of all messages. So the mean of bits is
-    strictly between 0 and 1, and a word that never occurs gets the mean of all messages.
+    `sent`, [tokens, values], has a message for each token of the text: numbers, or EmbeddingDP's
+    bits. `tokens` are the indices of these words in the vocabulary, and `words` is its size.
+    Returns an estimated vector for each word, and the number of times that the word occurs.
+
+    A word's vector is the mean of its messages and of one extra message, the mean of all messages.
+    So a word that never occurs gets the mean of all messages. If the messages are bits, the extra
+    message keeps every entry of a vector strictly between 0 and 1, unless all messages have the
+    same bit there.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))

@@ -70,11 +70,13 @@ class Imprint:
         form: Form = "window",
         rng: np.random.Generator | None = None,
     ) -> Imprint:
-        """Create an imprint with `cells` cells, and one that stays empty, for each of `statistics`.
+        """Create an imprint from `public`, examples that resemble those of the clients.
 
-        Equally many of the `public` examples fall into every cell but the empty one. The first
-        statistic is the mean of all features. Each further one is a random combination of them,
-        drawn from `rng`.
+        It measures `statistics` numbers of an example. The first is the mean of all features. Each
+        further one is a random combination of them, drawn from `rng`. Each statistic has `cells`
+        cells, into which equally many of the `public` examples fall, and one more cell that stays
+        empty. `form` says when a neuron responds to a statistic: above a threshold (`relu`), or
+        between two bounds (`window`).
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)

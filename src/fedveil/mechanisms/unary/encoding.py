@@ -140,9 +140,10 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        S, the sum of the states whose bits are 1, has the same epsilon. A ledger composes many of
-        these losses by their distributions, which gives a smaller total than the sum of the
-        epsilons.
+        A bit of the code becomes 1 with probability p if it belongs to the parameter's own state,
+        otherwise with probability q. Both kinds of report have this epsilon: the bits, and S, the
+        sum of the states whose bits are 1. A ledger composes many of these losses by their
+        distributions, which gives a smaller total than the sum of the epsilons.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)

@@ -1,10 +1,10 @@
 """Reads one column of numbers, and finds the form of its cells on the way.
 
 A form is a way to write numbers, such as decimal commas or dates that begin with the day
-(`cell_forms`). All possible forms are tried together. A form that cannot read a cell is excluded.
-The forms that remain at the end must agree on every cell. If they do not, other columns must show
-which decimal separator and which order of day and month the file uses. Otherwise the column is
-refused, with a message that names the key to write.
+(`cell_forms`). All possible forms are tried together. A form is excluded if a cell is not written
+in it. The forms that remain at the end must give the same number for every cell. If they do not,
+other columns must show which decimal separator and which order of day and month the file uses.
+Otherwise the column is refused, with a message that names the key to write.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Cells:
 class NumberColumn:
     """Reads one column of numbers, piece by piece, and stores it on disk in `spool`.
 
-    `forms` are the forms of number that could read every cell so far.
+    A form is a way to write numbers, such as with a decimal comma. Unless a cell was refused,
+    `forms` are the forms in which every cell so far is a number or missing.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class NumberColumn:
 
     @property
     def undecided(self) -> tuple[str, str] | None:
-        """Return two remaining forms that read some cell as different numbers, or None."""
+        """Return two remaining forms in which some cell is two different numbers, or None."""
         pairs = ((a, b) for a, b in self._differs if a in self.forms and b in self.forms)
         return next(pairs, None)
 

@@ -105,9 +105,10 @@ def _follow(
 
 
 def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
-    """Decode the leader's manifest. Raises MessageInvalid if it differs from what is expected.
+    """Decode `data`, the leader's manifest. Raises MessageInvalid if this party must not sign it.
 
-    The party's own SHA-256, the job, the run (`identity`) and the step must be those of this party.
+    The manifest must name the job, the parties and the step of `run`, and have `identity` as the
+    run's name. It must also have the SHA-256 of this party's own contents.json.
     """
     if len(data) > bundle.MOST_SIGNATURES_BYTES:
         raise MessageInvalid(f"its manifest has {len(data):,} bytes")

@@ -1,14 +1,20 @@
 """How parties on different machines find the common rows of their files to score.
 
-    begin     leader -> followers   the attempt, the bundle's name, the leader's number of ids
-    apply     follower -> leader    the same fields for the follower
-              (`intersection`, or digests, as in training)
-    aligned   leader -> followers   the common rows of the follower, with the proof (`intersection`)
+The job's method is `intersection` for secret ids, or `digests` (`remote.alignment`). The messages:
 
-Every id that a party sends may be a guess. For each file to score, the other party counts the ids
-that arrive, and saves the count beside its model bundle. It refuses more than the job's
-`alignment.most_ids`, by default four times its own number of ids. `alignment.least_common` does
-not apply: a single row may be scored.
+    begin     leader -> followers   the attempt, the bundle's name, the leader's number of ids, the
+                                    method, and under `digests` the key of the digests
+    apply     follower -> leader    the attempt, the bundle's name, the follower's number of ids,
+                                    and under `digests` a digest of each of its ids
+    aligned   leader -> followers   which of the follower's rows are common, and under
+                                    `intersection` a proof
+
+Under `intersection`, the messages of `remote.intersection` come before `aligned`.
+
+A party may send guessed ids, to learn if another party has them. So for each file to score, each
+party counts the ids that another party has sent, and saves the count beside its model bundle. It
+ends the alignment if the count exceeds the job's `alignment.most_ids`, by default four times its
+own number of ids. `alignment.least_common` does not apply: a single row may be scored.
 """
 
 from __future__ import annotations

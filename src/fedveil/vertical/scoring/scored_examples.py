@@ -138,10 +138,11 @@ class ScoredExamples:
 
 
 def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Read the counts of training from a bundle.
+    """Read from a bundle how often training sent each example's values to other parties.
 
-    Returns digests of ids in ascending order, the times that each was sent, and 1 for each with a
-    label (else 0).
+    Returns three arrays with an entry for each example: the digest of its id (in ascending order),
+    the number of times that its values were sent, and 1 if it is a training example, whose label
+    was used too, otherwise 0.
     """
     path = bundle.path / SENT
     with intact(path):
