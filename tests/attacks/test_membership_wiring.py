@@ -99,17 +99,14 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
         assert at.value != balanced_accuracy("", *attacked, best_threshold(*attacked)).value
 
 
-def test_invalid_records_move_no_test_example_among_the_members(
+def test_a_finished_runs_members_are_its_training_examples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A finished run's members are its usable training examples, whatever was invalid."""
     monkeypatch.setattr(membership, "rehearse", lambda target: target.model)
     target = Target.of(job())
-    train = replace(target.dataset.train, usable=np.arange(EXAMPLES) % 3 > 0)
-    run = replace(target, dataset=replace(target.dataset, train=train), trained=True)
-    found = Case.of(run, 2, Seeded(3), Watch())
-    assert (len(found.pool), found.members.sum()) == (160 + 40, 160)
-    assert np.array_equal(found.pool.x[found.members], train.x[train.usable])
+    found = Case.of(replace(target, trained=True), 2, Seeded(3), Watch())
+    assert (len(found.pool), found.members.sum()) == (EXAMPLES + 40, EXAMPLES)
+    assert np.array_equal(found.pool.x[found.members], target.dataset.train.x)
     assert len({found.other.job.seed, target.job.seed}) == 2
 
 

@@ -103,11 +103,11 @@ def test_only_a_whole_run_without_a_bound_promises_nothing(tmp_path: Path) -> No
 
 def test_machines_and_repeated_trainings_are_added_up(tmp_path: Path) -> None:
     first, second = federated_records(2, 11)
-    first |= {MACHINES: {"b": (7, 3.0, 0.0), "a": (3, 6.0, 0.25)}, RETRAINED: 2}
+    first |= {MACHINES: {"b": (7, 3.0, 0.625), "a": (3, 6.0, 0.25)}, RETRAINED: 2}
     second |= {MACHINES: {"a": (5, 4.0, 0.5)}, RETRAINED: 1}
     page = run_page(run_of(tmp_path, first, second))
     costs, machines = parts(page, "Bytes and time", Table)
-    assert machines.rows == [["a", "8", "10.0 s", "38%"], ["b", "7", "3.0 s", "0%"]]
+    assert machines.rows == [["a", "8", "10.0 s", "38%"], ["b", "7", "3.0 s", "62%"]]
     assert costs.rows[0][0] == "upload of a client in a round"
     assert "3 trainings on a lost machine had to be repeated." in parts(page, "Bytes and time", str)
     assert str(machine_totals([first, second])["a"]) == "8 clients, 10.0 s, idle 38%"
