@@ -39,7 +39,7 @@ def test_equal_jobs_of_two_sweeps_share_a_run() -> None:
     names = [arm.name for arm in {id(arm): arm for arm in found.values()}.values()]
     assert len(names) == len(set(names)) == len(found) - 2 * SEEDS
     one = found["sign_dim_out", 50, 2].job.model_dump()["protection"]["signds"]
-    assert (one["sign_dim_out"], one["sign_eps"], one["sign_k"]) == (50, 10, 0.2)
+    assert (one["sign_dim_out"], one["sign_eps"], one["sign_k"]) == (50, 20, 0.2)
     assert found["sign_dim_out", 50, 2].job.seed == 2
 
 
@@ -77,7 +77,7 @@ def test_the_curve_is_the_mean_of_the_seeds() -> None:
 def test_the_dimensions_of_a_report_follow_the_keys() -> None:
     assert signds_keys.plans("sign_eps")[-1][1] > signds_keys.plans("sign_eps")[0][1]
     outs = [count for _, count, _ in signds_keys.plans("sign_dim_out")]
-    assert outs == [2, 10, 50]
+    assert outs == [10, 25, 50]
     assert {verdict.answer for verdict in signds_keys.outputs()} <= {"agrees", "differs"}
 
 
