@@ -33,7 +33,7 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. Only --keys works without it.")
+        Path, typer.Argument(help="A YAML file with questions. Not needed with --keys.")
     ],
     overrides: Annotated[
         list[str] | None,

@@ -103,8 +103,7 @@ FEDERATED = (
     Attack(
         "membership",
         "membership.membership",
-        "Find out which examples a model was trained on.\n\n"
-        "--protection and --set need a job file: the command attacks a finished run as it is.",
+        "Find out which examples a model was trained on.",
         trains=True,
     ),
     Attack(
@@ -154,6 +153,15 @@ VERTICAL = (
 )
 
 
+#: What the options do with a finished run, for the help of an attack.
+_REFUSED = "--protection and --set need a job file: the command attacks a finished run as it is."
+_SET_REFUSED = "--set needs a job file: the command attacks a finished run as it is."
+_CHANGES = (
+    "With a finished run, --protection and --set change the job that the attack uses. The run's "
+    "own job and model do not change."
+)
+
+
 def _add_federated(attack: Attack) -> None:
     def command(
         job_or_run: JobOrRun = None,
@@ -194,7 +202,8 @@ def _add_federated(attack: Attack) -> None:
             asked = [target.under(name) for name in protections] if protections else [target]
             _mount(attack, asked, effort, folder, json=json)
 
-    app.command(attack.name, help=attack.help)(command)
+    options = _REFUSED if attack.trains else _CHANGES
+    app.command(attack.name, help=f"{attack.help}\n\n{options}")(command)
 
 
 def _add_vertical(attack: Attack) -> None:
@@ -229,7 +238,7 @@ def _add_vertical(attack: Attack) -> None:
                 folder = _new_folder(out, job, attack, stack)
             _mount(attack, [target], effort, folder, json=json)
 
-    app.command(attack.name, help=attack.help)(command)
+    app.command(attack.name, help=f"{attack.help}\n\n{_SET_REFUSED}")(command)
 
 
 for _attack in FEDERATED:

@@ -261,8 +261,21 @@ def init(
 @answering
 def deploy(
     directory: Annotated[Path, typer.Argument(help="The folder to write the Flower app to.")],
-    job: JobPath = None,
-    overrides: Overrides = None,
+    job: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A fedveil or MindSpore Federated job file, or a question file. Default: a "
+            "built-in job on scikit-learn's digits."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=VALUE, such as seed=5: override one key of the job or question file; may be "
+            "repeated.",
+        ),
+    ] = None,
     seeded: Annotated[
         bool,
         typer.Option(

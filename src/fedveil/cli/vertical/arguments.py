@@ -64,8 +64,8 @@ MostIds = Annotated[
     typer.Option(
         min=1,
         help="To find common rows privately, another party tests whether its ids are in the "
-        "--data file. This is the most ids that it may test in all connections together. Default: "
-        "alignment.most_ids of the job.",
+        "--data file. This is the largest number of ids that it may test for this file, in all "
+        "sessions together. Default: alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[
@@ -76,9 +76,9 @@ Tls = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The folder with this party's certificate.pem, key.pem and authority.pem: "
-        "CERTS/PARTY after `fedveil vertical certificates CERTS`, or files from your "
-        "own certificate authority.",
+        help="The folder with this party's certificate.pem, key.pem and authority.pem. It is "
+        "CERTS/PARTY if `fedveil vertical certificates CERTS --party PARTY` made the files. "
+        "They may also come from your own certificate authority.",
     ),
 ]
 Insecure = Annotated[
