@@ -99,9 +99,7 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
         assert at.value != balanced_accuracy("", *attacked, best_threshold(*attacked)).value
 
 
-def test_a_finished_runs_members_are_its_training_examples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "rehearse", lambda target: target.model)
     target = Target.of(job())
     found = Case.of(replace(target, trained=True), 2, Seeded(3), Watch())
