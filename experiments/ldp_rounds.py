@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from experiments.evidence import idle, interval, learnt, with_interval
+from experiments.evidence import idle, learnt, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.ldp_jobs import EPSILONS, MECHANISMS, SPLITS, Task, job, labels
 from experiments.leakage import leakage
-from experiments.sweeps import SEEDS, Sweep, Swept, reached, swept
+from experiments.sweeps import SEEDS, Sweep, Swept, decided, reached, swept
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
@@ -97,16 +97,16 @@ def judged(leaks: Mapping[str, Leaks]) -> Iterator[Verdict]:
     guesses = "" if min(plain) > 0.5 else "even without protection the attack only guesses"
     for name, by_round in leaks.items():
         early, *_, late = [[leak.value for leak in each] for each in by_round.values()]
-        apart = interval([b - a for a, b in zip(early, late, strict=True)])
+        agrees, unsure = decided([b - a for a, b in zip(early, late, strict=True)])
         yield Verdict.of(
-            apart[0] > 0, f"leakage by round: {name}",
+            agrees, f"leakage by round: {name}",
             "an early model leaks little, a late one more",
             "; ".join(f"{rounds:g}: {with_interval([leak.value for leak in each])}"
                       for rounds, each in by_round.items()),
             held_to="late minus early, seed by seed: the interval lies above 0",
             same="the model memorises its examples as the rounds go by",
             other="the noise hides what the model memorises",
-            nothing=guesses,
+            nothing=guesses or unsure,
         )  # fmt: skip
 
 

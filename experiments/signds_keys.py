@@ -9,10 +9,10 @@ from typing import Any
 
 from experiments import writers
 from experiments.arms import LAST, mean_accuracy
-from experiments.evidence import idle, interval, with_interval
+from experiments.evidence import idle, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.saved_results import kept
-from experiments.sweeps import SEEDS, Sweep, Swept, compared, plot, reached, swept
+from experiments.sweeps import SEEDS, Sweep, Swept, compared, decided, plot, reached, swept
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.entry.simulation import resume, simulate
 from fedveil.federated.job import Job
@@ -222,13 +222,13 @@ def _rate(whole: Swept, quarter: Swept) -> Iterator[Verdict]:
     faster = [
         mean_accuracy(b) - mean_accuracy(a) for a, b in zip(whole[0.25], whole[1], strict=True)
     ]
-    low, _ = interval(faster)
+    agrees, nothing = decided(faster)
     yield Verdict.of(
-        low > 0, "mean accuracy over all rounds, at sign_global_lr 1 minus at 0.25",
+        agrees, "mean accuracy over all rounds, at sign_global_lr 1 minus at 0.25",
         "a moderately larger one is faster", with_interval(faster),
         held_to="the interval lies above 0",
         same="each sign moves a weight further", other="it is not faster",
-        nothing=idle({"1": min(reached(whole[1]))}, _DIGITS),
+        nothing=idle({"1": min(reached(whole[1]))}, _DIGITS) or nothing,
     )  # fmt: skip
     sways = {rate: mean(map(_sway, runs)) for rate, runs in whole.items()}
     yield Verdict.of(

@@ -14,6 +14,8 @@ from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 
 SEEDS = LEAST_SEEDS
+#: A difference of accuracies up to this counts as none.
+SLACK = 0.02
 #: The runs of a sweep: for each value of its key, one run for each seed.
 Swept = Mapping[float, Sequence[ReadRun]]
 
@@ -68,22 +70,35 @@ def listed(sweep: Swept) -> str:
     return "; ".join(f"{value:g}: {with_interval(reached(runs))}" for value, runs in sweep.items())
 
 
+def decided(apart: Sequence[float]) -> tuple[bool, str]:
+    """Decide whether a difference is above 0, by the seeds' values of it.
+
+    Returns True if their interval lies above 0. Otherwise returns False, with the reason why the
+    seeds cannot decide, or with "" if the interval ends at `SLACK` at most.
+    """
+    low, high = interval(apart)
+    if low > 0 or high <= SLACK:
+        return low > 0, ""
+    return False, f"the seeds differ too much to decide: [{low:.3f}, {high:.3f}]"
+
+
 def compared(
     what: str, sweep: Swept, worse: float, better: float, *, labels: int, source: str, same: str,
     other: str,
 ) -> Verdict:  # fmt: skip
     """Judge whether accuracy is lower at the value `worse` of the key than at `better`.
 
-    Seeds are compared pairwise: the interval of their differences must lie above 0. A model that
-    learnt nothing at `better` says nothing.
+    Seeds are compared pairwise. A model that learnt nothing at `better` says nothing.
     """
     low, high = reached(sweep[worse]), reached(sweep[better])
-    apart = interval([b - a for a, b in zip(low, high, strict=True)])
+    apart = [b - a for a, b in zip(low, high, strict=True)]
+    agrees, nothing = decided(apart)
     return Verdict.of(
-        apart[0] > 0, what, source, listed(sweep),
-        held_to=f"accuracy at {better:g} minus accuracy at {worse:g}, seed by seed: its interval, "
-        f"here [{apart[0]:.3f}, {apart[1]:.3f}], lies above 0",
-        same=same, other=other, nothing=idle({f"{better:g}": min(high)}, labels),
+        agrees, what, source, listed(sweep),
+        held_to=f"accuracy at {better:g} minus accuracy at {worse:g}, seed by seed, here "
+        f"{with_interval(apart)}: the interval lies above 0",
+        same=same, other=other,
+        nothing=idle({f"{better:g}": min(high)}, labels) or nothing,
     )  # fmt: skip
 
 

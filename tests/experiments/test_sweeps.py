@@ -54,7 +54,8 @@ def test_a_sweep_changes_its_key_and_what_its_runs_share() -> None:
     ("worse", "better", "answer"),
     [
         ((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), "agrees"),  # each seed is better, though they overlap
-        ((0.5, 0.6, 0.7), (0.8, 0.6, 0.6), "differs"),
+        ((0.5, 0.6, 0.7), (0.8, 0.6, 0.6), "says nothing"),  # the seeds cannot decide
+        ((0.6, 0.6, 0.6), (0.605, 0.6, 0.605), "differs"),  # less than what counts
         ((0.7, 0.7, 0.7), (0.5, 0.5, 0.5), "differs"),
         ((0.05, 0.05, 0.05), (0.3, 0.3, 0.15), "says nothing"),
     ],
@@ -90,8 +91,8 @@ def test_a_larger_step_sways_and_more_clients_need_it() -> None:
     quarter = {**whole, 1: ended(0.9, 0.9, 0.9)}
     assert [v.answer for v in signds_keys._rate(whole, quarter)] == ["agrees"] * 3
     assert [v.answer for v in signds_keys._rate(quarter, whole)] == ["agrees", "agrees", "differs"]
-    slow = {**whole, 1: ended(0.4, 0.3, 0.4, losses=wild)}
-    assert [v.answer for v in signds_keys._rate(slow, whole)] == ["differs"] * 3
+    slow = {**whole, 1: ended(0.39, 0.3, 0.39, losses=wild)}
+    assert [v.answer for v in signds_keys._rate(slow, whole)] == ["says nothing"] + ["differs"] * 2
 
 
 @pytest.mark.parametrize(
@@ -107,17 +108,17 @@ def test_the_step_shrinks_for_every_seed(steps: list[list[float]], answer: str) 
 
 
 def noise(cost: float, wide: float, many: float) -> dict[str, sweeps.Swept]:
-    """Return runs in which noise costs `cost` with all clients, and more in the widest net."""
-    shares, widths = dp_encrypt_keys.SHARES, dp_encrypt_keys._WIDTHS
+    """Return runs in which noise costs `cost` with all clients, and more in the wide net."""
+    shares, (_, widest) = dp_encrypt_keys.SHARES, dp_encrypt_keys._WIDTHS
     plain = {share: ended(0.9, 0.92, 0.91) for share in shares}
-    runs: dict[str, sweeps.Swept] = {"plain": plain, "noisy": dict(plain)}
+    runs: dict[str, sweeps.Swept] = {"plain": plain}
     runs["noisy"] = {**plain, 1.0: ended(*(a - cost for a in (0.9, 0.92, 0.91)))}
     runs["clip"] = {
         0.1: ended(0.5, 0.5, 0.5), 0.5: ended(0.6, 0.6, 0.6), 1.0: ended(0.8, 0.8, 0.8),
         2.0: ended(0.7, 0.7, 0.7), 8.0: ended(0.81, 0.81, 0.81),
     }  # fmt: skip
-    for width in widths:
-        lost = {0.1: wide if width == widths[-1] else 0.01, 1.0: many}
+    for width in dp_encrypt_keys._WIDTHS:
+        lost = {0.1: wide if width == widest else 0.01, 1.0: many}
         runs[f"plain, {width} units"] = {share: ended(0.9, 0.9, 0.9) for share in lost}
         runs[f"noisy, {width} units"] = {
             share: ended(0.9 - each, 0.899 - each, 0.901 - each) for share, each in lost.items()
@@ -131,6 +132,9 @@ def test_the_verdicts_on_noise_follow_the_figures() -> None:
 
     assert answers(0.01, 0.3, 0.1) == ["agrees", "agrees", "differs", "agrees", "agrees"]
     assert answers(0.03, 0.005, 0.1) == ["differs", "agrees", "differs", "differs", "differs"]
+    unsure = noise(0.01, 0.3, 0.1)
+    unsure["noisy"] = {**unsure["noisy"], 1.0: ended(0.96, 0.8, 0.9)}
+    assert next(iter(dp_encrypt_keys.judged(unsure, 1000))).answer == "says nothing"
 
 
 def test_leakage_is_judged_late_against_early() -> None:
