@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from experiments.evidence import idle, learnt, with_interval
+from experiments.evidence import idle, interval, learnt, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
 from experiments.ldp_jobs import EPSILONS, MECHANISMS, SPLITS, Task, job, labels
 from experiments.leakage import leakage
@@ -91,12 +91,14 @@ def attacked(sweep: Swept) -> Leaks:
 
 
 def judged(leaks: Mapping[str, Leaks]) -> Iterator[Verdict]:
-    """Judge whether the leakage after the last round is above that after the first few."""
-    plain = [leak.low for name in leaks for leak in [*leaks[name].values()][-1]
-             if name.startswith(_KINDS[0])]  # fmt: skip
-    guesses = "" if min(plain) > 0.5 else "even without protection the attack only guesses"
+    """Judge whether the leakage after the last round is above that after the first few.
+
+    An attack that only guesses without protection says nothing.
+    """
     for name, by_round in leaks.items():
-        early, *_, late = [[leak.value for leak in each] for each in by_round.values()]
+        early, *_, late = _values(by_round)
+        plain = _values(leaks[f"{_KINDS[0]}, {name.partition(', ')[2]}"])[-1]
+        guesses = "" if interval(plain)[0] > 0.5 else "without protection, the attack only guesses"
         agrees, unsure = decided([b - a for a, b in zip(early, late, strict=True)])
         yield Verdict.of(
             agrees, f"leakage by round: {name}",
@@ -108,6 +110,10 @@ def judged(leaks: Mapping[str, Leaks]) -> Iterator[Verdict]:
             other="the noise hides what the model memorises",
             nothing=guesses or unsure,
         )  # fmt: skip
+
+
+def _values(leaks: Leaks) -> list[list[float]]:
+    return [[leak.value for leak in each] for each in leaks.values()]
 
 
 def beginnings(
@@ -137,7 +143,8 @@ def beginnings(
             ", ".join(str(each or "never") for each in found),
             held_to=f"every seed, not before round {_DENSE_ROUNDS[0]}",
             same="a dense net learns slowly",
-            other="a small net with five local epochs is faster; or it never gets there",
+            other="the small net, with five local epochs, is faster" if len(rounds) == len(found)
+            else "it does not get there",
             nothing="" if learnt(max(ends), labels("small", _DENSE)) else "it learnt nothing",
         )  # fmt: skip
 
