@@ -19,9 +19,9 @@ from fedveil.pages.table import Table
 
 #: Numbers of parameters: LeNet, a net of the size of Purchase-100's, and one between.
 SIZES: Mapping[Scale, Sequence[int]] = {"small": (1_450, 11_610), "full": (1_450, 44_426, 446_308)}
-_REPORTS: Mapping[Scale, int] = {"small": 20, "full": 100}
+_REPORTS: Mapping[Scale, int] = {"small": 20, "full": 50}
 _CELLS, _EPS = 50, 4.8
-_REPEATS = 5
+_REPEATS = 3
 
 
 class Aggregation(Experiment):
