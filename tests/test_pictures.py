@@ -14,7 +14,8 @@ PICTURES = Path(__file__).parents[1] / "docs" / "reproductions"
 OF_ONE = {
     "ldp-adaptive-dnn-purchase100-synthetic": "rr", "ldp-adaptive-lenet-mnist": "rr",
     "ldp-cells-cells": "rr", "ldp-convergence-oue": "oue", "ldp-convergence-rr": "rr",
-    "ldp-epsilon-leakage": "rr", "ldp-noniid-noniid": "rr",
+    "ldp-epsilon-leakage": "rr", "ldp-noniid-noniid": "rr", "signds-keys-rate": "signds",
+    "signds-keys-step": "signds",
 }  # fmt: skip
 #: Pictures of no protection of the switch.
 OF_NONE = {
