@@ -24,6 +24,12 @@ OF_NONE = {
 }  # fmt: skip
 _ENTRY = re.compile(r'stroke: (#[0-9a-f]{6})[^"]*"/>\s*(?:</?g[^>]*>\s*)*<text[^>]*>([^<]+)</text>')
 _NAME = re.compile(r'<text [^>]*fill: (#[0-9a-f]{6})"[^>]*>([a-z]+_?[a-z]*)</text>')
+#: The same in pictures of the project's own, and the colours of all curves there.
+_OWN_ENTRY = re.compile(
+    r'stroke="(#[0-9A-F]{6})"><path class="line"[^>]*/>(?:<path class="mark"[^>]*/>)?</g>'
+    r'<text x="34" y="10">([^<]+)</text>'
+)
+_OWN_CURVE = re.compile(r'<g class="curve[^>]*stroke="(#[0-9A-F]{6})"')
 
 
 def entries(picture: Path) -> dict[str, str]:
@@ -31,7 +37,8 @@ def entries(picture: Path) -> dict[str, str]:
     text = picture.read_text("utf-8")
     legend = text.partition('<g id="legend_1">')[2]
     beside = [(colour, name) for colour, name in _NAME.findall(text) if name in PROTECTIONS]
-    return {name: colour for colour, name in [*_ENTRY.findall(legend), *beside]}
+    found = [*_ENTRY.findall(legend), *beside, *_OWN_ENTRY.findall(text)]
+    return {name: colour.lower() for colour, name in found}
 
 
 def protection_of(entry: str, picture: str) -> str:
@@ -52,6 +59,7 @@ def test_a_protection_has_its_colour(picture: Path) -> None:
     for name, colour in found.items():
         assert colour.upper() == PROTECTIONS[protection_of(name, picture.stem)], name
     text = picture.read_text("utf-8")
-    drawn = set(re.findall(r"fill: none; (?:[a-z-]+: [^;]+; )*?stroke: (#[0-9a-f]{6})", text))
+    drawn = {colour.lower() for colour in _OWN_CURVE.findall(text)}
+    drawn |= set(re.findall(r"fill: none; (?:[a-z-]+: [^;]+; )*?stroke: (#[0-9a-f]{6})", text))
     known = {colour.lower() for colour in PROTECTIONS.values()}
     assert drawn & known <= {*found.values()}

@@ -66,7 +66,7 @@ def collapsed(name: str) -> Iterator[Verdict]:
     elif name == "ldp-rounds":
         by_round = swept(ldp_rounds._sweeps((2, 8)))
         seeds = [share("leakage", hits, 10_000) for hits in (5003, 4990, 5010)]
-        yield from ldp_rounds.judged(dict.fromkeys(by_round, {2: seeds, 8: seeds}))
+        yield from ldp_rounds.judged({name: {2: seeds, 8: seeds} for name in by_round})
         lenet = {f"first rounds, {kind}": {10: [flat()] * 3} for kind in ldp_rounds._KINDS}
         yield from ldp_rounds.beginnings("small", lenet, by_round)
     elif name == "ldp-convergence":
