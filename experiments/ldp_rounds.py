@@ -24,7 +24,7 @@ ROUNDS: Mapping[Scale, Sequence[int]] = {"small": (2, 8), "medium": (2, 10, 40)}
 _FIRST = 10
 _EPS = EPSILONS[7]
 _KINDS = ("not_encrypt", *MECHANISMS)
-_SECONDS: Mapping[Scale, float] = {"small": 120, "medium": 900}
+_SECONDS: Mapping[Scale, float] = {"small": 120, "medium": 540}
 #: The accuracies that the source states, and the rounds in which the dense net reaches its own.
 _LENET_RANGE, _DENSE_LEAST, _DENSE_ROUNDS = (0.6, 0.8), 0.5, (100, 300)
 
@@ -55,7 +55,7 @@ class LeakageByRound(Experiment):
         return Job.read(found.model_dump(), ["evaluation.every=1", "record.page=false"])
 
     def estimate_s(self, scale: Scale) -> float:
-        """Estimate all runs, as measured on one machine."""
+        """Estimate all runs."""
         return _SECONDS[scale]
 
     def run(self, folder: Path, scale: Scale, tell: Tell) -> Outcome:

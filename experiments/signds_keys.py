@@ -29,7 +29,7 @@ _TEST_PART = 5
 #: The number of rounds between two readings of the estimate of the step.
 _STRIDE = 2
 _ROUNDS: Mapping[Scale, int] = {"small": 6, "medium": 16}
-_RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 20}
+_RUN_S: Mapping[Scale, float] = {"small": 6, "medium": 55}
 
 _SIGNDS = "protection.signds"
 _FIXED = f"{_SIGNDS}.magnitude=fixed"
