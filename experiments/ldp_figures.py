@@ -33,12 +33,10 @@ from experiments.ldp_jobs import (
     title,
 )
 from experiments.leakage import leakage
-from fedveil.engine.round_checkpoint import Checkpoint
-from fedveil.errors import RunFolderError
+from experiments.saved_results import last_checkpoint
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.table import Table
 from fedveil.privacy.finding import Measured
-from fedveil.record.run_folder import RunFolder
 from fedveil.studies.several_runs import first_round
 
 More = Mapping[str, Mapping[str, Any]]
@@ -372,11 +370,5 @@ class Adaptive(LDPFigure):
 
 def mean_eps(folder: Path) -> float:
     """Return RR's epsilon per bit, averaged over a run's rounds: its total by plain addition."""
-    opened = RunFolder.reopen(folder)
-    try:
-        saved = Checkpoint.read(opened)
-    finally:
-        opened.close()
-    if saved is None:
-        raise RunFolderError(f"{folder} has no checkpoint of its last round")
+    saved = last_checkpoint(folder)
     return float(saved.protection["spent"]) / (2 * len(saved.weights) * saved.round)

@@ -9,6 +9,9 @@ from typing import Any
 
 from fedveil.base.files import write_whole
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_bytes
+from fedveil.engine.round_checkpoint import Checkpoint
+from fedveil.errors import RunFolderError
+from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import intact
 
 
@@ -19,3 +22,15 @@ def kept(folder: Path, name: str, make: Callable[[], Any]) -> Any:
         write_whole(file, json.dumps(make(), indent=1).encode())
     with intact(file):
         return json.loads(read_bytes(file, MOST_LINES_BYTES))
+
+
+def last_checkpoint(folder: Path) -> Checkpoint:
+    """Return the state of the finished run in `folder`."""
+    opened = RunFolder.reopen(folder)
+    try:
+        saved = Checkpoint.read(opened)
+    finally:
+        opened.close()
+    if saved is None:
+        raise RunFolderError(f"{folder} has no checkpoint of its last round")
+    return saved

@@ -11,16 +11,14 @@ from experiments import writers
 from experiments.arms import LAST, mean_accuracy
 from experiments.evidence import idle, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
-from experiments.saved_results import kept
+from experiments.saved_results import kept, last_checkpoint
 from experiments.sweeps import SEEDS, Sweep, Swept, compared, decided, plot, reached, swept
-from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.entry.simulation import resume, simulate
 from fedveil.federated.job import Job
 from fedveil.mechanisms import SignDS
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
-from fedveil.record.run_folder import RunFolder
 
 _DIGITS = 10
 #: Parameters of the LeNet with 62 classes.
@@ -138,20 +136,10 @@ def estimates(folder: Path, base: Job, seed: int, tell: Tell) -> list[float]:
             else:
                 changes = [f"rounds={rounds}", f"seed={seed}", f"checkpoint.every={_STRIDE}"]
                 simulate(Job.read(base.model_dump(), changes), path)
-            found.append(_estimate(path))
+            found.append(float(last_checkpoint(path).protection["estimate"]))
         return found
 
     return [float(each) for each in kept(folder, f"step-{seed}", read)]
-
-
-def _estimate(path: Path) -> float:
-    opened = RunFolder.reopen(path)
-    try:
-        saved = Checkpoint.read(opened)
-    finally:
-        opened.close()
-    assert saved is not None
-    return float(saved.protection["estimate"])
 
 
 def plans(name: str) -> list[tuple[float, int, float]]:

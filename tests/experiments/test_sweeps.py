@@ -8,8 +8,11 @@ import pytest
 
 from experiments import dp_encrypt_keys, ldp_aggregation, ldp_rounds, signds_keys, sweeps
 from experiments.dp_encrypt_keys import DPEncryptKeys
+from experiments.saved_results import last_checkpoint
 from experiments.signds_keys import SWEEPS, SignDSKeys
 from experiments.sweeps import SEEDS, Sweep, arms, compared
+from fedveil.entry.simulation import simulate
+from fedveil.federated.job import Job
 from fedveil.pages.read_run import ReadRun
 from fedveil.privacy.intervals import share
 
@@ -105,6 +108,19 @@ def test_a_larger_step_sways_and_more_clients_need_it() -> None:
 def test_the_step_shrinks_for_every_seed(steps: list[list[float]], answer: str) -> None:
     assert signds_keys.step_shrinks(steps, ended(0.8, 0.9)).answer == answer
     assert signds_keys.step_shrinks(steps, ended(0.8, 0.1)).answer == "says nothing"
+
+
+def test_the_estimate_is_read_after_every_second_round(tmp_path: Path) -> None:
+    changes = ["rounds=4", "clients.number=7", "model=logistic", "simulation.workers=0"]
+    base = Job.load(None, ["protection=signds", *changes, "record.page=false"])
+    told: list[str] = []
+    found = signds_keys.estimates(tmp_path, base, 3, told.append)
+    assert len(found) == 2
+    run = simulate(Job.read(base.model_dump(), ["seed=3"]), tmp_path / "whole")
+    assert found[-1] == last_checkpoint(run.folder).protection["estimate"]
+    assert found[1] == 2 * found[0]  # it still grows
+    assert signds_keys.estimates(tmp_path, base, 3, told.append) == found
+    assert told == ["the estimate of the step by round, seed 3"]
 
 
 def noise(cost: float, wide: float, many: float) -> dict[str, sweeps.Swept]:
