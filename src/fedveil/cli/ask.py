@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.base.plain_text import console, document, say
-from fedveil.cli.job_arguments import remarks
+from fedveil.cli.job_arguments import remarks, set_option
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
 
@@ -35,14 +35,7 @@ def ask(
     question: Annotated[
         Path, typer.Argument(help="A YAML file with questions. Not needed with --keys.")
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="KEY=VALUE, such as seed=5: override one key of the question file; may be "
-            "repeated.",
-        ),
-    ] = None,
+    overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder for the answers. Default: a new folder under runs/."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,12 +23,15 @@ JobPath = Annotated[
         "scikit-learn's digits."
     ),
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="KEY=VALUE, such as seed=5: override one key of the job; may be repeated."
-    ),
-]
+
+
+def set_option(of: str) -> Any:
+    """Return the option `--set` of a command that reads `of`."""
+    text = f"KEY=VALUE, such as seed=5: override one key of {of}; may be repeated."
+    return typer.Option("--set", help=text)
+
+
+Overrides = Annotated[list[str] | None, set_option("the job")]
 
 #: Lines that protect a job, the best first.
 _PROTECTED = ("protection: distributed_dp", "protection: dp_encrypt")

@@ -33,6 +33,7 @@ from fedveil.cli.job_arguments import (
     job_of_run,
     load,
     remarks,
+    set_option,
 )
 from fedveil.cli.json_answer import AsJson, alone, answer, answering
 from fedveil.cli.vertical import commands as vertical_cli
@@ -268,14 +269,7 @@ def deploy(
             "built-in job on scikit-learn's digits."
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="KEY=VALUE, such as seed=5: override one key of the job or question file; may be "
-            "repeated.",
-        ),
-    ] = None,
+    overrides: Annotated[list[str] | None, set_option("the job or question file")] = None,
     seeded: Annotated[
         bool,
         typer.Option(

@@ -13,7 +13,6 @@ follower sends a keyed digest of each id, and the leader draws a new key each ti
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from fedveil.base.array_types import row_values
 from fedveil.base.text_digests import text_digests
 from fedveil.errors import DataInvalid, FewCommon
-from fedveil.vertical.remote.blinding import TEXT, texts
+from fedveil.vertical.remote.blinding import kind_of
 from fedveil.vertical.rows import Ids, Positions, align
 
 KEY_BYTES = 32
@@ -102,11 +101,7 @@ def _lacking(
 
 def digests(ids: Ids, key: bytes) -> Digests:
     """Return a digest of 16 bytes for each id, one per row, keyed with `key`."""
-    if ids.dtype.kind == "U":
-        return text_digests(ids, DIGEST_BYTES, key, TEXT)
-    blake2b = hashlib.blake2b
-    made = (blake2b(number, key=key, digest_size=DIGEST_BYTES).digest() for number in texts(ids))
-    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, DIGEST_BYTES)
+    return text_digests(ids.astype(np.str_), DIGEST_BYTES, key, kind_of(ids))
 
 
 def holds_twice(rows: Digests) -> bool:

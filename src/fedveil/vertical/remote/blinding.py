@@ -29,8 +29,6 @@ from fedveil.vertical.rows import Ids
 _NO_POINTS = np.empty((0, POINT_BYTES), np.uint8)
 #: The number of points that a thread processes at a time.
 _PIECE = 512
-#: The bytes before an id that is a text.
-TEXT = b"text "
 _DOMAIN = b"fedveil: an id of %s\0"
 
 
@@ -118,13 +116,16 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """Return the ids as bytes, which say if the id is a number or a text.
-
-    So the bytes of a whole number and of a text are never equal.
-    """
+    """Return the ids as bytes, each after its kind."""
+    kind = kind_of(ids)
     if ids.dtype.kind == "U":
-        return map(TEXT.__add__, utf8(ids))
-    return (b"number %d" % number for number in ids.tolist())
+        return map(kind.__add__, utf8(ids))
+    return (kind + b"%d" % number for number in ids.tolist())
+
+
+def kind_of(ids: Ids) -> bytes:
+    """Return the bytes before each id, so that those of a number and of a text are never equal."""
+    return b"text " if ids.dtype.kind == "U" else b"number "
 
 
 @cache
