@@ -128,9 +128,8 @@ def test_a_fault_is_found_by_the_bounds_that_are_made_for_it(
 def test_a_sound_protection_is_refuted_at_most_as_often_as_the_confidence_allows(
     position: str, own: dict[str, Any], tmp_path: Path
 ) -> None:
-    """An audit that is wrong in half of all runs passes in one of four. Seed 0 is one of twenty."""
-    found = [audited(tmp_path / str(s), position, own, 20, 2, seed=s) for s in (2, 3)]
-    assert not any(finding.refutes for finding in found)
+    found = [audited(tmp_path / str(s), position, own, 20, 2, seed=s) for s in range(4)]
+    assert sum(finding.refutes for finding in found) <= 1
     assert all(finding.limits for finding in found)
 
 

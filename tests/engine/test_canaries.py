@@ -254,9 +254,9 @@ def test_what_canaries_do_in_one_round_they_take_back_in_the_next(tmp_path: Path
 
 
 def test_a_true_claim_is_exceeded_in_few_runs(tmp_path: Path) -> None:
-    """An audit that is wrong in three of ten runs passes in one of nine."""
-    found = [audited(job(seed=seed), tmp_path / str(seed)) for seed in range(6, 12)]
-    assert not any(finding.refutes for finding in found)
+    runs = 12
+    found = [audited(job(seed=seed), tmp_path / str(seed)) for seed in range(runs)]
+    assert sum(finding.refutes for finding in found) <= 1
     alone = [finding.figures[1].value for finding in found]
     assert max(alone) > 1  # it is no bound of nothing
     assert all(3.9 < finding.epsilon < 4.1 for finding in found)
@@ -304,7 +304,8 @@ def test_noise_is_measured_of_gaussian_positions_with_a_clip_that_stays(tmp_path
 
 def test_without_a_fault_the_same_position_is_not_refuted(tmp_path: Path) -> None:
     """The audit may be wrong in one run of twenty: seed 1 is such a run, by a hair."""
-    assert not any(audited(faulty("", s), tmp_path / str(s)).refutes for s in range(2, 6))
+    refuted = [audited(faulty("", s), tmp_path / str(s)).refutes for s in range(8)]
+    assert sum(refuted) <= 1
 
 
 @pytest.mark.parametrize("central", [{}, {"central_eps": 50.0, "central_norm_clip": 1.0}])
