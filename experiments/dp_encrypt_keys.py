@@ -18,7 +18,7 @@ from fedveil.federated.job import Job
 from fedveil.pages.table import Table
 
 _DIGITS = 10
-#: The share of 1,000 clients that takes part in a round, and that of the other sweeps.
+#: The shares of the clients that take part in a round, and that of the sweep of clips.
 SHARES = (0.01, 0.1, 1.0)
 _MIDDLE = 0.3
 _CLIPS = (0.1, 0.5, 1.0, 2.0, 8.0)
@@ -143,19 +143,17 @@ def lost(runs: Mapping[str, Swept], models: str, share: float) -> list[float]:
 
 def judged(runs: Mapping[str, Swept], number: int) -> Iterator[Verdict]:
     """Judge the sources' sentences about the noise."""
-    plain = {f"plain, {share:g}": min(reached(each)) for share, each in runs["plain"].items()}
     costs = {share: lost(runs, "", share) for share in SHARES}
     told = "; ".join(f"{share * number:,.0f}: {with_interval(costs[share])}" for share in SHARES)
-    low, high = interval(costs[1.0])
-    unsure = f"the seeds differ too much to decide: [{low:.3f}, {high:.3f}]"
+    _, unsure = decided(costs[1.0])
     yield Verdict.of(
-        high <= SLACK, "accuracy lost to noise, by the number of clients in a round",
+        interval(costs[1.0])[1] <= SLACK,
+        "accuracy lost to noise, by the number of clients in a round",
         "from 1,000 clients on the noise cancels, without a visible effect", told,
         held_to=f"with all {number:,} clients, the interval ends at {SLACK:g} at most",
         same="little noise is left in the mean",
         other=f"even the mean of {number:,} reports has enough noise to be seen",
-        nothing=idle({"plain, 1": plain["plain, 1"]}, _DIGITS)
-        or (unsure if low <= 0 < SLACK < high else ""),
+        nothing=idle({"plain, 1": min(reached(runs["plain"][1.0]))}, _DIGITS) or unsure,
     )  # fmt: skip
     yield from _clips(runs["clip"])
     yield from _sizes(runs, number)

@@ -17,7 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.mechanisms.unary.encoding import UnaryEncoding
 from fedveil.pages.table import Table
 
-#: Numbers of parameters: LeNet, a net of the size of Purchase-100's, and one between.
+#: Numbers of parameters. The smallest is that of scale small's net, and 44,426 is LeNet's.
 SIZES: Mapping[Scale, Sequence[int]] = {"small": (1_450, 11_610), "full": (1_450, 44_426, 446_308)}
 _REPORTS: Mapping[Scale, int] = {"small": 20, "full": 50}
 _CELLS, _EPS = 50, 4.8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 from experiments.evidence import idle, interval, learnt, with_interval
 from experiments.experiment import Experiment, Outcome, Scale, Tell, Verdict
@@ -49,7 +50,7 @@ class LeakageByRound(Experiment):
     scales = ("small", "medium")
 
     def base(self, scale: Scale, task: Task) -> Job:
-        """Return the job of a task, under either mechanism at the largest epsilon of a bit."""
+        """Return the job of a task, at the largest epsilon of a bit. Sweeps set its protection."""
         size: Scale = scale if task == _LENET else "small"
         found = job(size, task, self.name, protection="rr", eps=_EPS, medium_rounds=_FIRST)
         return Job.read(found.model_dump(), ["evaluation.every=1", "record.page=false"])
@@ -152,7 +153,7 @@ def beginnings(
 def _plot(leaks: Mapping[str, Leaks]) -> Plot:
     curves = [
         Curve(name, [*by_round],
-              [sum(leak.value for leak in each) / len(each) for each in by_round.values()],
+              [*map(mean, _values(by_round))],
               marks=True, dashed=name.endswith("shards"), protection=name.partition(",")[0])
         for name, by_round in leaks.items()
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from experiments.arms import Arm, trained
 from experiments.evidence import LEAST_SEEDS, idle, interval, with_interval
@@ -105,7 +106,7 @@ def compared(
 def plot(name: str, title: str, key: str, series: Mapping[str, Swept]) -> Plot:
     """Plot the mean accuracy of the seeds by the key's value, a curve for each series."""
     curves = [
-        Curve(legend, [*sweep], [sum(r) / len(r) for r in map(reached, sweep.values())], marks=True,
+        Curve(legend, [*sweep], [*map(mean, map(reached, sweep.values()))], marks=True,
               protection=next(iter(sweep.values()))[0].job["protection"]["name"])
         for legend, sweep in series.items()
     ]  # fmt: skip
