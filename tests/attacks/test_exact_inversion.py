@@ -239,7 +239,7 @@ def test_clients_of_few_examples_get_others() -> None:
 def test_each_report_is_held_against_its_own_client(
     protection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each batch but its first example, everything is found. A sum is one batch of all."""
+    """The search finds every example of a batch but the first. A sum is a single batch."""
     target = one_step(Target.of(job(protection)), 4)
     asked: list[tuple[int, float]] = []
     size = 12 if protection == "pw_encrypt" else 4

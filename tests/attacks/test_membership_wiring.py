@@ -1,4 +1,4 @@
-"""Who is asked about in a membership attack, and that its thresholds come from references alone."""
+"""The examples and clients that a membership attack tests, and its thresholds from references."""
 
 from __future__ import annotations
 

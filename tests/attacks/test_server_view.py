@@ -99,7 +99,7 @@ def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:
 
 
 class Listening(NotEncrypt):
-    """Remembers what its halves are told of a round."""
+    """Records the seeds and contexts that its two halves receive."""
 
     seeds: ClassVar[list[int]] = []
     servers: ClassVar[list[RoundContext]] = []

@@ -177,7 +177,7 @@ def test_adam_is_refused(target: Target) -> None:
 
 
 def test_each_client_gives_its_share_of_the_examples(target: Target) -> None:
-    """Of five clients, three are in a cohort. They have five, two and nine examples."""
+    """A cohort has three of five clients, with five, two and nine examples."""
     cohort = Job(clients={"number": 5, "fraction": 0.6}, training={"epochs": 1})
     uneven = Partition(np.arange(20)[::-1], np.array([0, 5, 7, 16, 18, 20]))
     wide = replace(target, job=cohort, partition=uneven)
@@ -215,7 +215,7 @@ def test_loot_is_drawn_above_its_nearest_candidates(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_has_cells_for_a_report_or_for_the_whole_sum(target: Target) -> None:
-    """Of 2, 5, 1 and 1 examples. A report needs 50 cells, the sum 13 for each of 3 statistics."""
+    """Clients have 2, 5, 1 and 1 examples. A report needs 50 cells, the sum 3 times 13."""
     uneven = Partition(target.partition.indices[:9], np.array([0, 2, 7, 8, 9]))
     for protection, rows in (("not_encrypt", 50 + 1), ("pw_encrypt", 3 * (13 + 1))):
         loot, trapped = steal(replace(under(target, protection), partition=uneven))

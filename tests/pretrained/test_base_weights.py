@@ -143,7 +143,7 @@ def with_ends(words: Path, length: int) -> TokenRows:
 
 def test_a_text_ends_with_the_end_token_and_is_padded_with_another(words: Path) -> None:
     rows = with_ends(words, 6)
-    text, answer = rows.encode("a bird"), rows.encode(" sings")
+    text = rows.encode("a bird")
     free = 6 - len(text)
     ((x, y),) = rows.pieces("a bird")
     assert x.tolist() == [*text, *[7] * free]

@@ -128,7 +128,7 @@ def test_the_longest_examples_fit_and_scores_at_once_are_bounded(model: Path) ->
 
 
 def test_new_weights_follow_from_the_seed(model: Path) -> None:
-    """Those of adapters, of a classifier's last layer, and of a configuration of one's own."""
+    """New: adapters, a classifier's last layer, and all weights of a user's own configuration."""
     folder = ModelFolder.of(f"hf:{model}")
     own = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 30}
     for kind, part in (
