@@ -165,7 +165,6 @@ def extracted(model: nn.Module, phrase: Int64s) -> bool:
 
 
 def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
-    """Yield the metrics for each number of copies: exposure (`bits`), extraction and membership."""
     never = bits[phrases.copies == 0]
     yield median("exposure of phrases that nobody had", never)
     for copies in COPIES:

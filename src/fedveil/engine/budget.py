@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
     """Yield the predicted privacy cost of one bit, one parameter, one round and the whole run.
 
-    Under `privacy.unit: example`, omits bits and parameters. `parameters` is the model's number of
-    parameters. By default, the model is built to count them.
+    Under `privacy.unit: example`, omits the costs of bits and parameters. `parameters` is the
+    model's number of parameters. By default, the model is built to count them.
     """
     return _lines(job, _protection_of(job, parameters))
 

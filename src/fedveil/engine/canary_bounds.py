@@ -73,7 +73,6 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the lower bound on epsilon that follows from guessing the coins from sums."""
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -144,7 +143,6 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield lower bounds on epsilon from the random choices in the canaries' reports."""
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

@@ -93,9 +93,10 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add the squared length of `difference` to `noise`, in units of one client's effect.
+        """Add to `noise` the squared length of the scaled `difference` of two rounds' sums.
 
-        One client can change `difference` by up to `step` times its largest effect on a single sum.
+        The scale is the largest change that one client can cause in `difference`. That is `step`
+        times the largest change of a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -47,7 +47,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate depends on the round. `make(round)` returns its trainer."""
+    """A trainer whose learning rate depends on the round, made by `make(round)`."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

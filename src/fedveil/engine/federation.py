@@ -239,7 +239,6 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, and a checkpoint if one is due."""
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):

@@ -58,7 +58,7 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return the noise's standard deviation over the sensitivity of a report, if it is Gaussian.
+    """Return a report's noise ratio: standard deviation over sensitivity. None if not Gaussian.
 
     Several Gaussian releases count as a single one with the same total cost.
     """

@@ -70,8 +70,6 @@ def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -
 
 
 class _Linear:
-    """Ridge regression: the best linear map from noisy reports to inputs."""
-
     def __init__(
         self, centre: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, weights: torch.Tensor
     ) -> None:

@@ -73,8 +73,6 @@ def _told(tell: Step, first: int, total: int, done: int) -> None:
 
 
 class _Pair:
-    """Candidate inputs and a candidate model part, which are improved in turn."""
-
     def __init__(
         self, bottom: nn.Module, numbers: torch.Tensor, evidence: Evidence, low: float, high: float
     ) -> None:

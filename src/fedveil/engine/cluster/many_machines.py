@@ -85,8 +85,8 @@ class ManyMachines(Executor):
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Yield the clients' answers as they arrive.
 
-        If a machine is lost, its clients train again on another one. If they use the operating
-        system's randomness, they drop out instead.
+        If a machine is lost, its clients train again on another one. Clients that use the operating
+        system's randomness drop out instead.
         """
         yield from self._answers(phase, messages, None)
         self._requests.append((phase, messages))
@@ -276,7 +276,6 @@ def _request(
     clients: Sequence[ClientId],
     encoded: dict[int, bytes],
 ) -> Request:
-    """Return the messages of `phase` to `clients`. `encoded` is a cache by the id of a message."""
     theirs = {client: messages[client] for client in clients if client in messages}
     parts = []
     for message, receivers in shared(theirs):

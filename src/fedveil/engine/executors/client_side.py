@@ -237,7 +237,7 @@ class ClientSide:
         self._training.open(round, self.model)
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield each client's answer to its message in `asked`. A report is a `Made`."""
+        """Yield each client's answer to its message in `asked`. A report is of type `Made`."""
         for client, trained in self.trained(asked):
             yield self.answer(client, asked[client], trained)
 

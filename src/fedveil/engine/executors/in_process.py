@@ -42,7 +42,6 @@ class InProcess(Executor):
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers."""
         return self._answers(messages, encoded)
 
     def fold(

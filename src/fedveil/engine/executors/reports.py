@@ -27,7 +27,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add the report in `answer` to `server`. Returns the answer without it, or `Refused`."""
+    """Add the report in `answer` to `server`. Returns `answer` without it, or `Refused`."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort

@@ -115,7 +115,6 @@ class Members:
         self._node_of.update(dict.fromkeys(clients, node))
 
     def _read(self, reply: Message) -> tuple[set[ClientId], str]:
-        """Return the clients that a node's `reply` names, and a text for the log."""
         if reply.has_error():
             raise MessageInvalid("its own log says why")
         longest = _INTRODUCTION_BYTES + 16 * (self._most - 1)
