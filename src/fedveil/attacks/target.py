@@ -101,6 +101,11 @@ class Target:
             job = job.with_clients(split.clients)
         model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))
         usable = _usable(TrainedPart.of(model), dataset.train, job.training.device)
+        if not usable.any():
+            raise AttackImpossible(
+                f"the job has no valid training example: a run says in events.log why all "
+                f"{len(usable)} are invalid"
+            )
         if job.evaluation.clients or not usable.all():
             job, dataset, split = _trained_on(job, dataset, split.only(usable))
         return cls(job, _as_taken(dataset, model), split, model)
