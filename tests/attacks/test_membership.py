@@ -415,7 +415,7 @@ def test_a_job_without_a_valid_record_is_refused() -> None:
         data={"name": "test_membership:lost", "split": "by_client"}, clients={},
         privacy={"unit": "example"}, training={"sampling_rate": 0.5, "batch_size": 10},
     )  # fmt: skip
-    with pytest.raises(AttackImpossible, match="no valid training example: .* why all 40 are"):
+    with pytest.raises(AttackImpossible, match=r"no valid training example: .* why all 40 are"):
         Target.of(invalid)
 
 
