@@ -22,7 +22,6 @@ _MOST_ROWS = 100
 
 
 def _keys(wanted: bool) -> None:
-    """Print the explanation of a question file's keys and exit, if `wanted`."""
     if wanted:
         from fedveil.settings.reference import keys
         from fedveil.statistics.question_reference import reference

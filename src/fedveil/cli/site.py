@@ -74,7 +74,6 @@ def check(
 
 
 def _check_nvflare(site: Site, job: Path) -> object:
-    """Check the app of a job of NVFlare, which has a folder `config`."""
     from fedveil.site.one_report import config_digest
 
     digest = config_digest(job / "config")

@@ -148,8 +148,7 @@ def look(
 ) -> Session:
     """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    `purpose` tells the followers which command it is. `own` replaces the leader's usual exchange of
-    messages for this command.
+    `purpose` names the command for the followers. `own` replaces the leader's usual exchange.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
