@@ -192,7 +192,9 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
         labels = target.dataset.train.y[target.rows(client)]
         truth = np.bincount(labels, minlength=len(usual))
         steps = settings.epochs * math.ceil(len(labels) / settings.batch_size)
-        scale = steps * settings.lr
+        # Equal gradients g move a weight by lr · g · (1 + m + ... + m^(t-1)) in step t.
+        pace = np.cumsum(settings.momentum ** np.arange(steps)).sum()
+        scale = float(settings.lr * pace)
         found = label_counts(reading, layer, target.weights, len(labels), scale)
         shares.append(float(np.minimum(found, truth).sum()) / len(labels))
         guessed = usual * len(labels) / usual.sum()
