@@ -1,8 +1,13 @@
-"""Exact draws from finite distributions, by Walker's alias tables with 64-bit integer weights.
+"""Exact draws from finite distributions, by alias tables with 64-bit integer weights.
 
-Each symbol's weight in a table is slightly too small. One more symbol, the remainder, has the
-missing weight. If the remainder is drawn, a second draw in exact integers chooses the symbol. So
-draws are exact although the tables are computed in floating point.
+A table cannot hold arbitrary probabilities exactly. So each symbol's weight in the table is
+slightly too small. One more symbol, the remainder, has the missing weight, which is about 2^-38 of
+the total. If the remainder is drawn, a second draw in exact integers chooses the symbol. So draws
+are exact although the tables are computed in floating point.
+
+Walker's alias method puts the weights into 2^b columns of equal weight. Two symbols share each
+column, divided by a threshold. One draw reads 32 bits. b of them choose the column, and the others
+are compared with the upper bits of its threshold. If they are equal, 32 more bits decide.
 """
 
 from __future__ import annotations
@@ -57,7 +62,11 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Convert the probabilities `law` of one row to integer weights that sum to 2^64."""
+        """Convert the probabilities `law` of one row to integer weights that sum to 2^64.
+
+        The result has the weights of the symbols, then that of the remainder, then zeros up to the
+        number of columns.
+        """
         weights = np.zeros(1 << self._bits, np.uint64)
         weights[: self._symbols] = np.ldexp(law * (1 - _SHORTFALL), 64).astype(np.uint64)
         remainder = (1 << 64) - int(weights.sum(dtype=np.uint64))
@@ -101,6 +110,11 @@ class AliasTables:
             out[i] = self._decide(row, int(words[i]), entropy) + self._first_symbol
 
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
+        """Return the symbol of a draw from `row` whose first 32 bits, `word`, tie with a threshold.
+
+        Reads 32 more bits to decide. If they choose the remainder, a second draw in exact integers
+        chooses the symbol.
+        """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
         digits = (word << 32 | entropy.integer(1 << 32)) & ((1 << (64 - self._bits)) - 1)
@@ -123,7 +137,11 @@ class AliasTables:
         return weights[: self._symbols + 1]
 
     def remainders(self, row: int) -> list[int]:
-        """Return the weights by which a symbol is chosen if the remainder of `row` is drawn."""
+        """Return the distribution from which a symbol is chosen if the remainder of `row` is drawn.
+
+        It has one integer weight for each symbol, proportional to the probability that the symbol
+        lacks in the table.
+        """
         exact = self._exact(row)
         total = sum(exact)
         pairs = zip(exact, self.weights(row), strict=False)
@@ -136,7 +154,8 @@ class AliasTables:
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     """Assign the symbols' weights to columns. Returns each column's threshold and second symbol.
 
-    In column k, a draw below the threshold gives symbol k, and any other draw the second symbol.
+    A column is shared by at most two symbols. The own symbol of column k is k. A draw below the
+    threshold gives the own symbol, and any other draw gives the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
@@ -194,7 +213,10 @@ def _pick(
 ) -> int:
     """For each row in `rows`, draw a symbol with a random 32-bit word. Writes the symbols to `out`.
 
-    Writes the indices of draws that need more bits to `undecided`, and returns their number.
+    `entries` are the tables of all rows. The top `bits` bits of a word choose the column. The other
+    bits are compared with the column's threshold. A few draws need more than 32 bits. Their indices
+    are written to `undecided`, and their number is returned. Rows and symbols are numbered from
+    `first_row` and `first_symbol`.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -216,6 +238,12 @@ def _pick(
 
 
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
+    """Return a mask of the words that do not decide between the two symbols of their column.
+
+    The top `bits` bits of a word choose the column in `entries`, the table of one row. The word is
+    undecided, and needs more bits, if its other bits equal the upper bits of the column's
+    threshold.
+    """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
     return tied
@@ -232,7 +260,9 @@ def _pick_from_numpy(
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
     """Fill `out` with symbols drawn from one row by random 32-bit `words`.
 
-    Returns True if a word equals a threshold and so needs more bits.
+    `entries` is the table of the row. The top `bits` bits of a word choose the column, and the
+    others are compared with its threshold. Symbols are numbered from `first_symbol`. Returns True
+    if a word equals a threshold and so needs more bits.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)

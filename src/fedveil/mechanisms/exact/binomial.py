@@ -63,7 +63,10 @@ def _table(probability: Fraction, trials: int) -> AliasTables:
 
 
 def _law(probability: Fraction, trials: int) -> list[float]:
-    """Return Pr[x ones in `trials` bits] for x = 0..trials, as floats."""
+    """Return Pr[x ones in `trials` bits] for x = 0..trials, as floats.
+
+    They are computed with 40 digits, so that no intermediate result underflows.
+    """
     with localcontext(prec=40):
         one = Decimal(probability.numerator) / Decimal(probability.denominator)
         zero = Decimal((1 - probability).numerator) / Decimal(probability.denominator)

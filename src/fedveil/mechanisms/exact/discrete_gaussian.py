@@ -36,8 +36,9 @@ _NEGLIGIBLE_BITS = 32
 class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    The parameter s² is cell_variance · 4^place_bits, a whole number. A draw has a cell and a place:
-    |x| = cell · 2^place_bits + place.
+    |x| is drawn in two parts, a cell and a place: |x| = cell · 2^place_bits + place. The parameter
+    s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first random bits do
+    not decide a draw, more bits are read and compared in integer arithmetic.
     """
 
     # A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
@@ -67,7 +68,10 @@ class DiscreteGaussian:
 
     @property
     def variance(self) -> int:
-        """Return the parameter s². For s >= 1, the variance is from (1 - 1e-6) s² to s²."""
+        """Return the parameter s².
+
+        If s >= 1, the distribution's true variance is between (1 - 1e-6) s² and s².
+        """
         return self.cell_variance << (2 * self.place_bits)
 
     def draw(self, count: int, entropy: Entropy) -> Int64s:
@@ -127,6 +131,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
+        """Fill `words` with random words, and `cells` with the cells that these words choose."""
         entropy.fill(words)
         if _cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == _UNDECIDED):
@@ -135,7 +140,12 @@ class DiscreteGaussian:
     def _keeps(
         self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
     ) -> bool:
-        """Decide a draw that `_add_placed` listed. Returns True if it is added to `values[i]`."""
+        """Accept or reject a draw that `_add_placed` listed. Returns True if it is accepted.
+
+        An accepted draw is added to `values[i]`. The draw has the sign `negative`, the `cell`, and
+        a place in the top bits of `place_word`, whose other bits begin a uniform real. The draw is
+        rejected if this real is below 1 - e^-loss, which is at least loss - loss²/2.
+        """
         bits = _PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
         magnitude, fraction = cell << self.place_bits | place, place * 2.0**-self.place_bits
@@ -162,7 +172,8 @@ class DiscreteGaussian:
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
         """Return True with probability e^-loss, loss = place · (2 · magnitude - place) / 2s².
 
-        place is the number in the low bits of `magnitude`.
+        place is the number in the low bits of `magnitude`. The decision compares e^-loss with a
+        uniform real: the low bits of `place_word`, followed by bits from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -183,10 +194,12 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return two tables that map a random word to a cell y: thresholds, and an index of them.
+    """Return two tables that map a random word to a cell y: its thresholds, and an index of these.
 
-    The thresholds are ⌊2^63 · Pr[Y <= y]⌋, where Pr[Y = y] is proportional to exp(-y² / 2
-    variance). A word's first 63 bits choose the first cell whose threshold is above them.
+    The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark, where Pr[Y =
+    y] is proportional to exp(-y² / 2 variance). The first 63 bits of a word choose the first cell
+    whose threshold is above them. The index speeds up this search: it maps a word's first 14 bits
+    to the first cell that is possible.
     """
     low, high = _cumulative(variance, _PREFIX_BITS)
     extra = 0
@@ -204,7 +217,8 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    Pr[Y = y] is proportional to exp(-y² / 2 variance).
+    Pr[Y = y] is proportional to exp(-y² / 2 variance). The bounds end at the first y whose floor is
+    2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
@@ -231,7 +245,10 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Return integers low and high, low <= 2^bits · exp(-numerator / denominator) <= high."""
+    """Return integers low and high, low <= 2^bits · exp(-numerator / denominator) <= high.
+
+    They are computed from the series of e^x.
+    """
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above
@@ -257,7 +274,12 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell of each random word to `out`. Returns the number of undecided words."""
+    """Write the cell that each random word draws to `out`, or a mark if the word is undecided.
+
+    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided if its first 63
+    bits equal a threshold, because the true threshold has more bits. Returns the number of
+    undecided words.
+    """
     undecided = 0
     for i in range(len(words)):
         prefix = words[i] >> np.uint64(1)
@@ -291,8 +313,10 @@ def _add_cells(
 ) -> int:
     """Add the signed cell of words[i] to values[i], unless it is undecided or a negative zero.
 
-    Negative zeros are left out, because 0 would otherwise be drawn twice as often. Writes the
-    indices that are left out to `listed`, and returns their number.
+    A word's last bit is the sign, and its other 63 bits choose the cell by the tables of
+    `_cell_table`, `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise
+    be drawn twice as often. Writes the indices of all entries that are left out to `listed`, and
+    returns their number.
     """
     count = 0
     first = thresholds[0]
@@ -350,8 +374,11 @@ def _add_placed(
 ) -> int:
     """Add draw i to values[i] if it is certainly accepted. List the indices of all other draws.
 
-    A draw is certainly accepted if its uniform real is at least its loss (see `_decide_kept`).
-    Negative zeros are listed too. Writes the indices to `listed`, and returns their number.
+    A draw has the sign of words[i], the cell cells[i], and a place in the top `place_bits` bits of
+    places[i]. The other bits of places[i] begin a uniform real. The draw is rejected if this real
+    is below 1 - e^-loss (see `_decide_kept`). So it is certainly accepted if the real is at least
+    the loss, because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the
+    indices to `listed`, and returns their number.
     """
     bits = _PLACE_WORD_BITS - place_bits
     unit, width, slope = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance

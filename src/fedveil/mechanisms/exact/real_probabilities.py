@@ -1,7 +1,8 @@
 """Exact draws from distributions whose probabilities are real numbers.
 
 A probability such as e^eps / (1 + e^eps) is neither a floating-point number nor a fraction. So a
-draw compares a uniform real with the cumulative probabilities, until their bits differ.
+draw compares a uniform real with the cumulative probabilities, 64 bits at a time. If these bits are
+equal, 64 more bits of both are compared. The comparison ends with probability one.
 """
 
 from __future__ import annotations
@@ -80,6 +81,12 @@ def at_least_zero(a: int, b: int, x: float) -> bool:
 
 
 def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
+    """Return `monotone(e^x)` exactly, for a function that returns one or several integers.
+
+    Each integer is a monotone function of e^x. The function is evaluated at both ends of an
+    interval around e^x, which is as narrow as `digits` digits of e^x allow. The number of digits is
+    doubled until both results are equal.
+    """
     # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
     # + d e^x) times 2^bits is an integer only if it does not depend on x.
     while True:
