@@ -318,6 +318,12 @@ def test_an_aggregate_is_sought_together_if_its_examples_are_few_and_equal(
         view = sight._aggregate(clients, aggregate)
         assert (list(view.clients), view.known.clients) == (sought, len(sought))
         assert inversion._what_was_seen(view) == said
+    sight.allowed = replace(sight.allowed, at_once=4)
+    view = sight._aggregate([2, 4], aggregate)
+    assert (list(view.clients), view.known.total) == ([2, 4], 4)
+    assert inversion._what_was_seen(view) == (
+        "the aggregate of 2 clients; 2 examples and 1 local step a client"
+    )
     alone = inversion.View([1], Reading(aggregate, aggregate), sight._known([1]))
     assert inversion._what_was_seen(alone) == (
         "one client's report; 3 examples and 2 local steps a client"

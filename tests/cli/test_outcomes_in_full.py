@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from experiments.experiment import Verdict
+from fedveil.cli import attack as attack_cli
 from fedveil.pages.dossier.dossier_folder import Dossier
 from fedveil.pages.table import Table
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
+from fedveil.privacy.guarantee_strength import told as promised
+from fedveil.privacy.ledger import Line
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -35,6 +39,42 @@ def test_a_deployment_is_told_with_what_it_reveals(
     assert "wrote my app/x.py\n" in err
     assert "the job's seed" not in err
     assert "anyone who can read the job" in command("deploy", "app", *sets, "--seeded")[2]
+
+
+def test_a_continued_text_is_told_with_its_prompt_and_its_cost(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second and the third byte are one character."""
+
+    def generate(run: Path, request: Any, tell: Callable[[bytes], None]) -> Any:
+        for piece in (b"b\xc3", b"\xa4", b"r"):
+            tell(piece)
+        return SimpleNamespace(text="bär".encode(), stopped="the limit is reached"), "split"
+
+    module, lines = "fedveil.language.generation", [Line(1.5, 0.0, "x"), Line(2.5, 1e-6, "y")]
+    monkeypatch.setattr("fedveil.record.run_folder.job_of", lambda run: None)
+    monkeypatch.setattr(f"{module}.generate", generate)
+    monkeypatch.setattr(f"{module}.figures", lambda split, found: lines)
+    _, out, err = command("vertical", "generate", "run", "--prompt", "Eis")
+    assert out.splitlines() == ["Eisbär", *map(str, lines)]
+    assert err == "the limit is reached\n"
+    told = json.loads(command("vertical", "generate", "run", "--prompt", "Eis", "--json")[1])
+    assert told == {"text": "Eisbär", "accounts": [*map(str, lines)]}
+
+
+def test_an_attacks_result_is_printed_with_its_guarantee(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A delta of 0.2 makes an epsilon of 1 another guarantee."""
+    figures = [Measured("mse", 0.5, 0.4, 0.6, 0.7, 12)]
+    found = Finding("exact", "full", "rr", figures, epsilon=1.0, delta=0.2, saw="a report",
+                    pictures=("a.png", "b.png"))  # fmt: skip
+    attack_cli.show(found)
+    first, *_, picture, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"exact at effort full against rr (epsilon {promised(1.0, 0.2)}, a report) reached:"
+    )
+    assert (picture, last) == ("picture: a.png", "picture: b.png")
 
 
 def test_a_dossier_is_told_with_each_guarantee(

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Message, RecordDict
 
 from fedveil.base.message import encode
-from fedveil.errors import DeploymentError, MessageInvalid, RunStopped
+from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
 from fedveil.rounds.outcomes import Unreached
 from fedveil.statistics import flower_client, flower_server
@@ -103,6 +104,19 @@ def test_a_client_answers_its_own_messages_in_its_own_round(
             else:
                 with pytest.raises(MessageInvalid, match=f"takes no part in round {number}"):
                     asked(file, step, 3, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ValueError("age 71"), ClientWithheld("age 71")])
+def test_no_text_of_an_error_leaves_a_client(error: Exception) -> None:
+    def fail(message: Any, context: Any) -> bytes:
+        raise error
+
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    asked = Message(RecordDict(), 103, "train.report")
+    reply = flower_client._guarded(fail)(asked, context(103, {}, {}))
+    assert (reply.error.code, reply.error.reason) == (200, "withheld")
 
 
 def prefixes_of(file: QuestionFile, number: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from itertools import count
 
 import pytest
 
+from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Fact, Table
 from fedveil.pages.plot import Plot
 from fedveil.privacy.guarantee_strength import Figure
@@ -99,6 +100,8 @@ def test_a_page_states_who_was_asked_and_what_it_cost() -> None:
     (influence,) = (part for part in parts if isinstance(part, Table))
     assert [list(row) for row in influence.rows] == [["ages", "2.5"], ["parts", "3.5"]]
     assert parts[:2] == [f"{line}." for line in made().lines]
+    assert isinstance(parts[2], str)
+    assert right(Figure(0.71, 1e-7)) in parts[2]
 
 
 def test_answers_survive_json() -> None:

@@ -142,6 +142,9 @@ def test_the_rows_that_a_client_contributes_are_drawn_and_stay_the_same() -> Non
         assert set(drawn) not in (set(mine[:7]), set(mine[-7:]))
         assert clients.contributed(client, Seeded(3)).tolist() == drawn.tolist()
         assert clients.contributed(client, Seeded(3), 4).tolist() == drawn[:4].tolist()
+    again = clients_of(clients.table, "who", 7)  # a report of few rows before one of more
+    few, more = (again.contributed(0, Seeded(2, "rows", 0), most) for most in (4, None))
+    assert (len(few), len(more), more[:4].tolist()) == (4, 7, few.tolist())
     assert clients_of(clients.table, "who", None).contributed(0, Seeded(2)).size == 100
 
 
