@@ -102,17 +102,17 @@ class Losing(Simulator):
 
 
 def test_a_sum_costs_what_the_clients_that_reported_have_noised() -> None:
-    """Ten of twelve, and not as few as the round may have."""
-    keys = {"protection": "distributed_dp", "epsilon": 2.0, "masks": False, "clients": 12}
+    """28 of 30, and not as few as the round may have."""
+    keys = {"protection": "distributed_dp", "epsilon": 2.0, "masks": False, "clients": 30}
     file = QuestionFile.read({**keys, "questions": {"n": {"ask": "count"}}}, [])
-    protection = make_protection(file, 1, 1, Participants(12))
+    protection = make_protection(file, 1, 1, Participants(30))
     state = protection.initial_state()
     stated = []
-    for spending in (protection.spent(state, 10), protection.spending(state)):
+    for spending in (protection.spent(state, 28), protection.spending(state)):
         ledger = Ledger()
         ledger.record_many(spending, round=1, clients=[0])
         stated.append(ledger.figures(file.delta)["run_most_drawn"].epsilon)
-    answers = Asking(file, Losing(file, load(file, {"x": [1.0] * 12}))).run()
+    answers = Asking(file, Losing(file, load(file, {"x": [1.0] * 30}))).run()
     assert answers.epsilon == stated[0] < stated[1] <= 2.0
 
 
