@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.errors import DataInvalid
 from fedveil.tasks.tables import csv_format
 from fedveil.tasks.tables.disk_columns import Spool
 from fedveil.tasks.tables.refusals import Refusals
@@ -38,7 +39,6 @@ def test_a_problem_names_its_first_rows_over_all_pieces() -> None:
     refusals = Refusals("t.csv")
     for first in (5, 20, 60):
         refusals.rows("x", "empty", ": x is empty", [first, first + 1], 4)
-    with pytest.raises(
-        Exception, match=r"line 5: x is empty \(12 such cells, such as lines 6, 20\)$"
-    ):
+    with pytest.raises(DataInvalid) as caught:
         refusals.check()
+    assert str(caught.value) == "t.csv, line 5: x is empty (12 such cells, such as lines 6, 20)"

@@ -42,7 +42,7 @@ def test_the_head_of_the_others_log_is_taken() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_head_of_a_log_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ExchangeError, match="^bank sent .* where 'done' was due: "):
+    with pytest.raises(ExchangeError, match=r"^bank sent .* where 'done' was due: "):
         _checked("bank", {**SAID, **change}, DUE)
 
 
@@ -106,7 +106,7 @@ def test_the_last_common_step_is_all_parties_and_who_has_none_is_named(tmp_path:
     nothing = "no step that all parties have saved: it contains nothing of shop, desk$"
     with pytest.raises(RunFolderError, match=nothing):
         last_common(tmp_path, folders(lead=[], shop=[], bank=[], desk=[]))
-    with pytest.raises(RunFolderError, match="that all parties have saved$"):
+    with pytest.raises(RunFolderError, match=r"that all parties have saved$"):
         last_common(tmp_path, folders(lead=[], till=[1]))
 
 
