@@ -163,6 +163,9 @@ def test_the_plan_asks_the_claim_alone_and_guesses_fewer_where_noise_is_strong()
         assert planned(100, Figure(3.0, 0.0), gaussian=gaussian, confidence=0.95) == 100
         guesses = planned(1000, Figure(4.0, DELTA), gaussian=gaussian, confidence=0.95)
         assert 8 <= guesses < 1000
+        claim = Figure(1.0, DELTA)
+        bold, sure = (planned(999, claim, gaussian=gaussian, confidence=c) for c in (0.6, 0.999))
+        assert bold < sure
 
 
 def test_independent_outcomes_are_bounded_by_clopper_and_pearson() -> None:

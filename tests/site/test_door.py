@@ -12,11 +12,13 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedveil.engine.job_protection import make_protection
+from fedveil.flower.job.member import Member
+from fedveil.site.admission import Admission
 from fedveil.site.door import Charges
 from fedveil.site.order import Order
 from fedveil.site.policy import Policy
 from flower_parts import CLIENTS, app_of, serve
-from site_house import WEIGHTS, job, noised
+from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
 from site_parts import MASKED, Sites, study, write_policy
 
 OF_EXAMPLES = job(
@@ -40,6 +42,43 @@ def test_a_charge_says_what_leaves_for_whom_and_in_which_unit(made: Any, after_s
     assert (released.mechanism, released.unit) == (made.protection.name, made.privacy.unit)
     assert released.summed == (made.protection.name != "dp_encrypt")
     assert any("time" in one for one in released.in_clear) == (after_s is None)
+
+
+@pytest.mark.parametrize("signs", [True, False])
+def test_a_site_is_the_client_that_its_policy_describes(
+    tmp_path: Path, stack: ExitStack, signs: bool
+) -> None:
+    made = job() if signs else noised()
+    servers = {"south": {"client": 4}, "study": {"client": 3, "roster": "roster.yaml"}}
+    house = House(tmp_path / "site", stack, of_job(made, servers=servers))
+    owner: Any = object()
+    member = house.site.member("study", made, house.site.policy.data["heart"], owner)
+    seat = house.site.seat("study", signs=signs)
+    folder = tmp_path / "site"
+    for kept in (member.keys, member.accounts, seat.state):
+        assert kept.path == folder / "state"
+    due = Member(
+        client=3, data="parts:data", seeded=False, keys=member.keys, accounts=member.accounts,
+        identity=folder / "identity.pem" if signs else None,
+        roster=folder / "roster.yaml" if signs else None, job=None, owner=owner,
+    )  # fmt: skip
+    assert member == due
+    assert (seat.client, list(seat.roster), seat.identity is not None) == (3, [0] * signs, signs)
+
+
+def test_noise_from_the_job_s_public_seed_never_leaves_a_site(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, reads: list[int]
+) -> None:
+    """The admission refuses such a job. The client refuses it again, if it is ever admitted."""
+    seeded = noised(privacy={"randomness": "seeded"})
+    house = House(tmp_path / "site", stack, of_job(seeded))
+    message = training(seeded).message()
+    assert house.ask(app_of_job(seeded), message) is None
+    assert "the server could compute the noise" in house.why()
+    monkeypatch.setattr(Admission, "reasons", lambda *order: [])
+    assert house.ask(app_of_job(seeded), message) is None
+    assert "draw from its seed, which protects nothing" in house.why()
+    assert (reads, house.charges) == ([], 0)
 
 
 @pytest.mark.parametrize("protection", [None, MASKED], ids=["distributed_dp", "pw_encrypt"])

@@ -90,6 +90,23 @@ def test_hostile_code_reaches_nothing(
     assert "4711" not in str(capfd.readouterr())
 
 
+def test_bubblewrap_gets_every_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own test runs only where it is installed."""
+    monkeypatch.setattr(isolation, "_found", lambda program: program)
+    shown = {"/code": Path("/somewhere/code")}
+    words = isolation.isolated(["python", "-c"], "bubblewrap", shown, Path("/scratch"))
+    text = " ".join(words)
+    assert text.endswith(
+        " --ro-bind /somewhere/code /code --remount-ro /proc --remount-ro /dev --remount-ro /"
+        " --chdir /tmp -- python -c"
+    )
+    for demand in ("--unshare-all --unshare-user --die-with-parent --new-session", "--cap-drop ALL",
+                   "--proc /proc --dev /dev --size 268435456 --tmpfs /tmp"):  # fmt: skip
+        assert demand in text
+    assert words[0] == "bwrap"
+    assert not {"--bind", "--dev-bind", "--share-net"} & set(words)
+
+
 def test_a_permitted_code_trains_and_is_charged(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
