@@ -377,7 +377,7 @@ def test_a_client_counts_its_private_reports_and_gives_no_more(
                 "name": "distributed_dp",
                 "distributed_dp": {"noise_multiplier": 2.0, "reconstruct_secrets_threshold": 4},
             },
-            {"max_epsilon": 4},
+            {"max_epsilon": 4, "delta": 1e-9},
         ),
     ],
 )
