@@ -19,7 +19,7 @@ from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower import own_file
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.own_account import OwnLedger, count_report
-from fedveil.flower.own_file import OwnFile
+from fedveil.flower.own_file import OwnFile, sealed_names
 from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
@@ -197,6 +197,13 @@ def test_a_seal_vouches_for_one_file_alone(tmp_path: Path) -> None:
     (tmp_path / "third").write_bytes(b"1")
     with pytest.raises(DeploymentError, match=r"folder.seal does not vouch for .*third"):
         OwnFile(tmp_path / "third").read()
+
+
+def test_the_names_of_a_folder_are_its_own(tmp_path: Path) -> None:
+    for name in ("1", "12"):
+        (tmp_path / name).mkdir()
+        OwnFile(tmp_path / name / f"of {name}", tmp_path).write(b"x")
+    assert sealed_names(tmp_path / "1", tmp_path) == ["of 1"]
 
 
 def write_and_die(file: OwnFile, data: bytes, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
