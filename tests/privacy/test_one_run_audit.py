@@ -126,6 +126,9 @@ def test_it_reaches_a_third_of_an_exact_gaussian_claim(eps: float, m: int) -> No
     assert eps / 3 < audit.alone <= eps
     plain = audit_run(scores, included, Figure(eps, DELTA))
     assert plain.bound < audit.bound
+    assert plain.guesses < m
+    most = (m, plain.guesses, plain.guesses)
+    assert plain.reachable == lower_bound(*most, delta=DELTA, confidence=0.975)
 
 
 def test_half_the_noise_is_refuted() -> None:
