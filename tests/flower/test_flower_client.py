@@ -520,7 +520,9 @@ def test_identities(tmp_path: Path):
         read_identity(tmp_path / "none")
 
 
-@pytest.mark.parametrize("line", ["client-1: '00'", f"client-x: '{'ab' * 32}'", "1.5: x", "client-1: [1]"])
+@pytest.mark.parametrize(
+    "line", ["client-1: '00'", f"client-x: '{'ab' * 32}'", "1.5: x", "client-1: [1]"]
+)
 def test_a_line_of_a_roster_that_is_none(tmp_path: Path, line: str):
     (tmp_path / "roster.yaml").write_text(line)
     with pytest.raises(DeploymentError):
