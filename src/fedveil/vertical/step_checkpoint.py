@@ -29,7 +29,7 @@ class Checkpoint:
     """A party's state after a step.
 
     `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` has the
-    sums for the next line of that file.
+    sums over the steps since the last line of that file.
     """
 
     step: int
