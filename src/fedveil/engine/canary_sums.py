@@ -1,7 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. So noise that a client reuses cancels only between sums that are still rotated.
+after the rotation. If a client reuses its noise, the noise therefore cancels in the difference of
+two released sums, but not after their rotations are undone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SumEvidence:
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
     - `spare`: the entries that pad a sum to its length, which are 0 in every update,
     - `lag`: the difference between the sums of two successive rounds, in their released form,
-    - `calm`: the same difference after the rotation is undone, in which slow learning cancels too,
+    - `calm`: the same difference with the rotations undone, in which steady updates cancel too,
     - `echo`: the difference between a round's sum and the first round's, in their released form.
     """
 
@@ -51,7 +52,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record the evidence in a round's `aggregate`. Canaries' updates had the factor `turn`."""
+        """Add a round's sum to the evidence. Canaries multiplied their updates by `turn` (±1)."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
