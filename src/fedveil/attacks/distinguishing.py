@@ -117,8 +117,8 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    The best of a few pairs is chosen. With seeded `entropy`, all pairs are tried with the same
-    noise. With `sums`, the attacker sees the sum of all reports.
+    It tries a few pairs, all with the same noise if `entropy` is seeded. With `sums`, the attacker
+    sees the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)

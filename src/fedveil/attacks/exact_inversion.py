@@ -4,8 +4,8 @@ SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b,
 batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
 and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
 that its example leaves silent. The attack seeks directions in L's span with many zeros, by
-iteratively reweighted least squares. It chooses the b directions that predict best which neurons
-are silent.
+iteratively reweighted least squares. Of these it chooses b that predict best which neurons are
+silent.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction counts as zero on a neuron if its product with the neuron's row of `left` is below
-    `zero`.
+    A direction is zero on a neuron if its product with the neuron's row of `left` is below `zero`.
     """
 
     left: Float64s

@@ -1,8 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. If a client reuses its noise, the noise therefore cancels in the difference of
-two released sums, but not after their rotations are undone.
+after the rotation. So if a client reuses its noise, that cancels only in a difference of sums that
+are still rotated.
 """
 
 from __future__ import annotations

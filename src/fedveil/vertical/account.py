@@ -48,8 +48,7 @@ class Releases:
 
     `train` has one count for each training example, by position. `looks` is the number of
     evaluations, each of which sends every held-out example. `fresh` is True if randomness is not
-    computed from a seed. A repeated step then sends new bits, so every count is on disk before its
-    examples are sent.
+    computed from a seed: every count is then on disk before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:

@@ -177,9 +177,8 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
     """Encode how often each example was sent. Ids are replaced by their digests.
 
-    Each argument has one entry for each subset, such as the training examples. `times` is how often
-    each of the `ids` was sent. `labelled` is True for training examples, whose labels are charged
-    too.
+    Each argument has one entry per subset, such as "train". `times` is how often each of the `ids`
+    was sent. `labelled` is True for training examples, whose labels are charged too.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]

@@ -88,8 +88,8 @@ def by_known(
     """Return the scores of the direction attack [examples, classes]: the nearness to each class.
 
     `known` are the numbers of some examples, and `labels` their labels. A class's centre starts as
-    the mean of its known rows. Then it moves to the mean of all rows nearest to it, repeatedly. A
-    class without a known example never has the best score.
+    the mean of its known rows. Then it moves to the mean of all rows nearest to it. A class without
+    a known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -127,7 +127,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
     """Return each example's cosine to each group's centre [examples, groups], summed over windows.
 
     In each window, the centres move to the mean directions of the rows nearest to them. They start
-    from `centres` in the first window, and in others from where the previous window left them.
+    from `centres`, and in later windows from where they moved before.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -139,8 +139,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Turn each example's group into a class, a different class for each group.
 
-    The classes agree with as many as possible of the known `labels`, which are those of the
-    examples with the numbers `places`.
+    The classes agree with as many as possible of the known `labels` of the examples `places`.
     """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed

@@ -270,8 +270,7 @@ class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for each part.
 
     Each micro-batch's gradients are divided by their root mean square norm. At most `examples`
-    examples are included, or fewer if their gradients in a part have more than `values` entries in
-    total.
+    examples are included, with at most `values` gradient entries in a part.
     """
 
     def __init__(self, examples: int, values: int) -> None:

@@ -138,7 +138,6 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return how many temporary values an update needs. `learning` has the tensors' sizes."""
     if not isinstance(optimizer, Optimizer):
         return 0
     if optimizer.name == "sgd":

@@ -84,8 +84,7 @@ def projection(
 
     `rare_share` is the share of the rarer of two classes. Marvell (`settings.name`) bounds the AUC
     of an attack on an example's gradients of one step, if the gradients of a class are equal or
-    Gaussian. For a follower with several cuts, the bound uses the sum of their divergences, because
-    their noise is independent.
+    Gaussian. The divergences of a follower's cuts add up, because their noise is independent.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (

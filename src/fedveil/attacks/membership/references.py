@@ -52,8 +52,7 @@ class References:
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
         """Return a quantity's mean for each example, and one standard deviation for all examples.
 
-        Only the models that were not trained on an example count for it. `of` computes the
-        quantity.
+        For an example, only models that were not trained on it count. `of` computes the quantity.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared

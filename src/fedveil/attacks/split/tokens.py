@@ -112,8 +112,7 @@ class _Cut:
 
     `part` is the leader's embedding layer, and `party` the follower that receives its output.
     `back` is the follower's part whose output returns to the leader, or "nothing". `column` names
-    the column of tokens, `embedding` holds the leader's tables, and `aside` the tokens of held-out
-    text.
+    the column of tokens, `embedding` has the leader's tables, and `aside` held-out tokens.
     """
 
     target: SplitTarget
@@ -218,8 +217,7 @@ class _Heard:
 
     `first` is the first report of each token's vector, and `together` the sum of all its reports.
     `returned` has the gradients that the follower received, and its own outputs to which they
-    belong. It is None without any. `truth` are the tokens, and `following` the tokens that come
-    next.
+    belong. It is None without any. `truth` are the tokens, and `following` the next ones.
     """
 
     first: Float64s

@@ -37,9 +37,8 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
     """Find the common examples of all parties by the digests of their ids.
 
-    No party may have a digest twice. Returns each party's positions of the common examples, and a
-    sentence on each follower whose examples differ from the leader's. The sentences name the
-    `subset`.
+    Returns each party's positions of the common examples, and a sentence on each follower whose
+    examples differ from the leader's. The sentences name the `subset`.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
