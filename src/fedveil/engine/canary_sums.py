@@ -96,8 +96,8 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Add to `noise` the squared length of the scaled `difference` of two rounds' sums.
 
-        The scale is the largest change that one client can cause in `difference`. That is `step`
-        times the largest change of a single sum.
+        The difference is divided by the largest change that one client can cause in it, which is
+        `step` times the largest change of a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -124,10 +124,10 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that miss a phase's window, each with the first phase that it misses.
+    """Return the clients that answer too late, each with the first phase in which it does.
 
-    A client misses a phase if its answer takes longer than `window_ms`. The time, in milliseconds,
-    is median_ms * e^(spread * z), with z standard normal, drawn with `entropy`.
+    An answer is too late if it takes longer than `window_ms`. Its time, in milliseconds, is
+    median_ms * e^(spread * z), with z standard normal, drawn with `entropy`.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

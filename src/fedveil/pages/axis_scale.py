@@ -106,7 +106,7 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the number of base units in the displayed unit, such as 1e6 for MB."""
+    """Return the displayed unit's size in base units, such as 1e6 for MB. It depends on `most`."""
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)

@@ -108,7 +108,7 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if `path` cannot be a new run's folder. `command` is for its text."""
+    """Raise RunFolderError if `path` cannot be a new run's folder. The error may name `command`."""
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)

@@ -68,7 +68,7 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Sums over the rounds of a run the evidence that each candidate is one of its clients."""
+    """Adds up, over a run's rounds, the evidence that a candidate is one of the run's clients."""
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))

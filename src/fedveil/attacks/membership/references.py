@@ -98,7 +98,7 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 
 
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
-    """Draw a random half of the examples as training data for each of an even number of models.
+    """Draw random halves of the examples as training data of `models` models, an even number.
 
     Returns a mask [models, examples]. Every example is in exactly half of the models' training
     data.

@@ -1,4 +1,4 @@
-"""Counts how often each example was sent to be scored, and limits what the example spends.
+"""Counts how often each example was sent to be scored, and limits the example's privacy cost.
 
 A digest of an example's id is saved in the bundle before each sending, so a restarted process
 continues the count. An id that occurs in several files is one example.
