@@ -256,6 +256,8 @@ def test_secure_aggregation_with_masks_gives_the_sum() -> None:
     answers = asked(question, data, "pw_encrypt", masks=True)
     values = [e.value for e in answers["q"].estimates]
     assert values == pytest.approx(truth(data)[1:4], abs=0.01)
+    assert "the sums have no noise" in answers["q"].notes[0]
+    assert not asked(question, data, "central_gaussian", epsilon=2.0)["q"].notes
     assert answers.epsilon == float("inf")
 
 

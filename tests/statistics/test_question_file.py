@@ -221,6 +221,8 @@ def test_too_few_clients_for_the_rounds_of_rr() -> None:
 def test_secure_aggregation_needs_three_clients() -> None:
     with pytest.raises(JobError, match="secure aggregation needs at least 3"):
         asked({"n": COUNT}, {"age": [30.0, 40.0]}, "distributed_dp", epsilon=1.0)
+    three = asked({"n": COUNT}, {"age": [30.0, 40.0, 50.0]}, "pw_encrypt")
+    assert three["n"].value == pytest.approx(3, abs=0.01)
 
 
 def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> None:
