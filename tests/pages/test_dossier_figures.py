@@ -144,8 +144,10 @@ def test_epsilons_are_added_or_composed() -> None:
     together = 1 / math.sqrt(3 / 4.0**2 + 5 / 6.0**2)
     epsilon, error = recompute.recomputed(account(*noise, delta=1e-5, epsilon=2.0))
     assert (epsilon, error) == (pytest.approx(epsilon_for(together, 1e-5), rel=1e-3), 0.0)
-    few = account(release("stated", 2, 0.3), delta=1e-5)
-    assert recompute.recomputed(few)[0] == pytest.approx(0.6, rel=1e-3)  # and no more
+    # Rounded up to the grid they are more than their sum.
+    few = account(release("stated", 1, 0.33333), release("stated", 1, 0.41117), delta=1e-15)
+    assert recompute.recomputed(few)[0] == pytest.approx(0.7445, rel=1e-9)
+    assert recompute.composed(few["releases"], 1e-15, 1.0)[0] > 0.74451
 
 
 def test_a_verdict_allows_for_rounding_alone() -> None:
