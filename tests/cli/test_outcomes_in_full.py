@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.experiment import Verdict
+from fedveil.base import plain_text
 from fedveil.cli import attack as attack_cli
 from fedveil.pages.dossier.dossier_folder import Dossier
 from fedveil.pages.table import Table
@@ -75,6 +78,33 @@ def test_an_attacks_result_is_printed_with_its_guarantee(
         f"exact at effort full against rr (epsilon {promised(1.0, 0.2)}, a report) reached:"
     )
     assert (picture, last) == ("picture: a.png", "picture: b.png")
+
+
+def test_an_attacks_steps_are_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (True, False):
+        out = io.StringIO()
+        shown = plain_text.console(file=out, force_terminal=terminal, width=100)
+        monkeypatch.setattr(attack_cli, "console", partial(lambda of, stderr: of, shown))
+        with attack_cli.progress() as step:
+            step(3, 7, "batches\x1b[2J of 5")
+        assert ("3/7" in out.getvalue(), "batches" in out.getvalue()) == (terminal, terminal)
+        assert "\x1b[2J" not in out.getvalue()
+
+
+def test_a_data_set_is_fetched_by_its_name(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: str, progress: Callable[[int, int | None], None]) -> Path:
+        for total in (None, 40):
+            progress(10, total)
+        return Path("cache", name)
+
+    monkeypatch.setattr("fedveil.data.datasets.fetch", fetch)
+    assert command("data", "fetch", "fashion_mnist")[1].endswith(
+        "fashion_mnist is in cache/fashion_mnist\n"
+    )
+    told = json.loads(command("data", "fetch", "mnist", "--json")[1])
+    assert told == {"name": "mnist", "folder": "cache/mnist"}
 
 
 def test_a_dossier_is_told_with_each_guarantee(

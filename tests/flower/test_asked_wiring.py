@@ -16,6 +16,7 @@ from fedveil.flower.records import addressed_records, common_record, from_addres
 from fedveil.rounds.outcomes import Unreached
 from fedveil.statistics import flower_client, flower_server
 from fedveil.statistics.carriage import Participants, make_protection
+from fedveil.statistics.flower_app import server_app
 from fedveil.statistics.flower_client import Member, _answer, _charge
 from fedveil.statistics.flower_server import FlowerEngine, GridCarrier
 from fedveil.statistics.question import QuestionFile
@@ -104,6 +105,17 @@ def test_a_client_answers_its_own_messages_in_its_own_round(
             else:
                 with pytest.raises(MessageInvalid, match=f"takes no part in round {number}"):
                     asked(file, step, 3, tmp_path)
+
+
+def test_a_server_app_serves_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(flower_server, "serve", lambda *asked: served.append(asked))
+    grid: Any = "grid"
+    asked = context(0, {}, {})
+    server_app(tmp_path)(grid, asked)
+    assert served == [(tmp_path, "grid", asked)]
 
 
 @pytest.mark.parametrize("error", [ValueError("age 71"), ClientWithheld("age 71")])
