@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,64 @@ def test_a_data_set_is_fetched_by_its_name(
     )
     told = json.loads(command("data", "fetch", "mnist", "--json")[1])
     assert told == {"name": "mnist", "folder": "cache/mnist"}
+
+
+def test_an_evaluation_is_told_with_each_class_and_account(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = {"a": {"recall": 0.5, "cases": 3.0}, "b": {"recall": 0.75}}
+    quality = {"loss": 0.25, "examples": 7, "per_class": classes}
+    lines = {"bank": [Line(1.5, 1e-6, "a row")], "lead": [Line(2.5, 0.0, "a label")]}
+    asked: list[Path] = []
+    monkeypatch.setattr(
+        "fedveil.vertical.one_process.evaluate",
+        lambda run: asked.append(run) or (quality, lines),
+    )  # fmt: skip
+    _, out, _ = command("vertical", "evaluate", "run")
+    assert (asked, out.splitlines()) == ([Path("run")], [
+        "loss 0.250000", "class a: recall 0.5, cases 3", "class b: recall 0.75",
+        f"bank: {lines['bank'][0]}", f"lead: {lines['lead'][0]}",
+    ])  # fmt: skip
+    told = json.loads(command("vertical", "evaluate", "run", "--json")[1])
+    assert told["figures"] == quality
+    (one,) = told["accounts"]["bank"]
+    assert (one["epsilon"], one["delta"]) == (1.5, 1e-6)
+
+
+def test_each_part_is_told_with_its_own_memory(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes of the shop's parts are unknown."""
+
+    @dataclass
+    class Memory:
+        part: str
+        owner: str
+        size: int
+
+    found = [Memory("top", "lead", 5), Memory("wide", "bank", 30), Memory("deep", "bank", 7)]
+    task = SimpleNamespace(leader="lead", followers=["bank", "shop"])
+    vertical = "fedveil.vertical"
+    monkeypatch.setattr(f"{vertical}.job_split.make_task", lambda job: task)
+    for name, function in (
+        ("sizable", lambda job, of: ["lead", "bank"]), ("sized", lambda job, of, known: "split"),
+        ("memory_of", lambda split: found),
+        ("told", lambda parts, batch=0: f"{sum(part.size for part in parts)}, {batch} a batch"),
+    ):  # fmt: skip
+        monkeypatch.setattr(f"{vertical}.part_memory.{name}", function)
+    sizes = {"lead": 100, "bank": 1000}
+    monkeypatch.setattr(
+        f"{vertical}.batch_memory.batch_bytes",
+        lambda split, task, parties, size: size * sum(sizes[party] for party in parties),
+    )
+    _, out, _ = command("vertical", "parts", "--set", "batch_size=3")
+    assert out.splitlines() == [
+        "top of lead: 5, 0 a batch", "wide of bank: 30, 0 a batch", "deep of bank: 7, 0 a batch",
+        "lead in all: 5, 300 a batch", "bank in all: 37, 3000 a batch",
+        "shop: the sizes of its parts depend on data that this job does not name",
+    ]  # fmt: skip
+    told = json.loads(command("vertical", "parts", "--json")[1])
+    assert told == [{"part": m.part, "owner": m.owner, "size": m.size} for m in found]
 
 
 def test_a_dossier_is_told_with_each_guarantee(
