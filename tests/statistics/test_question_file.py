@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import DataInvalid, JobError, RunFailed
+from fedveil.statistics import clients
 from fedveil.statistics.asking import ask
 from fedveil.statistics.clients import clients_of
 from fedveil.statistics.filters import Filter
@@ -306,6 +307,15 @@ def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None
     truth = load("digits").train.y
     values = [e.value for e in ask(file)["y"].estimates]
     assert values == [(truth == 0).sum(), (truth == 7).sum()]
+
+
+def test_a_data_set_is_loaded_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    data = {"y": [4.0, 5.0, 6.0], "who": ["a", "b", "a"]}
+    monkeypatch.setattr(clients.datasets, "load", lambda name: asked.append(name) or data)
+    keys = {"protection": "not_encrypt", "data": "mnist", "client": "who", "rows": 2}
+    found = clients.load(QuestionFile.read({**keys, "questions": {"n": COUNT}}, []))
+    assert (asked, len(found), found.rows, found.table.name) == (["mnist"], 2, 2, "mnist")
 
 
 def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:
