@@ -119,7 +119,7 @@ FEDERATED = (
     Attack(
         "extraction",
         "extraction",
-        "Plant phrases in clients' texts, and extract them from the trained language model.",
+        "Plant phrases in clients' texts, train the language model, and extract them from it.",
     ),
     Attack(
         "repetition",
@@ -157,8 +157,8 @@ VERTICAL = (
 _REFUSED = "--protection and --set need a job file: the command attacks a finished run as it is."
 _SET_REFUSED = "--set needs a job file: the command attacks a finished run as it is."
 _CHANGES = (
-    "With a finished run, --protection and --set change the job that the attack uses. The run's "
-    "own job and model do not change."
+    "With a finished run, the attack uses a copy of the run's job, which --protection and --set "
+    "may change."
 )
 
 

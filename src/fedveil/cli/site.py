@@ -45,7 +45,11 @@ def init(
 def check(
     site: SiteFolder,
     job: Annotated[
-        Path | None, typer.Argument(help="A job file, or the folder that `fedveil deploy` wrote.")
+        Path | None,
+        typer.Argument(
+            help="A job file, the folder that `fedveil deploy` wrote, or the app folder of an "
+            "NVFlare job, whose digest is printed."
+        ),
     ] = None,
 ) -> object:
     """Check a site's policy. With JOB: say if the policy permits the job (exit code 1 if not)."""

@@ -34,7 +34,8 @@ MustListen: TypeAlias = Annotated[
 ]
 Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
 Resume: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Resume the run in this folder, without JOB, --set or --out.")
+    Path | None,
+    typer.Option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
 ]
 
 

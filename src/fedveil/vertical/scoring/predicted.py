@@ -122,9 +122,9 @@ class ScoreFile:
         scored = 0
         with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
             lines = csv.writer(table, lineterminator="\n")
-            for rows, outputs in pieces(answers):
+            for piece, (rows, outputs) in enumerate(pieces(answers)):
                 columns = decision.columns(outputs)
-                if not scored:
+                if not piece:
                     lines.writerow(("id", *columns))
                 lines.writerows(zip(leader.ids[rows].tolist(), *columns.values(), strict=True))
                 scored += len(rows)
