@@ -89,12 +89,14 @@ TROUBLES: dict[str, dict[str, Any]] = {
     # The sum is divided by the expected number of reports, whoever reports.
     "secret cohorts": {
         "clients": {"sampling": "poisson"},
-        "protection": {"name": "central_gaussian", "central_gaussian": {"noise_multiplier": 2e-5}},
+        "protection": {
+            "name": "central_gaussian",
+            "central_gaussian": {"noise_multiplier": 2e-3, "clip": 0.02},
+        },
     },
 }
 
 
-@pytest.mark.filterwarnings("ignore:.* encountered in")  # so little noise has no useful epsilon
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_servers_state_is_the_mean_of_the_clients(
@@ -105,7 +107,7 @@ def test_the_servers_state_is_the_mean_of_the_clients(
     size = np.linalg.norm(server)
     assert size > 1e-3
     # pw_encrypt rounds entries to fixed-point numbers at random, and central_gaussian adds noise.
-    least = 1e-3 if trouble in ("late reports", "a clip", "secret cohorts") else 1e-5
+    least = {"late reports": 1e-3, "a clip": 1e-3, "secret cohorts": 2e-2}.get(trouble, 1e-5)
     assert np.linalg.norm(server - clients.mean(axis=0)) < least * size
 
 
