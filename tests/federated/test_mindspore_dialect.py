@@ -500,6 +500,8 @@ def test_the_table_names_our_key_where_its_name_is_another():
     for theirs, ours in renamed.items():
         (line,) = (line for line in lines if f"`{theirs}`" in line)
         assert f"| `{ours}` |" in line
+    names = "`encrypt.dp_encrypt.dp_eps`, `dp_delta`, `dp_norm_clip`, `noise`"
+    assert f"| {names} | the same in `protection.dp_encrypt` |" in lines  # the block once
 
 
 def test_the_examples_of_the_page_are_true():

@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedveil.engine.job_model import ModelShape, make_model
 from fedveil.errors import ModelInvalid
+from fedveil.federated.job import Job
 from fedveil.pretrained import language_model, model_folder
 from fedveil.pretrained.base_weights import base_names
 from fedveil.pretrained.language_model import Adapter, Trained, build
@@ -233,3 +235,33 @@ def test_transformers_is_told_to_stay_off_the_network(monkeypatch: pytest.Monkey
     assert model_folder.transformers() is module
     assert (os.environ["HF_HUB_OFFLINE"], os.environ["TRANSFORMERS_OFFLINE"]) == ("1", "1")
     assert said == ["errors", "no bar"]
+
+
+def test_a_jobs_keys_reach_the_model(folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def noted(*given: Any) -> nn.Module:
+        asked.append(given)
+        return nn.Linear(2, 3)
+
+    monkeypatch.setattr(language_model, "build", noted)
+    (folder.path / "weights.safetensors").touch()
+
+    def made(*keys: str, shape: Any = (7,)) -> Any:
+        job = Job.load(None, [f"model=hf:{folder.path}", "data.name=parts:data", *keys])
+        make_model(job, ModelShape(shape, 9))
+        return asked[-1]
+
+    lora = "adapter={kind: lora, rank: 3, alpha: 5.0, targets: [a, b]}"
+    given, part, length, tokens, seed = made("task=next_token", lora, "language.recompute=true")
+    assert given == ModelFolder(folder.path)
+    assert part == Trained(Adapter(3, 5.0, ("a", "b")), recompute=True)
+    assert (length, tokens) == (7, 9)
+    assert made("task=next_token", lora)[4] == seed != made("task=next_token", lora, "seed=5")[4]
+    head = made("task=sequence_classification", "training.train=head")
+    assert head[1:4] == (Trained(head=True, classes=9), 7, 0)
+    new = made("task=next_token", "language.config={model_type: tiny}")
+    assert (new[0].own_config, new[1]) == ({"model_type": "tiny"}, Trained())
+    for shape in ((7, 2), {"words": (7,)}):
+        with pytest.raises(ModelInvalid, match="needs rows of tokens, not examples of "):
+            made("task=next_token", shape=shape)
