@@ -7,21 +7,26 @@ import importlib
 import io
 import sys
 import zipfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedveil.engine.cluster import membership
+import fedveil
+from fedveil.engine.cluster import machine_check, membership
 from fedveil.engine.cluster.cluster import Place
-from fedveil.engine.cluster.machine import Machine
+from fedveil.engine.cluster.machine import Machine, _columns
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import Expected, groups, placed
 from fedveil.engine.cluster.ray_cluster import _reason
 from fedveil.engine.cluster.shards import Shards, pieces
 from fedveil.engine.executors.client_side import ClientsData
 from fedveil.entropy import Seeded
+from fedveil.rounds.outcomes import Answer, Effort, Folded, Report, Withheld
 
 
 def test_machines_of_one_address_are_numbered() -> None:
@@ -174,3 +179,71 @@ def test_a_machine_that_is_given_up_takes_its_folder_along() -> None:
     del machine
     gc.collect()
     assert [folder for folder in folders if folder.exists()] == []
+
+
+def test_summed_reports_travel_as_numbers_and_all_others_as_they_are() -> None:
+    plain = [
+        Folded(3, 40, effort=Effort(1.0, 2.0, 3.0)),
+        Folded(1, 7, effort=Effort(4.0, 5.0, 6.0)),
+    ]
+    others: list[Answer] = [
+        Folded(4, 41, effort=Effort(0.5, warnings=["mind"])),
+        Folded(6, 42, effort=Effort(unusable="why")),
+        Withheld(5, "a reason"),
+    ]
+    report = Report(8, memoryview(bytearray(b"abc")))
+    half: Any = "the sum"
+    played = _columns([plain[0], *others, report, plain[1]], half)
+    assert (played.clients, played.half) == ([3, 1], "the sum")
+    assert played.columns.tolist() == [[40, 1, 2, 3], [7, 4, 5, 6]]
+    *answers, last = played.answers()
+    assert answers == [*plain, *others]
+    assert isinstance(last, Report)
+    assert type(last.data) is bytes  # it outlives the memory that it lay in
+    nothing = _columns([], half)
+    assert (nothing.columns.shape, list(nothing.answers())) == ((0, 4), [])
+
+
+def test_sources_differ_by_their_text_and_by_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedveil, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "room").mkdir()
+    found = []
+    for name, text in (("room/a.py", "1"), ("room/b.py", "1"), ("room/b.py", "2"), ("c.txt", "3")):
+        for path in tmp_path.rglob("*.py" if name.endswith("py") else "*.txt"):
+            path.unlink()
+        (tmp_path / name).write_text(text)
+        found.append(machine_check._sources.__wrapped__())
+    assert len(set(found)) == 3
+    assert found[2] == found[3]  # only Python files count
+
+
+def members(ready: int, joining: int, lost: int = 0) -> Any:
+    """Return members of which only the numbers are known."""
+    made: Any = membership.Membership.__new__(membership.Membership)
+    made.ended = []
+
+    def member(name: str) -> Any:
+        remote = SimpleNamespace(end=lambda: made.ended.append(name))
+        return SimpleNamespace(name=name, remote=remote, call=lambda method: (name, method))
+
+    made.ready = [member(f"r{i}") for i in range(ready)]
+    made._joining = {f"call {i}": member(f"j{i}") for i in range(joining)}
+    made._lost = Counter({"h": lost} if lost else {})
+    return made
+
+
+def test_every_machine_is_ended_also_one_that_is_starting() -> None:
+    made, closed = members(2, 1), list[str]()
+    made._cluster = SimpleNamespace(
+        wait=lambda calls, seconds: calls[:1], close=lambda: closed.append("cluster")
+    )
+    made.close()
+    assert (made.ended, closed) == (["r0", "r1", "j0"], ["cluster"])
+
+
+def test_what_a_cluster_lacks_is_said() -> None:
+    assert members(2, 3)._missing().startswith("2 of 5 machines are ready; the others start, or ")
+    assert members(0, 0)._missing().startswith("no node has the processor cores")
+    assert members(0, 0, lost=2)._missing() == "all its machines were lost"
