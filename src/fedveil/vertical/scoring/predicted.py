@@ -71,7 +71,7 @@ class Decision:
 
 
 class Answers:
-    """The leader's answers for its rows. Each row is sent once, and its outputs are cached."""
+    """Outputs for rows of the leader's file. Each row is sent once, and its output is cached."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -95,7 +95,7 @@ class Answers:
 
 
 def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
-    """Yield the rows of the leader's file that can be scored, and their outputs, in pieces."""
+    """Yield, in batches, the common rows that no party's limit refuses, and their outputs."""
     common = answers.source.common
     for start in range(0, len(common), MOST_ROWS):
         rows = common[start : start + MOST_ROWS]
