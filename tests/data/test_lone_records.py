@@ -13,7 +13,8 @@ from fedveil.data.lone_records import Form, described, read
 @pytest.mark.parametrize(
     ("record", "counts"),
     [
-        ([1.5, -2.0], True), (np.array([1.5 + 0j, -2.0]), True), (np.array([1.5, -2.0 + 1j]), False),
+        ([1.5, -2.0], True), (np.array([1.5 + 0j, -2.0]), True),
+        (np.array([1.5, -2.0 + 1j]), False),
         (["1.5", "-2"], True), ([1.5], False), ([1.5, np.nan], False), (None, False),
     ],
 )  # fmt: skip
