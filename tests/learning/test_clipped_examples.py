@@ -216,6 +216,19 @@ def test_the_others_of_a_batch_are_the_same_bytes_beside_an_example_that_cannot_
     assert 0 < np.linalg.norm(whole - rest) <= 0.05
 
 
+def test_each_block_of_a_batch_has_draws_of_its_own() -> None:
+    """Every example is the same, and 64 are trained at once. Only their dropout differs."""
+    model, size = LooksUp(plainly=False), 128
+    x, y = torch.ones((size, 3), dtype=torch.int64), torch.ones(size, dtype=torch.int64)
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0, clip=0.05)
+    first, second = (
+        train(trainer, model, [ClientData(x, y, Seeded(9), usable=(np.arange(size) < 64) == half)])
+        for half in (True, False)
+    )
+    assert first.tobytes() != second.tobytes()
+    assert first.any()
+
+
 def test_a_table_gives_nothing_for_what_it_does_not_have() -> None:
     model = LooksUp(plainly=False)
     with beyond_is_nan(model):
