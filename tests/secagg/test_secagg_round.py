@@ -130,6 +130,15 @@ def test_real_vectors_sum_to_their_quantised_sum() -> None:
     assert np.abs(done.total - clipped).max() <= 6 * step
     assert np.abs(done.total - clipped).max() > step / 10
     assert np.abs(run_round(data, 4, bits=24).total - sum(data.values())).max() < 1e-5
+    below = {i: -np.abs(vector) for i, vector in data.items()}
+    assert np.abs(run_round(below, 4, bits=24).total - sum(below.values())).max() < 1e-5
+
+
+def test_a_silent_client_gets_its_message_and_sends_none() -> None:
+    data = vectors(5)
+    whole, done = run_round(data, 3), run_round(data, 3, drop={"masked": [6]})
+    assert done.bytes_down["masked"] == whole.bytes_down["masked"]
+    assert 5 * done.bytes_up["masked"] == 4 * whole.bytes_up["masked"]
 
 
 def test_extreme_integers_do_not_wrap() -> None:
