@@ -122,6 +122,9 @@ def test_a_label_is_drawn_once_whatever_the_epochs() -> None:
             ledger.record_many([(mechanism.loss, 1)], round=epoch, clients=range(new))
     assert all(np.array_equal(a, b) for a, b in pairwise(epochs))
     assert not np.array_equal(epochs[0], labels)
+    order, fresh = Seeded(5, 0).permutation(1000), ReportMemory(LABEL_BYTES)
+    again = mechanism.remembered(order, labels[order], 10, Seeded(6, 0), fresh)
+    np.testing.assert_array_equal(again, epochs[0][order])
     assert ledger.epsilon("run") == 0.5
     stored = ReportMemory.from_state(message.decode(message.encode(memory.to_state())))
     np.testing.assert_array_equal(
