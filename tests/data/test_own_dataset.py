@@ -237,6 +237,7 @@ good = Items(([1.0], 0), ([2.0], 1))
         ("return Items(([1.0], [0])), good", r"item 0 .* and a y of shape \(1,\)"),
         ("return Items(OSError('gone')), good", "item 0 of the train Dataset raised OSError: gone"),
         ("return Items(), good", r"x_train has shape \(0,\)"),
+        ("return Items(([], 0), ([], 1)), good", r"x_train has shape \(2, 0\)"),
         ("return Items((['a'], 0)), good", "x_train has dtype <U1"),
         ("return Items(([[1], [1, 2]], 0)), good", "x of item 0 of the train Dataset is not an ar"),
         ("return good, good, [1]", "client_ids has 1 entries and x_train has 2 examples"),

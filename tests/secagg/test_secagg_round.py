@@ -134,6 +134,15 @@ def test_real_vectors_sum_to_their_quantised_sum() -> None:
     assert np.abs(run_round(below, 4, bits=24).total - sum(below.values())).max() < 1e-5
 
 
+def test_clients_are_in_the_order_of_their_numbers() -> None:
+    """A set holds small numbers by their remainders: 8 and 64 come before 1."""
+    assert list({64, 8, 1, 33, 6}) != sorted({64, 8, 1, 33, 6})
+    data = dict(zip((64, 8, 1, 33, 6), vectors(5).values(), strict=True))
+    done = run_round(data, 3, active_security=True)
+    assert done.survivors == set(data)
+    assert done.total.tolist() == sum(data.values()).tolist()
+
+
 def test_a_silent_client_gets_its_message_and_sends_none() -> None:
     data = vectors(5)
     whole, done = run_round(data, 3), run_round(data, 3, drop={"masked": [6]})
