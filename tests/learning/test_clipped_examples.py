@@ -150,6 +150,18 @@ def test_the_same_stream_gives_the_same_bytes_and_another_gives_others() -> None
     assert first.tobytes() == again.tobytes() != else_.tobytes()
 
 
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_batch_is_no_larger_than_its_error_allows(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(clipped_examples, "MOST", 4)
+    trainer = ClippedExamplesTrainer(linear(), plan(), rate=1.0, clip=0.1)
+    trainer.start(Layout(linear()).vector())
+    ((_, (failure,)),) = trainer.train(clients(ROOM, 4, (size,)))
+    assert (failure is None) == (size == 4)
+    assert size == 4 or "a batch of 5 examples is larger than 4" in str(failure)
+
+
 @pytest.mark.parametrize("make", [linear, dense])
 @pytest.mark.parametrize("clip", [0.1, math.inf])
 def test_an_empty_batch_is_an_update_of_zeros(make: object, clip: float) -> None:
