@@ -19,5 +19,7 @@ def test_a_tensor_that_two_patterns_name_is_kept_once() -> None:
 
 
 def test_a_pattern_without_a_tensor_is_refused() -> None:
-    with pytest.raises(ModelInvalid, match=r"matches '2\.\*'\. Its tensors are 0\.weight, 0\.bias$"):
+    with pytest.raises(
+        ModelInvalid, match=r"matches '2\.\*'\. Its tensors are 0\.weight, 0\.bias$"
+    ):
         keep_own(nn.Sequential(nn.Linear(3, 2)), ["0.*", "2.*"])
