@@ -105,6 +105,8 @@ def test_an_offer_survives_its_encoding(keys):
         {"parameter.sign_eps": 1000.0},
         {"parameter.sign_eps": float("nan")},
         {"parameter.keep": "*"},
+        {"parameter.answer_after_s": 0.5},
+        {"answer_after_s": 9.0, "parameter.answer_after_s": 0.5},
         {"parameter.unheard": 1},
         {"more": 1},
     ],

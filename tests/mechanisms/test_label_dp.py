@@ -132,6 +132,13 @@ def test_a_label_is_drawn_once_whatever_the_epochs() -> None:
     )
 
 
+def test_new_keys_beside_remembered_ones_have_their_own_labels() -> None:
+    mechanism, labels, memory = LabelDP(40.0), np.arange(9), ReportMemory(LABEL_BYTES)
+    for keys in (np.array([4, 2]), np.array([2, 7, 4, 0, 8])):
+        told = mechanism.remembered(keys, labels[keys], 9, Seeded(3), memory)
+        assert told.tolist() == keys.tolist()
+
+
 def test_the_loss_is_eps_per_example_and_the_audit_stays_below_it() -> None:
     for classes in (2, 5):
         mechanism = LabelDP(1.0)
