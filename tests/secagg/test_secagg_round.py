@@ -134,6 +134,15 @@ def test_real_vectors_sum_to_their_quantised_sum() -> None:
     assert np.abs(run_round(below, 4, bits=24).total - sum(below.values())).max() < 1e-5
 
 
+def test_a_sum_is_of_at_least_as_many_clients_as_its_noise_needs() -> None:
+    """A secret can be reconstructed by fewer."""
+    for active in (False, True):
+        assert Played(5, 3, least=4, active_security=active).play({"masked": [6]}).exact
+        with pytest.raises(RoundVoid) as void:
+            Played(5, 3, least=5, active_security=active).play({"masked": [6]})
+        assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 4, 5)
+
+
 def test_clients_are_in_the_order_of_their_numbers() -> None:
     """A set holds small numbers by their remainders: 8 and 64 come before 1."""
     assert list({64, 8, 1, 33, 6}) != sorted({64, 8, 1, 33, 6})
