@@ -132,6 +132,16 @@ def test_features_are_computed_alone_if_any_layer_asks_for_that() -> None:
         assert part._fixed(images(1, 1, 28, 28), "cpu").at_once == at_once
 
 
+def test_an_example_with_one_feature_that_is_not_finite_is_not_usable() -> None:
+    doubled = nn.Linear(2, 2, bias=False)
+    doubled.weight.data = 2 * torch.eye(2)
+    part = TrainedPart.of(only_head(nn.Sequential(doubled, nn.Linear(2, 3))))
+    x = np.array([[1, 4], [3e38, 4], [3e38, 3e38], [0, -1]], np.float32)
+    seen, usable = part.seen_apart(x, np.array([True, True, True, False]))
+    assert usable.tolist() == [True, False, False, False]
+    assert seen.tolist() == [[2, 8], [0, 0], [0, 0], [0, 0]]
+
+
 UNTOLD = (
     "training.train = head needs a model whose head can be recognised: an nn.Sequential that "
     "ends in an nn.Linear, or a module with the attributes `features`, a module, and `head`, an "
