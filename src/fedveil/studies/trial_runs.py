@@ -58,7 +58,7 @@ class Trial:
         """A sort key: trials that need no trusted server come first, then the better metric."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
-        return trusts, math.inf if math.isnan(self.value) else sign * self.value
+        return trusts, sign * self.value
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
