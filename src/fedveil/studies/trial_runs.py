@@ -37,9 +37,10 @@ Tell = Callable[[str], None]
 class Trial:
     """A short run of one protection.
 
-    `candidate` is None for the untrained model and for the run without protection. `value` is the
-    last value of the main metric, `metric`. `better` is "higher" or "lower". `examples` says on
-    which examples the metric was measured. A failed trial has a `failure` reason and the value NaN.
+    `candidate` is the whole run that this trial stands for, or None for the untrained model and for
+    the run without protection. `value` is the last value of the main metric, `metric`. `better` is
+    "higher" or "lower". `examples` says on which examples the metric was measured. A failed trial
+    has a `failure` reason and the value NaN.
     """
 
     name: str

@@ -228,7 +228,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add a report to `running`: for each parameter, the sum of the states whose bits are 1."""
+        """Add a report's S to `running`, a sum for each parameter. None stands for zeros."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)

@@ -1,6 +1,6 @@
 """Loops over the cells of a block of CSV text, in native code.
 
-`block` has the text's bytes as UTF-8. The cell of a row has the bytes from `starts` to `ends`.
+`block` has the text's bytes as UTF-8. The cell in row i is block[starts[i] : ends[i]].
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 def locate(block: Array, separator: int, kept: Array, starts: Array, ends: Array, most: int) -> int:
     """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
 
-    `kept` has each column's index in `starts` and `ends`, or -1. `most` limits a line's bytes.
+    `kept` has each column's index in `starts` and `ends`, or -1 to skip it. `most` limits a line's
+    bytes.
     """
     at, size, width, row = 0, len(block), len(kept), 0
     while at < size:
@@ -136,8 +137,8 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array) -> tuple[int, int]:
     """Read the numbers of a column, each with a point or a comma as its only mark.
 
-    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns the number
-    of these rows and what is known about the column's form.
+    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
+    number. Also returns flags that tell how the cells are written, such as `COMMA`.
     """
     many = noted = 0
     for row in range(len(values)):
@@ -196,7 +197,7 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
 def letters(block: Array, starts: Array, ends: Array, plain: Array, texts: Array) -> bool:
     """Write the letters of a column's cells to `texts`, filled up with zeros.
 
-    Returns False if a cell is empty, or has a byte that is not `plain`.
+    Returns False if a cell is empty, or has a byte for which the table `plain` is False.
     """
     for row in range(len(texts)):
         start, length = starts[row], ends[row] - starts[row]
