@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,6 +136,16 @@ def test_simulated_clients_train_on_the_examples_that_they_are_given(
         assert made.partition.sizes.tolist() == [classes.count] * 3
         shares = [np.mean(part.y[made.partition.of(client)] == wanted) for client in clients]
         assert [share >= 0.75 for share in shares] == [has] * 3
+    drawn: list[bytes] = []
+    for draw in ("of_class", "of_any"):
+        monkeypatch.setattr(
+            class_shares, draw,
+            lambda labels, wanted, count, entropy: drawn.append(bytes(entropy.words(2)))
+            or np.arange(count),
+        )  # fmt: skip
+    for part, of, has in product((data.test, data.train), (0, 1), (True, False)):
+        classes.updates(part, of, has, 3)
+    assert len({*drawn}) == 2 * 2 * 2 * 3
 
 
 def test_classes_without_enough_examples_are_refused() -> None:

@@ -124,6 +124,26 @@ def test_labels_are_sought_by_the_first_search_and_images_by_their_mean_roughnes
     assert objectives[-1][0](x).item() == pytest.approx((apart + 0.5 * rough).item(), rel=1e-5)
 
 
+def test_starts_and_searches_end_at_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near enough to explain an update, and not to end the starts of a search."""
+    known, starts = knowledge(built(), 2, clients=2), list[str]()
+
+    def search(name: str) -> Any:
+        return lambda objective, start, *more: starts.append(name) or Found(start, 5e-3)
+
+    scales: list[float | None] = []
+    monkeypatch.setattr(reconstruction, "by_lbfgs", search("squared"))
+    monkeypatch.setattr(reconstruction, "by_signed_adam", search("cosine"))
+    monkeypatch.setattr(
+        reconstruction, "recover",
+        lambda reading, layer, total, scale: scales.append(scale) or np.zeros(total, np.int64),
+    )  # fmt: skip
+    reading = report(known, images(4), [0, 3, 1, 1])
+    found = reconstruct(reading, known, [replace(SQUARED, restarts=3), COSINE], generator(0))
+    assert (starts, found.by, found.value) == (["squared"] * 3, "squared", 5e-3)
+    assert scales == [0.1]  # each of the two clients took one step
+
+
 def test_a_direction_alone_is_matched_by_its_angle() -> None:
     known, x = knowledge(built(), 1), images(1)
     exact = report(known, x, [1])
@@ -311,6 +331,11 @@ def test_clients_of_few_examples_are_attacked_by_their_own_reports(
     monkeypatch.setattr(
         Target, "updates", lambda self, clients: cohorts.append(clients) or real(self, clients)
     )
+    repeats: list[int] = []
+    look = Target.seen
+    monkeypatch.setattr(
+        Target, "seen", lambda self, sent, repeat: repeats.append(repeat) or look(self, sent)
+    )
     seen = dict.fromkeys(range(5), 0)
     for view in islice(sight.views(), 12):
         (client,) = view.clients
@@ -320,10 +345,12 @@ def test_clients_of_few_examples_are_attacked_by_their_own_reports(
         assert (known.count, known.clients, view.cohort) == (target.partition.sizes[client], 1, 1)
         assert known.box == (float(x.min()), float(x.max()))
         assert np.allclose(known.prior.numpy(), x.mean(axis=0), atol=1e-6)
+        assert np.array_equal(known.probes.numpy(), target.dataset.test.x[:64])
         assert known.common == np.bincount(target.dataset.train.y).argmax()
     assert {len({*cohort}) for cohort in cohorts} == {3}
     assert any(1 in cohort for cohort in cohorts)
     assert seen[1] == 0
+    assert repeats == [*range(len(cohorts))]  # each round has noise of its own
     assert sum(count > 0 for count in seen.values()) == 4
 
 

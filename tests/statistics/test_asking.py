@@ -130,6 +130,7 @@ def test_a_client_with_many_rows_contributes_no_more_than_its_bound_and_logs_it(
     said = [f"5 of {size} rows are contributed (rows)" for size in towns]
     assert sorted(r.getMessage() for r in caplog.records) == sorted(said)
     assert "contributed" not in str(answers.data())
+    assert asked({"n": {"ask": "count"}}, data, client="town")["n"].value == 11  # one row each
 
 
 def test_the_rows_that_a_client_contributes_are_drawn_and_stay_the_same() -> None:
