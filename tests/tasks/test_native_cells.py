@@ -29,7 +29,7 @@ written = st.one_of(
 def block_of(cells: list[str]) -> CsvBlock:
     """Return the column x of a file with these cells."""
     text = "".join(f"{cell},k{row}\n" for row, cell in enumerate(cells))
-    found = read(CsvFormat("t.csv", "utf-8-sig", ",", None), ["x", "id"], ["id", "x"], text, 2)
+    found = read(CsvFormat("t.csv", "utf-8-sig", ",", None), ["x", "id"], ["id", "x"], text)
     assert found is not None
     return found
 
