@@ -1,9 +1,7 @@
 """Simulated failures: clients that drop out, and clients that answer too late.
 
-Nothing really waits. The job's fault plan decides which clients drop out and in which phase. A
-client's answer time is drawn from the seed. A client whose time exceeds a phase's window counts as
-dropped out, as on a real network. Its message then arrives after the phase has closed: the late
-report is not in the sum, but it has left its client.
+Nothing really waits. The job's fault plan decides which clients drop out, and answer times are
+drawn from the seed. A late report is not in the sum, but it has left its client.
 """
 
 from __future__ import annotations
@@ -105,9 +103,9 @@ def silent_clients(
     """Return the clients that drop out, each with the first phase that it does not answer.
 
     `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out there. `phases` maps the phase names of all protections,
-    in order, to the phases of this protection. A name is mapped to None if clients of this
-    protection have nothing left to answer at that point.
+    fraction of the cohort that drops out there. `phases` maps every name that a plan may contain,
+    in order, to a phase of this protection. It maps a name to None if clients of this protection
+    have nothing left to answer at that point.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -126,12 +124,10 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that miss a phase's window, each with the first phase that it misses.
+    """Return the clients that answer too late, each with the first phase in which it does.
 
-    A client of `cohort` misses a phase if its time for it is above `window_ms`. The time is
-    median_ms * e^(spread * z), in milliseconds, with z standard normal, drawn with `entropy`. So
-    half of the clients are slower than `median_ms`. With a spread of 1, one client in fifty needs
-    at least eight times the median.
+    An answer is too late if it takes longer than `window_ms`. Its time, in milliseconds, is
+    median_ms * e^(spread * z), with z standard normal, drawn with `entropy`.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

@@ -6,8 +6,7 @@ report of an admitted task leave. All other results of an executor stay: metrics
 examples, headers, errors.
 
 Both filters run in the job's process. They protect against a job that uses only classes that the
-site allows. They do not protect against code that the job brings (BYOC), because that code runs in
-the same process.
+site allows. They do not protect against code that the job brings (BYOC).
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     the keys of a protection that the policy allows. If `plain` is True, a report leaves as arrays
     (WEIGHT_DIFF), which NVFlare's own aggregators can average. Otherwise, and for a protection
     whose reports are not arrays, a report leaves as a message for `ProtectedAggregator` or
-    `ProtectedController`. Only tasks whose name is in `train_tasks` are admitted, and the tasks
-    with the further messages of a sum. A sum needs `server`, the name of a block of the policy's
-    `servers`.
+    `ProtectedController`. The filter admits only tasks whose name is in `train_tasks` and, under
+    secure aggregation, the tasks with its other messages. Secure aggregation needs `server`, the
+    name of a block of the policy's `servers`.
     """
 
     def __init__(
@@ -126,8 +125,9 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the report of an admitted task in place of its result.
 
-        For a message of a sum that needs no training, returns the site's answer. Raises
-        `ContentBlockedException` if the task was not admitted, or if its report has already left.
+        Returns the site's answer if the task is a message of secure aggregation without training.
+        Raises `ContentBlockedException` if the task was not admitted, or if its report has already
+        left.
         """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)
@@ -180,10 +180,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Return the mean update of the round's reports, and begin a new round.
-
-        The update is zero if there is no valid report.
-        """
+        """Return the mean update of the round's reports, or zeros. Begins a new round."""
         reports = self._round(fl_ctx)
         self.reset(fl_ctx)
         try:
@@ -194,10 +191,6 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
 
     def _round(self, fl_ctx: FLContext) -> ReportSum:
-        """Return the sum of the current round's reports.
-
-        It is created at the round's first report.
-        """
         if self._sum is None:
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
             sites = [client.name for client in fl_ctx.get_engine().get_clients()]
@@ -207,10 +200,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
 
 
 def report_of(result: Shareable) -> bytes:
-    """Return the encoded report in a result that left through `SiteResultFilter`.
-
-    Raises `MessageInvalid` if there is none.
-    """
+    """Return the encoded report in a result. Raises `MessageInvalid` if there is none."""
     try:
         data = from_shareable(result).data
     except Exception as error:  # NVFlare raises many kinds of errors here
@@ -226,10 +216,9 @@ def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
 
 
 def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
-    """Return the arrays of a task's data or result, by name.
+    """Return the arrays of a task's data or result by name, and True if they are differences.
 
-    Also returns True if they are differences from the server's arrays. Raises `ModelInvalid` unless
-    the data kind is one of `kinds` and all values are NumPy arrays.
+    Raises `ModelInvalid` unless the data kind is one of `kinds` and all values are NumPy arrays.
     """
     try:
         dxo: DXO = from_shareable(shareable)

@@ -17,7 +17,7 @@ BEFORE_AFTER = "before-after.jsonl"
 class BeforeAfter:
     """A result before and after training: the value of a metric, or the continuation of a prompt.
 
-    `kind` says which of the two it is. `what` is the metric's name or the prompt.
+    `what` is the metric's name or the prompt.
     """
 
     kind: str
@@ -32,7 +32,7 @@ def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
 
 
 def read_before_after(path: Path) -> list[BeforeAfter]:
-    """Return the comparisons in run folder `path`. Call it within `intact`, to explain errors."""
+    """Return the comparisons in the run folder `path`. The context `intact` must be active."""
     file = path / BEFORE_AFTER
     if not file.exists():
         return []

@@ -17,7 +17,8 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `reading` is the estimate. It may contain the updates of `clients`, each multiplied by `share`.
+    `reading` is the estimate. `clients` are the clients whose updates it can contain, each
+    multiplied by `share`.
     """
 
     reading: Reading
@@ -26,10 +27,9 @@ class View:
 
 
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
-    """Return one view for each report, or one of their mean if single reports reveal nothing.
+    """Return one view for each report or, if single reports reveal nothing, one for their mean.
 
-    `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`. The
-    server does not learn which clients did.
+    `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`.
     """
     if seen.masked:
         return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
@@ -41,11 +41,9 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
     """Return, for each candidate client, the log-likelihood ratio of "it is in the view's cohort".
 
     `candidates[i]` is the update that candidate i would have sent. A client of the cohort adds its
-    update with probability `turn_rate`. The test subtracts the mean of the other candidates from
-    the view and from the candidate's update. The component of the view along this difference is
-    assumed normal. Without the candidate's update, its mean is 0. With it, the mean is `view.share`
-    times the difference's length. The standard deviation is estimated over all candidates. If the
-    view gives only the direction of an update, the result is the component in standard deviations.
+    update with probability `turn_rate`. The view's estimate is projected on the candidate's update
+    minus the mean of the others, and the projection is assumed normal. If the estimate has only a
+    direction and no size, the result is the projection in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -70,24 +68,17 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Sums over the rounds of a run the evidence that each candidate is one of its clients.
-
-    The evidence is kept for every pair of a client of the run and a candidate.
-    """
+    """Adds up, over a run's rounds, the evidence that a candidate is one of the run's clients."""
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add a view's `log_odds`, one per candidate, to the evidence for each of its clients."""
+        """Add a view's `log_odds`, one per candidate, to the sums of the clients in `view`."""
         self._found[list(view.clients)] += log_odds
 
     @property
     def scores(self) -> Float64s:
-        """Return each candidate's log-likelihood ratio of "the candidate is one of the clients".
-
-        A candidate could be any of the clients with equal probability. So its likelihood ratio is
-        the mean over the clients of the ratios of "the candidate is this client".
-        """
+        """Return each candidate's log-likelihood ratio of "the candidate is one of the clients"."""
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
         return scores

@@ -1,7 +1,6 @@
 """Priors: distributions of examples that an attacker assumes before it sees any report.
 
-A prior maps vectors of free numbers, which a search can change, to examples. It also gives each
-vector's cost: -ln of its density.
+A prior maps vectors of free numbers, which a search can change, to examples.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal prior over the flattened example, with a mean and the covariance factor · factorᵀ."""
+    """Normal prior over the flattened example. Its covariance is `factor` times its transpose."""
 
     mean: torch.Tensor
     factor: torch.Tensor
@@ -45,7 +44,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit a normal prior to public examples, with variance at least `floor`² everywhere."""
+        """Fit a normal prior to public examples, with variance at least `floor` everywhere."""
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean

@@ -25,12 +25,7 @@ _WAITING = 2
 
 
 class InProcess(Executor):
-    """An executor that starts no process.
-
-    While one client of a large model is trained, a second thread makes the report of the client
-    before it, if there is a second core. If that thread is busy, the training thread makes the
-    report itself.
-    """
+    """An executor that starts no process. A second thread may make the reports of large models."""
 
     def __init__(self, side: ClientSide, cores: int | None = None) -> None:
         self._side = side
@@ -47,7 +42,6 @@ class InProcess(Executor):
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers. Clients are trained in groups, one group after another."""
         return self._answers(messages, encoded)
 
     def fold(
@@ -90,10 +84,7 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> Future[Answer]:
-        """Let the other thread make the report of `trained`, from a copy of the update.
-
-        `finish` makes the report. The returned future has the answer.
-        """
+        """Let the other thread `finish` the report of `trained`, from a copy of the update."""
         copy = self._spare.pop() if self._spare else trained.update.copy()
         copy[:] = trained.update
 

@@ -23,7 +23,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
     """Return the project file of a Flower app called `name`.
 
     `what` is what the app runs, such as a job. `extras` are the optional dependencies of fedveil
-    that it needs. `folder` is a comment on the configuration key `folder`.
+    that it needs. `folder` is the comment that explains the key `folder` in the project file.
     """
     return _PYPROJECT.format(
         name=name, what=what, extras=extras, folder=folder, version=__version__
@@ -31,10 +31,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write an app's files, and return their paths.
-
-    An existing file with other content is never overwritten.
-    """
+    """Write an app's files, and return their paths. Never overwrites a file with other content."""
     taken = [
         path
         for path, text in files.items()

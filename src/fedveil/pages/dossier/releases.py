@@ -3,7 +3,7 @@
 The field `law` of a release names the distribution of its privacy loss:
 
     none                no promise: epsilon is infinite
-    stated              the worst mechanism of an (epsilon, delta) statement
+    stated              the worst distribution that an (epsilon, delta) guarantee allows
     gaussian            Gaussian noise of `ratio` times the sensitivity (one unit replaced)
     sampled gaussian    noise of `multiplier` times the clip on a sum that includes each member
                         with probability `rate`
@@ -34,9 +34,8 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Convert charges (losses with their numbers of releases) to plain data, for a record.
 
-    The field `law` says how to recompute each epsilon. `rates` are the job's sampling rates, by
-    which sampled Gaussians are recognised. An `adaptive` account adds up epsilons, so its releases
-    have only the laws `stated` and `none`.
+    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
+    account adds up epsilons, so its releases have only the laws `stated` and `none`.
     """
     found = []
     for loss, count in charges:
@@ -66,11 +65,7 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
-    """Return the noise ratio at which a Gaussian sampled at `rate` has the losses in `table`.
-
-    The delta at epsilon 0 decreases as the ratio grows, so bisection finds the only possible ratio.
-    Returns None if the deltas at larger epsilons then differ from those of the table.
-    """
+    """Return the noise ratio of the Gaussian, sampled at `rate`, with these losses, or None."""
     if not 0 < rate < 1:
         return None
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)

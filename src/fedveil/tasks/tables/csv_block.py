@@ -151,8 +151,7 @@ def read(
     """Locate the cells of a block of text, and read the columns in `asked`.
 
     `found` is the file's format, `columns` its header, and `names` the columns to read. Returns
-    None if numba is not installed, or if Python's reader might find different cells: each line must
-    be a row, and quotes may only surround whole cells.
+    None if numba is not installed, or if Python's reader might find different cells.
     """
     if not HAVE_NUMBA:
         return None

@@ -1,8 +1,4 @@
-"""Columns on disk, in unnamed files that disappear when the process ends.
-
-`TMPDIR` chooses the folder. The system may drop memory-mapped columns from memory at any time and
-read them again.
-"""
+"""Columns on disk, in unnamed files below `TMPDIR` that disappear when the process ends."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ class Spool:
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append the rows `piece` to each of the columns `columns`, but store them only once.
+        """Append the rows `piece` to each of the columns `columns`.
 
         All pieces of a column must have the same type.
         """
@@ -48,7 +44,7 @@ class Spool:
     def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
         """Yield batches of rows: the index of the first row, and the pieces of column `name`.
 
-        A batch has at least `least` rows. Only the last one may have fewer.
+        Only the last batch may have fewer than `least` rows.
         """
         ends = np.cumsum([length for _, length in self._pieces[name]]).tolist()
         first = done = 0
@@ -72,10 +68,7 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Create an array [rows, columns] of zeros, of the type `kind`, in a file on disk.
-
-    Also returns a tensor that shares its memory.
-    """
+    """Return an array [rows, columns] of zeros on disk, and a tensor that shares its memory."""
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)

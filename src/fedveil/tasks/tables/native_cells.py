@@ -30,10 +30,7 @@ PADDING: Final = 8
 
 
 def _powers_of_five() -> Array:
-    """Return the highest 128 bits of each power of five, as two words.
-
-    Those of negative powers are rounded up, as far as `_scaled` needs it.
-    """
+    """Return the top 128 bits of powers of five, as two words. Negative powers are rounded up."""
     words = []
     for power in range(_LEAST, _MOST + 1):
         five = 5 ** abs(power)
@@ -119,7 +116,7 @@ def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array
 
 @compiled()
 def _scaled(whole: np.uint64, power: int) -> float:
-    """Return `whole` times 10 to the `power`, correctly rounded. NaN if it cannot decide.
+    """Return `whole` times 10 to the `power`, correctly rounded, or NaN if the rounding is unclear.
 
     The method is that of Lemire, Number parsing at a gigabyte per second (2021).
     """
@@ -191,8 +188,8 @@ def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
 def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
     """Read the numbers of a column, each with a point or a comma as its only mark.
 
-    An empty cell becomes NaN. Writes the rows of all cells that it cannot read to `odd`, and
-    returns their number and what is known about the column's form.
+    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns the number
+    of these rows and what is known about the column's form.
     """
     many = noted = 0
     for row in range(len(values)):
@@ -264,7 +261,7 @@ def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
 def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
     """Read cells such as 2024-12-31 as days since 1970. An empty cell becomes NaN.
 
-    Writes the rows of all cells that it cannot read to `odd`, and returns their number.
+    Writes the rows of unreadable cells to `odd`, and returns the number of these rows.
     """
     many = 0
     for row in range(len(days)):
@@ -306,8 +303,8 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
     """Number the distinct cells of a column. Returns how many there are.
 
-    `codes` becomes each row's number, and `firsts` the first row of each number. `table` has zeros,
-    a power of two and more than the rows. Returns -1 for a file made so that hashes are equal.
+    Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
+    zeros, and its length is a power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024
     for row in range(len(codes)):

@@ -17,13 +17,12 @@ from fedveil.vertical.task import SUBSETS, Subset
 class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` identifies the run in its folder, and is empty for a new run. `examples` are the common
-    examples that were saved for these ids. In all intersection attempts together, the party accepts
-    at most `most_ids` ids from another party, because each id may be a guess. `brought` has the
-    count for each party, and `keep_brought` saves it before ids are answered. An intersection with
-    fewer than `least_common` examples is rejected. If `least_common` is 0, a leader without ids may
-    use all examples. `id_hint` is a sentence about this party's ids that only its own errors may
-    contain.
+    `run` is empty for a new run. `examples` are the common examples that were saved for these ids.
+    Each id from another party may be a guess, so at most `most_ids` are accepted from a party in
+    all attempts together. `brought` has the number from each party, and `keep_brought` saves these
+    numbers before this party answers. An intersection with fewer than `least_common` examples is
+    rejected. If `least_common` is 0, a leader without ids may use all examples. `id_hint` is advice
+    for the case of few common ids. Only this party's own errors may contain it.
     """
 
     party: str
@@ -47,7 +46,7 @@ class Standing:
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:
-        """Return the saved common examples if `name` is their name, else None."""
+        """Return the saved common examples if `name` is their `FoundExamples.name`, else None."""
         return self.examples if self.examples is not None and self.examples.name == name else None
 
 
