@@ -29,9 +29,8 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `asked` lists the columns that were asked for, and how.
-    `cells` are the cells of the columns `names` in `block` (`native_cells`). `places` count from 0
-    until they are set.
+    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists the columns
+    that were asked for, and how. `places` count from 0 until they are set.
     """
 
     unit = "line"

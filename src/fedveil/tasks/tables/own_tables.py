@@ -223,7 +223,7 @@ class _Held:
     def __init__(
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None
     ) -> None:
-        gc.freeze()  # a garbage collection of all imported objects takes as long as 50,000 rows
+        gc.freeze()  # a garbage collection of permanent objects takes longer than 10,000 rows
         self._settings = settings
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
