@@ -188,8 +188,8 @@ def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
 def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
     """Read the numbers of a column, each with a point or a comma as its only mark.
 
-    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns the number
-    of these rows and what is known about the column's form.
+    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
+    number. Also returns flags that tell how the cells are written, such as `COMMA`.
     """
     many = noted = 0
     for row in range(len(values)):
@@ -242,7 +242,7 @@ def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int,
 def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
     """Write a column's cells to `texts`, a letter in each place. The rest is zero.
 
-    Returns False if a cell is empty, or has a byte that is not `plain`.
+    Returns False if a cell is empty, or has a byte for which the table `plain` is False.
     """
     for row in range(len(texts)):
         start, length = cells[row, 0], cells[row, 1] - cells[row, 0]

@@ -64,7 +64,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the parties whose parts of the model are made without reading a table's rows."""
+        """Return the parties whose model parts follow from the job and a table's header alone."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -218,7 +218,7 @@ class _Chosen:
 
 
 class _Held:
-    """A party's data. Its encoding comes from the file `kept` or from the training rows."""
+    """A party's encoded rows. The encoding is read from `kept`, or computed if that is None."""
 
     def __init__(
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None

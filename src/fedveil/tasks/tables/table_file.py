@@ -77,12 +77,12 @@ class Table:
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Return the rows of this table, a whole file, for which the mask `chosen` is True."""
+        """Return the rows for which the mask `chosen` is True. This table must be a whole file."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def within(self, first: int, count: int) -> tuple[slice, Int64s]:
-        """Return which rows of this table are in a block of the file, as two indices.
+        """Return two indices of the rows that this table and a block of the file have in common.
 
         The block has `count` rows of the file, from row `first` on. The first index selects the
         rows in this table, the second selects the same rows in the block.
