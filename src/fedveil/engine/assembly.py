@@ -219,7 +219,9 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
     variate (SCAFFOLD) or direction (FedCM).
     """
     weights = layout.vector()
-    return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
+    if job.training.sent_vectors == 1:
+        return weights
+    return np.concatenate([weights, np.zeros_like(weights)])
 
 
 def make_way(job: Job, model: nn.Module) -> Way:

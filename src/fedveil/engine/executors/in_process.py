@@ -7,14 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from fedveil.base import reused_memory
 from fedveil.base.message import Message
 from fedveil.engine.executors.client_side import ClientSide, Trained
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import encoded, folded
 from fedveil.learning.trained_part import one_torch_thread
-from fedveil.protections.base import RoundContext, Update
+from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
@@ -24,12 +27,20 @@ _LONG = 1 << 20
 _WAITING = 2
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A report that waits for the other thread: the function that makes it, and its future."""
+
+    make: Callable[[], Answer]
+    future: Future[Answer]
+
+
 class InProcess(Executor):
     """An executor that starts no process.
 
     While one client of a large model is trained, a second thread makes the report of the client
     before it, if there is a second core. If that thread is busy, the training thread makes the
-    report itself.
+    report itself. After the last client, both make the reports that wait.
     """
 
     def __init__(self, side: ClientSide, cores: int | None = None) -> None:
@@ -38,7 +49,7 @@ class InProcess(Executor):
         long = side.protection.dimension >= _LONG and not side.protection.plain_reports
         apart = long and cores > 1 and not side.keeps_state
         self._pool = ThreadPoolExecutor(1, "reports") if apart else None
-        self._spare: list[Update] = []
+        reused_memory.start_reusing()
         #: Held while a report is encoded or added up.
         self._adding = threading.Lock()
 
@@ -59,6 +70,7 @@ class InProcess(Executor):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+        reused_memory.stop_reusing()
 
     def _answers(
         self, messages: Mapping[ClientId, Message], treat: Callable[[Answer], Answer]
@@ -68,40 +80,39 @@ class InProcess(Executor):
             with self._adding:
                 return treat(answer)
 
-        asked, waiting = list(messages.items()), deque[Future[Answer]]()
+        asked, waiting = list(messages.items()), deque[_Waiting]()
         for start in range(0, len(asked), self._side.chunk):
             answers = []
             with one_torch_thread():
                 for client, trained in self._side.trained(
                     dict(asked[start : start + self._side.chunk])
                 ):
-                    while waiting and waiting[0].done():
-                        answers.append(waiting.popleft().result())
+                    while waiting and waiting[0].future.done():
+                        answers.append(waiting.popleft().future.result())
                     if not isinstance(trained, Trained) or not self._has_room(waiting):
                         answers.append(finish(client, trained))
                     else:
                         waiting.append(self._handed_over(finish, trained))
             yield from answers
-        yield from (future.result() for future in waiting)
+        while waiting and waiting[-1].future.cancel():  # the other thread has not begun it
+            yield waiting.pop().make()
+        yield from (each.future.result() for each in waiting)
 
-    def _has_room(self, waiting: deque[Future[Answer]]) -> bool:
+    def _has_room(self, waiting: deque[_Waiting]) -> bool:
         return self._pool is not None and len(waiting) < _WAITING
 
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
-    ) -> Future[Answer]:
+    ) -> _Waiting:
         """Let the other thread make the report of `trained`, from a copy of the update.
 
-        `finish` makes the report. The returned future has the answer.
+        `finish` makes the report.
         """
-        copy = self._spare.pop() if self._spare else trained.update.copy()
+        copy = reused_memory.empty(len(trained.update), np.float32)
         copy[:] = trained.update
 
         def make() -> Answer:
-            try:
-                return finish(trained.client, replace(trained, update=copy))
-            finally:
-                self._spare.append(copy)
+            return finish(trained.client, replace(trained, update=copy))
 
         assert self._pool is not None
-        return self._pool.submit(make)
+        return _Waiting(make, self._pool.submit(make))
