@@ -1,8 +1,9 @@
 """The time and memory that large models take of a client and of the server, under each protection.
 
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
-    python benchmarks/sizes.py rounds [--model resnet18|transformer] [--rounds N] [--positions ...]
-                                      [--precision bfloat16] [--peers peers/bin/python]
+    python benchmarks/sizes.py rounds [--model resnet18|transformer|medium] [--rounds N]
+                                      [--clients N] [--positions ...] [--precision bfloat16]
+                                      [--peers peers/bin/python]
     python benchmarks/sizes.py reports [--parameters N ...] [--positions NAME ...]
     python benchmarks/sizes.py deployed [--model ...] [--clients N] [--positions ...]
 
@@ -14,9 +15,10 @@ not counted. Takes about three minutes for 11 million parameters and twenty for 
 
 `rounds`: whole rounds of the simulator: ten clients with 50 images of CIFAR's shape and ResNet-18
 with group norm (11 million parameters), or with a few windows of text and a transformer of 125
-million. The data are synthetic. There is one process with one thread, also for the peers in
-requirements-peers.txt, which do the same work unprotected. With `--precision bfloat16` clients
-train in mixed precision.
+million. `medium` is a transformer of 354 million. The data are synthetic. Prints the seconds of
+the last round. There is one process, and torch has one thread, also for the peers in
+requirements-peers.txt, which do the same work unprotected. `--clients` of the ten take part. With
+`--precision bfloat16` clients train in mixed precision.
 
 `reports`: the processor time of one client's report without masks, and of the server's adding it,
 for each parameter of a model of `--parameters`.
@@ -87,15 +89,18 @@ def _status(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def job_of(position: str, clients: int, rounds: int = 1, **blocks: Any) -> Job:
-    """Return a job whose clients all take part in every round."""
+def job_of(
+    position: str, clients: int, rounds: int = 1, among: int | None = None, **blocks: Any
+) -> Job:
+    """Return a job with `clients` clients in every round, of `among` clients (default: all)."""
+    among = among or clients
     protection: dict[str, Any] = {"name": position}
     if position in ("pw_encrypt", "distributed_dp"):
         protection[position] = {"reconstruct_secrets_threshold": 6 * clients // 10}
         if position == "distributed_dp":
             protection[position]["dropout_tolerance"] = 0.0
     return Job(
-        name=position, rounds=rounds, clients={"number": clients, "fraction": 1.0},
+        name=position, rounds=rounds, clients={"number": among, "fraction": clients / among},
         protection=protection, **blocks,
     )  # fmt: skip
 
@@ -192,11 +197,11 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
     }
 
 
-def rounds(position: str, model: str, count: int, precision: str) -> dict[str, Any]:
+def rounds(position: str, model: str, count: int, precision: str, clients: int) -> dict[str, Any]:
     """Run whole rounds in this process. Returns the seconds by part, and the process's memory."""
     sys.path.insert(0, str(HERE))
     every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
-    job = job_of(position, 10, count, **work(model, precision), **every)
+    job = job_of(position, clients, count, 10, **work(model, precision), **every)
     with tempfile.TemporaryDirectory() as folder:
         run = fedveil.simulate(job, Path(folder) / "run")
     return {
@@ -211,14 +216,14 @@ def seconds(record: dict[str, Any]) -> dict[str, float]:
     return {f"{part}_s": record[f"seconds_{part}"] for part in parts}
 
 
-def peer_rounds(python: str, script: str, model: str, count: int) -> dict[str, Any]:
+def peer_rounds(python: str, script: str, model: str, count: int, clients: int) -> dict[str, Any]:
     """Run the rounds of an unprotected peer.
 
     Returns the median, and its processes' memory in all.
     """
     examples, batch = (50, 10) if model == "resnet18" else (2, 2)
     of = last_line(
-        python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", 10,
+        python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", clients,
         "--examples", examples, "--batch", batch, "--lr", 0.01, "--workers", 1,
         "--warmup", 1, "--rounds", count, "--limit", 3600,
     )  # fmt: skip
@@ -290,8 +295,8 @@ def one(kind: str, position: str, *more: str) -> dict[str, Any]:
         parameters, clients = map(int, more)
         halves(position, 5_000, clients)  # loads and compiles the code
         return halves(position, parameters, clients)
-    model, count, precision = more
-    return rounds(position, model, int(count), precision)
+    model, count, precision, clients = more
+    return rounds(position, model, int(count), precision, int(clients))
 
 
 def show_halves(asked: argparse.Namespace) -> bool:
@@ -315,10 +320,10 @@ def show_rounds(asked: argparse.Namespace) -> bool:
     head("model", "position", "round, s", "training", "protection", "aggregation", "memory, MB")
     for model in asked.model:
         for position in asked.positions:
-            of = alone("rounds", position, model, asked.rounds, asked.precision)
+            of = alone("rounds", position, model, asked.rounds, asked.precision, asked.clients)
             row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")
-        for script in PEERS if asked.peers else ():
-            of = peer_rounds(asked.peers, script, model, asked.rounds)
+        for script in asked.scripts if asked.peers else ():
+            of = peer_rounds(asked.peers, script, model, asked.rounds, asked.clients)
             row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", f"{of['memory_mb']:,.0f}")
     return True
 
@@ -371,6 +376,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--peers", help="the Python of an environment with the peers")
+    parser.add_argument("--scripts", nargs="+", default=list(PEERS), help="the peers to run")
     asked = parser.parse_args()
     if asked.what == "one":
         print(json.dumps(one(*asked.rest)))

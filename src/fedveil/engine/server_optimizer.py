@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -78,7 +80,8 @@ class ServerOptimizer:
             if not self._only_parameters:
                 moved = np.where(self._trainable[part], moved, aggregate[part])
             new = np.add(weights[part], moved, dtype=np.float64).astype(np.float32)
-        if not all(np.isfinite(values).all() for values in (new, *after.values())):
+        found: list[npt.NDArray[Any]] = [new, *after.values()]
+        if not all(np.isfinite(values).all() for values in found):
             raise RoundVoid("report", 0, 0, "the resulting model is not finite")
         return new, after
 

@@ -43,6 +43,8 @@ class InProcess(Executor):
     report itself. After the last client, both make the reports that wait.
     """
 
+    beside_server = True
+
     def __init__(self, side: ClientSide, cores: int | None = None) -> None:
         self._side = side
         cores = cores or len(os.sched_getaffinity(0))

@@ -168,7 +168,7 @@ def _add_certain(
     """
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
-    count = 0
+    count = np.int64(0)
     for i in range(len(values)):
         place = np.int64(places[i] >> np.uint32(bits))
         fraction = place * width
@@ -180,4 +180,4 @@ def _add_certain(
         left_out[i] = left
         count += left
         values[i] += ((magnitude ^ -negative) + negative) & (left - 1)
-    return count
+    return int(count)
