@@ -198,14 +198,21 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
 
 
 def rounds(position: str, model: str, count: int, precision: str, clients: int) -> dict[str, Any]:
-    """Run whole rounds in this process. Returns the seconds by part, and the process's memory."""
+    """Run whole rounds in this process.
+
+    Returns the seconds of the last round by part, its CPU seconds on all cores, and the process's
+    memory.
+    """
     sys.path.insert(0, str(HERE))
     every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
     job = job_of(position, clients, count, 10, **work(model, precision), **every)
+    ends = [0.0]
     with tempfile.TemporaryDirectory() as folder:
-        run = fedveil.simulate(job, Path(folder) / "run")
+        out = Path(folder) / "run"
+        run = fedveil.simulate(job, out, progress=lambda _: ends.append(time.process_time()))
     return {
         **seconds(run.metrics[-1]),
+        "cpu_s": ends[-1] - ends[-2],
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -317,14 +324,16 @@ def show_halves(asked: argparse.Namespace) -> bool:
 
 def show_rounds(asked: argparse.Namespace) -> bool:
     """Print a row for each protection, and one for each peer."""
-    head("model", "position", "round, s", "training", "protection", "aggregation", "memory, MB")
+    parts_of = ("round, s", "training", "protection", "aggregation", "CPU, s", "memory, MB")
+    head("model", "position", *parts_of)
     for model in asked.model:
         for position in asked.positions:
             of = alone("rounds", position, model, asked.rounds, asked.precision, asked.clients)
             row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")
         for script in asked.scripts if asked.peers else ():
             of = peer_rounds(asked.peers, script, model, asked.rounds, asked.clients)
-            row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", f"{of['memory_mb']:,.0f}")
+            held = f"{of['memory_mb']:,.0f}"
+            row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", "", held)
     return True
 
 

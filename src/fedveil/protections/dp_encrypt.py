@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import into_floats
+from fedveil.base.array_types import Int64s, into_floats
 from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take_array
 from fedveil.base.packing import add
 from fedveil.entropy import Entropy
@@ -259,7 +259,12 @@ class _GridForm(GridReport):
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         draw = self._mechanism.drawing(update, entropy)
-        return self.written_parts(lambda part: np.clip(draw(part), -self.limit, self.limit))
+
+        def limited(part: slice) -> Int64s:
+            multiples = draw(part)
+            return np.clip(multiples, -self.limit, self.limit, out=multiples)
+
+        return self.written_parts(limited)
 
     def fold(self, message: Message, into: Sum) -> None:
         if isinstance(into, _WholeSum):
