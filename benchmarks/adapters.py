@@ -10,9 +10,10 @@
 `sizes` trains adapters of rank 8 on a GPT-2 of 355 million parameters with random weights, in a
 process for each protection: bytes of a report, and the most memory that the process held. `table`
 adapts the small pretrained model of `adapters_base.py` to Shakespeare's plays. Each speaker with at
-least six examples is a client with three of them. The settings are chosen on the fourth; the last
-two measure the perplexity. Clients make one step of SGD in a round, the server uses Adam. Finished
-runs are in OUT/rows.jsonl, so that the part resumes.
+least six examples is a client with three of them. The fourth chooses the server's rate for each
+part and epsilon; no epsilon covers this choice. The last two measure the perplexity. Clients make
+one step of SGD in a round, the server uses Adam. Finished runs are in OUT/rows.jsonl, so that the
+part resumes.
 `products` compares the mean of the factors with the mean of their products. `phrases` plants
 phrases at sixteen of twenty clients, and looks for them in the trained model.
 """
@@ -143,14 +144,16 @@ PARTS = {
     "head": ["training.train=head"],
     "all": [],
 }  # fmt: skip
-#: The server's rates among which each part chooses, without a protection.
+#: The server's rates among which each part chooses, for each epsilon.
 RATES = {
-    "adapters": (0.001, 0.003, 0.01),
-    "head": (0.003, 0.01, 0.03),
-    "all": (0.0003, 0.001, 0.003),
+    "adapters": (0.0003, 0.001, 0.003),
+    "head": (0.001, 0.003, 0.01),
+    "all": (0.0001, 0.0003, 0.001),
 }
+EPSILONS = (None, 8.0, 2.0)
+RANKS = (1, 2, 32)  # beside 8
 CLIP = 0.5
-ROUNDS = 3
+ROUNDS = 8
 
 
 def trained(
@@ -196,25 +199,26 @@ def trained(
 
 
 def plan(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the runs: those that choose rates without protection, then those that measure."""
-    for part, rates in RATES.items():
-        for rate in rates:
-            yield {"texts": "choosing", "part": part, "epsilon": None, "rate": rate}
-    for epsilon in (None, 8.0):
-        for part in RATES:
-            yield measured(rows, part, epsilon)
-    for rank in (1, 32):
-        yield measured(rows, "adapters", 8.0) | {"rank": rank}
-    for part in RATES:
-        yield measured(rows, part, 2.0)
+    """Yield the runs: for each epsilon those that choose a rate, then the one that measures."""
+    for epsilon in EPSILONS:
+        for part, rates in RATES.items():
+            shared = {"part": part, "epsilon": epsilon, "clip": 0.0 if epsilon is None else CLIP}
+            for rate in rates:
+                yield {"texts": "choosing", "rate": rate} | shared
+            yield {"texts": "measuring", "rate": best(rows, part, epsilon)} | shared
+    for rank in RANKS:
+        rate = best(rows, "adapters", 8.0)
+        yield {
+            "texts": "measuring", "part": "adapters", "epsilon": 8.0, "clip": CLIP, "rate": rate,
+            "rank": rank,
+        }  # fmt: skip
 
 
-def measured(rows: list[dict[str, Any]], part: str, epsilon: float | None) -> dict[str, Any]:
-    """Return the settings of a run that measures, at the best rate without protection."""
-    tried = [row for row in rows if row["texts"] == "choosing" and row["part"] == part]
-    rate = min(tried, key=lambda row: row["perplexity"])["rate"]
-    clip = 0.0 if epsilon is None else CLIP
-    return {"texts": "measuring", "part": part, "epsilon": epsilon, "rate": rate, "clip": clip}
+def best(rows: list[dict[str, Any]], part: str, epsilon: float | None) -> float:
+    """Return the server's rate with the lowest perplexity on the examples for choosing."""
+    wanted = ("choosing", part, epsilon)
+    tried = [row for row in rows if (row["texts"], row["part"], row["epsilon"]) == wanted]
+    return float(min(tried, key=lambda row: row["perplexity"])["rate"])
 
 
 def table(out: Path, seconds: float) -> None:

@@ -178,7 +178,7 @@ def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seven clients of 34 or 35 examples, in two epochs of batches of 8: ten steps."""
-    training = {"epochs": 2, "batch_size": 8, "lr": 0.3}
+    training = {"epochs": 2, "batch_size": 8, "lr": 0.3, "momentum": 0.5}
     target = Target.of(job(clients={"number": 7, "fraction": 1.0}, training=training))
     y = np.array(target.dataset.test.y)
     y[:30] = 0
@@ -195,7 +195,8 @@ def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
     monkeypatch.setattr(class_shares, "label_counts", counts)
     counted, right = count_figures(target, "quick")
     assert [count for count, _ in asked] == target.partition.sizes.tolist()
-    assert [scale for _, scale in asked] == pytest.approx([10 * 0.3] * 7)
+    # Equal gradients: step t is as long as 2 - 2 / 2^t steps without momentum.
+    assert [scale for _, scale in asked] == pytest.approx([0.3 * (20 - 2 * (1 - 2**-10))] * 7)
     assert (right.value, right.cases) == (2 / 7, 7)
     shares = np.bincount(y, minlength=4) / len(y)
     guesses = [np.minimum(shares * t.sum(), t).sum() / t.sum() for t in truths]

@@ -410,6 +410,15 @@ def test_an_invalid_record_is_no_member(tmp_path: object) -> None:
     assert finding.figure("loss AUC").value == area("", inside, outside).value
 
 
+def test_a_job_without_a_valid_record_is_refused() -> None:
+    invalid = job(
+        data={"name": "test_membership:lost", "split": "by_client"}, clients={},
+        privacy={"unit": "example"}, training={"sampling_rate": 0.5, "batch_size": 10},
+    )  # fmt: skip
+    with pytest.raises(AttackImpossible, match=r"no valid training example: .* why all 40 are"):
+        Target.of(invalid)
+
+
 def test_a_record_that_the_fixed_layers_cannot_take_is_no_member() -> None:
     """Without it, the other models of the attack would fail on it."""
     target = Target.of(job(
@@ -448,6 +457,11 @@ def broken_parts() -> tuple[Float32s, Int64s, Float32s, Int64s, Int64s]:
 def broken() -> dict[str, object]:
     names = ("x_train", "y_train", "x_test", "y_test", "client_ids")
     return dict(zip(names, broken_parts(), strict=True))
+
+
+def lost() -> dict[str, object]:
+    parts = broken()
+    return parts | {"x_train": np.full_like(parts["x_train"], np.nan)}
 
 
 def owned() -> dict[str, object]:

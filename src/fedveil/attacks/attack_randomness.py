@@ -1,4 +1,4 @@
-"""The attacker's random numbers. They are seeded, so that an attack can be repeated."""
+"""The attacker's random numbers, which are seeded so that an attack can be repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from fedveil.entropy import Seeded
 def generator(seed: int, *path: int | str) -> torch.Generator:
     """Return a torch generator for one purpose. Equal arguments give equal random numbers.
 
-    `seed` is the job's seed. `path` names the purpose, such as "gradient", "cohort", 3, and
-    different purposes get independent numbers.
+    `seed` is the job's seed. `path` names the purpose, such as "gradient", "cohort", 3.
     """
     return torch.Generator().manual_seed(Seeded(seed, "attack", *path).integer(1 << 63))

@@ -1,15 +1,9 @@
-"""Inference of a client's classes from its report: the count of each, and the predominant one.
+"""Inference of a client's classes from its report: the examples of each class, and the main class.
 
-Two attacks. iLRG estimates from the last layer how many examples of each class the client holds
-(`gradient.label_counts`). Property inference decides if more than half of the client's examples are
-of one class. The attacker simulates two groups of clients with its own examples, one with that
-property and one without it, and trains them from the round's weights. The difference between the
-mean updates of the two groups is a direction. The score of a report is how far it points in this
-direction.
-
-Source: Melis et al. 2019, "Exploiting unintended feature leakage in collaborative learning". The
-paper trains a classifier on the updates. The classifier here is linear: the difference of the
-means.
+Property inference (Melis et al. 2019, "Exploiting unintended feature leakage in collaborative
+learning") decides if more than half of a client's examples are of one class. The attacker trains
+simulated clients with that property and without it. Their mean updates differ along a direction. A
+report's score is how far it points in that direction.
 """
 
 from __future__ import annotations
@@ -43,21 +37,13 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates what the server sees when clients report given updates.
-
-    The server sees each client's report or, if reports reveal nothing, the smallest sum of reports
-    that the protection allows.
-    """
+    """Simulates the server's view: each report, or the smallest sum that a protection allows."""
 
     target: Target
     entropy: Entropy
 
     def readings(self, updates: Sequence[Float32s]) -> Iterator[Reading]:
-        """Yield a `Reading` for each update: the attacker's estimate of it from the report.
-
-        If single reports reveal nothing, the estimate is that of a sum: the client's update plus
-        the updates of other clients, drawn at random.
-        """
+        """Yield the attacker's estimate of each update, from its report or a sum of reports."""
         protection, weights = self.target.protection, self.target.weights
         job = self.target.job
         others: list[Float32s] = []
@@ -97,10 +83,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients that each hold `count` examples, mostly of one class.
-
-    `wanted` lists the classes that the attack tries one after another.
-    """
+    """Simulates clients that each hold `count` examples, mostly of one class of `wanted`."""
 
     target: Target
     count: int
@@ -111,8 +94,7 @@ class Classes:
     def of(cls, target: Target, most: int) -> Classes:
         """Choose up to `most` classes to attack, and return the simulation of their clients.
 
-        A class qualifies if both the training data and the test data have enough examples of it for
-        one client. The attacked clients get training examples, the attacker's own clients test
+        The attacked clients get training examples, and the attacker's own clients get test
         examples.
         """
         entropy = Seeded(target.job.seed, "attack", "classes")
@@ -131,8 +113,7 @@ class Classes:
     def updates(self, examples: Examples, wanted: int, has: bool, number: int) -> list[Float32s]:
         """Train `number` simulated clients on random `examples`, and return their updates.
 
-        If `has` is True, most examples of each client are of class `wanted`. Otherwise at most half
-        are.
+        Most examples of a client are of class `wanted` if `has` is True, otherwise at most half.
         """
         whose = "shadow" if examples is self.target.dataset.test else "client"
         draw, rows = of_class if has else of_any, []
@@ -149,11 +130,10 @@ class Classes:
     def scores(
         self, wanted: int, shadows: int, cases: int
     ) -> tuple[list[Float64s], list[Float64s]]:
-        """Return the scores of the attacker's simulated clients, and those of the attacked clients.
+        """Return the scores of `shadows` simulated clients, and those of `cases` attacked clients.
 
-        Each of the two results is a list of two arrays: the scores of clients that hold mostly the
-        class `wanted`, and the scores of other clients. The arrays have `shadows` entries for
-        simulated clients and `cases` entries for attacked clients.
+        Each result has two arrays: scores of clients that hold mostly the class `wanted`, and of
+        others.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -193,12 +173,9 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return two metrics of iLRG: the labels counted correctly, and the clients without an error.
+    """Return the shares of labels and of clients that iLRG (`label_counts`) counts right.
 
-    The first is the median over the clients of the share of labels that are counted correctly. It
-    is compared with an attacker who guesses the counts from the class frequencies of the test data.
-    The second is the share of clients whose counts are all right. Returns an empty list if the
-    optimiser is not SGD, or if the model does not end in a dense layer.
+    The result is empty if the optimiser is not SGD, or if the model does not end in a dense layer.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))
@@ -215,7 +192,9 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
         labels = target.dataset.train.y[target.rows(client)]
         truth = np.bincount(labels, minlength=len(usual))
         steps = settings.epochs * math.ceil(len(labels) / settings.batch_size)
-        scale = steps * settings.lr
+        # Equal gradients g move a weight by lr · g · (1 + m + ... + m^(t-1)) in step t.
+        pace = np.cumsum(settings.momentum ** np.arange(steps)).sum()
+        scale = float(settings.lr * pace)
         found = label_counts(reading, layer, target.weights, len(labels), scale)
         shares.append(float(np.minimum(found, truth).sum()) / len(labels))
         guessed = usual * len(labels) / usual.sum()
@@ -229,9 +208,7 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Estimate how many examples of each class clients hold, and find clients that hold mostly one
-    class.
-    """
+    """Count a client's examples of each class, and find clients that hold mostly one class."""
     target.needs_classes("classes")
     target.needs_client_unit("asks what one client holds")
     found = [*count_figures(target, effort), *property_figures(target, effort, watch)]

@@ -1,14 +1,10 @@
 """Distinguishing two updates by a client's reports: an empirical check of the claimed epsilon.
 
 The attacker knows the model, the protection and two updates, but not which of them the client has.
-It sees the client's report of one round, or of every round of a run. If reports reveal nothing, it
-sees the sums that contain them, and knows all other clients' updates. It guesses by the likelihood
-ratio, which is the best possible rule (Neyman and Pearson).
-
-The number of right guesses gives two lower bounds on epsilon for this attacker. The bound of
-`privacy.audit` holds for every mechanism. The bound of `privacy.curve_audit` is closer to the
-claim. It assumes that the reports follow the protection's privacy curve, with an unknown value of
-its cost parameter. A bound above the ledger's epsilon refutes the ledger.
+It guesses by the likelihood ratio, which is the best possible rule (Neyman and Pearson). The right
+guesses give two lower bounds on epsilon. The bound of `privacy.audit` holds for every mechanism.
+The bound of `privacy.curve_audit` is closer to the claim, but assumes that the reports follow the
+protection's privacy curve.
 """
 
 from __future__ import annotations
@@ -57,9 +53,7 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
     """Return the evidence of one report for update `a` against update `b`.
 
     The evidence is ln Pr[report | a] - ln Pr[report | b] if the protection states these
-    probabilities. Otherwise it compares the attacker's estimate with the midpoint of the two
-    updates: it is positive if the estimate is closer to `a`. The evidence of several reports adds
-    up.
+    probabilities. Otherwise it is positive if the attacker's estimate is closer to `a` than to `b`.
     """
     if reading.log_likelihood is not None:
         for_a, for_b = reading.log_likelihood(a), reading.log_likelihood(b)
@@ -74,8 +68,7 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 def said(view: Seen, sums: bool = False) -> Reading:
     """Return the attacker's estimate of the first client's update in a round.
 
-    `view` is all that the server sees of the round. The estimate comes from that client's report.
-    If reports reveal nothing, or if `sums` is True, it comes from the sum of all reports.
+    If reports reveal nothing, or if `sums` is True, the estimate comes from the sum of all reports.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:
@@ -99,8 +92,7 @@ def evidence(
 
     Each takes part in `rounds` rounds, and is simulated `trials` times with new noise. Returns two
     arrays [trials, rounds], one for each client: the evidence of every report for `a` against `b`
-    (see `telling`). With `sums`, the attacker sees only the sum of all reports. `step` is called
-    after each trial.
+    (see `telling`). With `sums`, the attacker sees only the sum of all reports.
     """
 
     def told(view: Seen) -> float:
@@ -125,12 +117,8 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    It is the best of several candidate pairs. In one, the updates are opposite and so long that
-    every protection clips them. In the others, one update is that long and the other is almost
-    zero. Both kinds are tried, since a protection may hide an update's size better or worse than
-    its direction. With seeded `entropy`, all candidates get the same noise. The best pair has the
-    largest distance between the mean evidence of its two updates, in standard deviations. With
-    `sums`, the evidence is that of the sum of all reports.
+    With seeded `entropy`, all candidate pairs get the same noise. With `sums`, the attacker sees
+    the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -154,7 +142,7 @@ class Distinguished:
 
     `audit` compares the lower bound on epsilon with the claim. `right` is the share of right
     guesses if both updates are equally likely. `curve` is the lower bound by the protection's
-    privacy curves (`privacy.curve_audit`), or NaN if the protection declares no curves.
+    privacy curves, or NaN without any.
     """
 
     pair: str
@@ -164,12 +152,7 @@ class Distinguished:
     curve: float = math.nan
 
     def figures(self) -> Iterator[Measured]:
-        """Yield the metrics: lower bounds on epsilon, their limits, and the share of right guesses.
-
-        The metric "distance to the ledger" is the claimed epsilon minus the lower bound of `audit`.
-        The metric "most that ... trials can show" is the largest bound that this number of trials
-        allows.
-        """
+        """Yield the metrics: lower bounds on epsilon, and the share of right guesses."""
         of = f"{self.pair}, {self.rounds} round{'s' if self.rounds > 1 else ''}"
         bound, cases, claim = self.audit.bound, self.audit.trials, self.audit.claim
         own = {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -187,9 +170,8 @@ def curves(protection: Protection, rounds: int) -> Family | None:
     """Return a function from a cost factor to the charges of `rounds` reports, or None.
 
     A charge is a privacy loss and its number of releases. The factor 1 gives the charges of
-    `protection`. A larger factor gives those of a protection with a costlier value of the parameter
-    that decides its cost (`cost_key`). Returns None if the protection declares no such parameter,
-    or if its cost changes during a run.
+    `protection`, and a larger factor those of a costlier protection. The result is None if no
+    parameter decides the cost.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:
@@ -253,9 +235,8 @@ def distinguished(
     """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
-    For each update of a pair, `trials` runs are simulated. Every report of a run also counts as a
-    single report, so there are `trials` times `rounds` single reports. With `sums` the attacker
-    sees only the sum of all reports. Returns two results for each pair, or one if `rounds` is 1.
+    Each update of a pair is simulated in `trials` runs. With `sums` the attacker sees only the sum
+    of all reports. Returns two results for each pair, or one if `rounds` is 1.
     """
     found, done = [], 0
     watch = watch or Watch()

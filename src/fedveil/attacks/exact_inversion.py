@@ -1,20 +1,10 @@
 """Exact recovery of a batch from one gradient of a dense layer followed by a ReLU.
 
 SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b, features] is the
-batch, and D [neurons, b] are the loss's derivatives before the ReLU, so the rank is at most b.
-Factors L R of that rank give D and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R.
-
-A column of D is zero at each neuron that its example leaves silent (about half). No other direction
-in L's span has as many zeros. So b - 1 silent neurons of an example determine its column: the one
-direction that is zero on all of them. The attack seeks directions with many zeros, and chooses b
-whose examples explain which neurons are silent. The bias gradient gives the scales.
-
-The paper draws such neurons at random, in about 2^(b - 1) draws. Here an iteration makes directions
-sparse (iteratively reweighted least squares). It starts from a random direction. Each step takes
-the unit direction with the least weighted squared responses over all neurons. The weights are the
-inverse squared responses of the previous step, with an ever sharper peak at 0. Starts differ in
-four ways: the neurons on which they are zero at first, the initial sharpness, the weight of neurons
-that few examples move, and the found columns to which they are orthogonal.
+batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
+and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
+that its example leaves silent. The attack seeks directions in L's span with many zeros, by
+iteratively reweighted least squares. It chooses b directions that explain which neurons are silent.
 """
 
 from __future__ import annotations
@@ -90,7 +80,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions] as columns, and a score for each (see `_refined`)."""
+    """Candidate directions [rank, directions] as columns, and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -98,7 +88,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples, and for each the share of neurons it predicts right, active or silent."""
+    """Candidate examples, and for each the share of neurons that it predicts right."""
 
     examples: Float64s
     shares: Float64s
@@ -113,9 +103,8 @@ def invert(
 ) -> Float64s | None:
     """Return the batch [examples, features] whose mean loss has this gradient. None if not found.
 
-    The attacker knows the layer and the gradient. `batch` is the number of examples (by default the
-    gradient's rank). At most `starts` random starts are drawn with `rng`. The result predicts
-    almost exactly which neurons each example leaves silent, so most or all examples are right.
+    `batch` is the number of examples (by default the gradient's rank). At most `starts` random
+    starts are drawn with `rng`. Most or all of the returned examples are right.
     """
     factors = _factors(gradient, batch)
     if factors is None:
@@ -144,7 +133,6 @@ def _zeros(factors: _Factors, directions: Float64s) -> _Found:
 
 
 def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
-    """Factor the weight gradient, at rank `batch` if given. Returns None if no small rank fits."""
     left, values, right = np.linalg.svd(gradient.of_weights, full_matrices=False)
     most = min(LARGEST_BATCH, len(values) - 1)
     if not values[0] > 0:
@@ -188,10 +176,9 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw `number` random unit vectors [number, rank], each zero on (orthogonal to) some neurons.
+    """Draw unit vectors [number, rank], each orthogonal to some neurons and to some of `known`.
 
-    `rows` are the neurons' rows at unit length, and `lengths` their full lengths. A vector is made
-    orthogonal first to some columns of `known`, the earlier results, and then to its neurons' rows.
+    `rows` are the neurons' rows at unit length, and `lengths` their full lengths.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
@@ -212,10 +199,9 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from all neurons on which it is zero, and count these neurons.
+    """Recompute each direction from all neurons on which it is zero. Their number is its score.
 
-    The score is this count. It is halved if leaving out one of the neurons makes the direction
-    undetermined: such directions exist for any choice of neurons, so they are weak evidence.
+    The score is halved if leaving out one neuron makes the direction undetermined.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -247,11 +233,7 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose as many directions as the gradient's rank: first the best independent ones.
-
-    If their examples explain most activations, each other direction then replaces the one with the
-    worst (or second worst) example, if this explains more activations.
-    """
+    """Choose as many directions as the gradient's rank, so that they explain most activations."""
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):
@@ -342,7 +324,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step on a batch of 5, 10 or 20 examples.
 
     Effort `quick` leaves out batches of 20. The attacker knows the model, the batch's size and the
-    report, or if reports reveal nothing, the cohort's sum, which counts as one batch.
+    report. If reports reveal nothing, it inverts the cohort's sum as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)
@@ -367,10 +349,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
 def recovered_of_batches(
     target: Target, size: int, cases: int, starts: int, watch: Watch
 ) -> tuple[Measured, bytes | None]:
-    """Attack `cases` batches of `size` examples, from at most `starts` starts each.
-
-    Returns the share of examples recovered, and a picture or None.
-    """
+    """Attack `cases` batches of `size` examples. Returns the share recovered, and a picture."""
     seen = target.seen(target.updates(range(target.partition.clients)))
     readings: Sequence[Reading] = seen.readings[:cases]
     sizes = [size] * len(readings)

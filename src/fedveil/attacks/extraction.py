@@ -1,9 +1,8 @@
 """Extraction of secret phrases, planted in clients' texts, from the trained model.
 
-A phrase is a row of random tokens: a known beginning and a secret. The attack replaces examples of
-one client by copies of it, and runs the whole job under its protection. Exposure (Carlini et al.
-2019, "The secret sharer") is log2(candidates) - log2(rank). The rank is that of the secret among
-random candidates, by the model's loss. A phrase that no client had has a median exposure of 1 bit.
+A phrase is a row of random tokens: a known beginning and a secret. Exposure (Carlini et al. 2019,
+"The secret sharer") is log2(candidates) - log2(rank). The rank is that of the secret among random
+candidates, by the model's loss. A phrase that no client had has a median exposure of 1 bit.
 """
 
 from __future__ import annotations
@@ -89,11 +88,6 @@ def _check(target: Target) -> None:
 
 
 def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
-    """Draw random phrases: `of_each` for each planned number of copies, and equally many unused
-    ones.
-
-    No client gets an unused phrase.
-    """
     tokens = np.unique(dataset.test.x)
     copies = np.repeat([*COPIES, *[0] * len(COPIES)], of_each)
     generator = entropy.stream("phrases").generator()
@@ -104,8 +98,7 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
     """Return the data with copies of each phrase in place of some examples of one client.
 
-    A client has at most one phrase. Raises `AttackImpossible` if there are too few clients with
-    enough examples.
+    Raises `AttackImpossible` if there are too few clients with enough examples.
     """
     # The run distributes the examples anew. Some are missing if clients hold out a part of them.
     train, split = target.dataset.train, make_partition(target.job, target.dataset)
@@ -130,10 +123,7 @@ def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
 
 
 def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entropy) -> Float64s:
-    """Return each phrase's exposure in bits, by its rank among `candidates` random secrets.
-
-    A rank counts losses from the smallest. A candidate with an equal loss ranks before the phrase.
-    """
+    """Return each phrase's exposure in bits, by its rank among `candidates` random secrets."""
     found = []
     for i, phrase in enumerate(phrases.rows):
         generator = entropy.stream("candidates", i).generator()
@@ -148,10 +138,7 @@ def exposures(model: nn.Module, phrases: Phrases, candidates: int, entropy: Entr
 
 @torch.no_grad()
 def secret_losses(model: nn.Module, rows: Int64s) -> Float64s:
-    """Return, for each row of tokens, the sum of the losses of its secret tokens.
-
-    A row begins with known tokens, and its secret follows.
-    """
+    """Return, for each row of tokens, the sum of the losses of its secret tokens."""
     model.eval()
     size = min(_AT_ONCE, getattr(model, "scored_at_once", _AT_ONCE))
     parts: list[Array] = []
@@ -178,11 +165,6 @@ def extracted(model: nn.Module, phrase: Int64s) -> bool:
 
 
 def _figures(model: nn.Module, phrases: Phrases, bits: Float64s) -> Iterator[Measured]:
-    """Yield the metrics for each number of copies: exposure, extraction and membership.
-
-    `bits` holds each phrase's exposure. Membership is how well exposure tells phrases that a client
-    had from phrases that nobody had.
-    """
     never = bits[phrases.copies == 0]
     yield median("exposure of phrases that nobody had", never)
     for copies in COPIES:

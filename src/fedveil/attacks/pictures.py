@@ -28,8 +28,7 @@ def psnr(original: Float64s, other: Float64s) -> float:
 def ssim(original: Float64s, other: Float64s) -> float:
     """Return the structural similarity of two images [channels, height, width] in [0, 1].
 
-    Equal images give 1. Windows are 7 pixels wide and high, or as large as a smaller image allows.
-    Source: Wang et al. 2004.
+    Equal images give 1. Source: Wang et al. 2004.
     """
     side = min(original.shape[1:])
     window = min(7, side - 1 + side % 2)

@@ -1,8 +1,7 @@
 """Repetition: a client reports the same update again and again.
 
-The attacker sees k reports of one client whose update does not change. It averages its estimates of
-the update, so the noise shrinks as the ledger's epsilon grows. It also guesses which of two known
-updates the client reported.
+The attacker averages its estimates from k reports of one client, so the noise shrinks as the
+ledger's epsilon grows. It also guesses which of two known updates the client reported.
 """
 
 from __future__ import annotations
@@ -34,11 +33,9 @@ COUNTS = (1, 2, 5, 10, 30, 100)
 
 
 class Averaged:
-    """Running average of an attacker's estimates of one update.
+    """Running average of an attacker's estimates of one update, weighted by their reliability.
 
-    Each entry of an estimate is weighted by its reliability (`Reading.weight`). Estimates that give
-    only the direction of the update are summed instead. Then an entry that occurs in more reports
-    becomes larger.
+    Estimates that give only the direction of the update are summed instead.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -61,10 +58,9 @@ class Averaged:
 
 
 def likeness(estimate: Float64s, update: Float32s) -> tuple[float, float, float]:
-    """Compare an estimate with the true update. Returns cosine, correlation and relative error.
+    """Return the cosine, correlation and relative error of an estimate of the true update.
 
-    The error is |estimate - update| / |update|. The cosine is 0 if a vector is zero, and the
-    correlation is 0 if a vector is constant.
+    The error is |estimate - update| / |update|.
     """
     truth = update.astype(np.float64)
     size = float(np.linalg.norm(truth)) or 1.0
@@ -83,8 +79,8 @@ class After:
     """Results of the attack after each client has sent `count` reports.
 
     `cosines`, `correlations` and `errors` have an entry per client, as returned by `likeness`.
-    `hits` is the number of clients for which the attacker guessed right which of two updates was
-    reported. `scaled` is False if the estimates have only a direction and no size.
+    `hits` is the number of clients whose update was guessed right. `scaled` is False if the
+    estimates have only a direction and no size.
     """
 
     count: int
@@ -104,10 +100,7 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Yield medians over the clients, the share of right guesses, and the claimed epsilon.
-
-        `claim` is the ledger's epsilon for this number of reports, or None to leave it out.
-        """
+        """Yield medians over the clients, the share of right guesses, and the `claim` if given."""
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
         yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
@@ -155,10 +148,7 @@ def _follow(
 ) -> None:
     """Average the estimates from one client's reports, and add the outcome to `found`.
 
-    `found` are the results to fill, each for a number of reports (`count`). `readings` are the
-    estimates from the reports, in order. `update` is the client's update, and `other` the other
-    update of the pair. `first` is True if `update` is the pair's first one. If the reports reveal
-    nothing, the attacker guesses the pair's second update.
+    `other` is the other update of the pair. `first` is True if `update` is the pair's first one.
     """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
@@ -183,8 +173,7 @@ def embedding_repeated(
 
     `vectors` is [examples, values]. A report has a bit for each value, flipped by EmbeddingDP with
     the parameter `eps`. A value's true bit is 1 if the value is above 0. With `reuse` an example's
-    first report is repeated, so that k reports reveal no more than one. Ties are decided by a fair
-    coin.
+    first report is repeated. Ties are decided by a fair coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))
@@ -207,8 +196,8 @@ def embedding_repeated(
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
     """Return the ledger's epsilon at `delta` for `count` EmbeddingDP reports of one vector.
 
-    The vector has `values` entries, and each of them costs eps / 2 in a report. With `reuse` the
-    first report is sent again, and only the first costs.
+    Each of the vector's `values` entries costs eps / 2 in a report. With `reuse` only the first
+    report costs.
     """
     paid = 1 if reuse else count
     return projected(EmbeddingDP(eps).loss.charges(values), paid).figure_every_round(delta).epsilon

@@ -1,7 +1,7 @@
 """Metrics, with confidence intervals, for how well scores distinguish members from non-members.
 
-A larger score means that an example is likelier a member. `members` are the scores of members,
-`others` those of non-members. Every metric also states the value that guessing reaches.
+A larger score means that an example is likelier a member. Every metric also states the value that
+guessing reaches.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Return balanced accuracy at `threshold`, AUC, and true-positive rates at low false-positive
-    rates.
+    """Return balanced accuracy at `threshold`, AUC, and true-positive rates.
 
-    `members` and `others` are the scores of members and non-members. The metrics' names begin with
-    `name`. The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
+    The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
     """
     low = [true_positives(f"{name} TPR at {r:.1%} FPR", members, others, r) for r in LOW_RATES]
     return [
@@ -38,7 +36,7 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
     """Return the mean of the true-positive and the true-negative rate at a threshold.
 
     The interval has confidence 0.95. It combines an interval for each rate with confidence
-    sqrt(0.95), which is right because members and others are drawn independently.
+    sqrt(0.95).
     """
     each = math.sqrt(CONFIDENCE)
     caught = share("caught", int((members > threshold).sum()), len(members), confidence=each)
@@ -50,12 +48,9 @@ def balanced_accuracy(name: str, members: Float64s, others: Float64s, threshold:
 
 
 def best_threshold(members: Float64s, others: Float64s) -> float:
-    """Return the threshold with the largest balanced accuracy for scores of `members` and of
-    `others`.
+    """Return the threshold with the largest balanced accuracy.
 
-    An example with a score above the threshold is called a member. The threshold lies midway
-    between two neighbouring scores. It is infinite if no threshold beats calling every example a
-    non-member.
+    An example with a score above the threshold is called a member. The threshold may be infinite.
     """
     values = np.unique(np.concatenate([members, others]))
     above = [len(s) - np.searchsorted(np.sort(s), values, "right") for s in (members, others)]

@@ -50,10 +50,9 @@ def seen(
 ) -> Seen:
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
-    The clients' and the server's code of the protection runs in full. The attacker follows the
-    protocol and only reads (docs/secure-aggregation.md describes a server that lies). The noise of
-    clients and server is drawn from `entropy`. The updates must be finite. `state` is the
-    protection's state before the round, by default its initial state.
+    The attacker only reads. The noise of clients and server is drawn from `entropy`. The updates
+    must be finite. `state` is the protection's state before the round, by default its initial
+    state.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))
@@ -89,8 +88,7 @@ def repeated(
 ) -> Iterator[Seen]:
     """Yield the server's view of `times` rounds in which the first client's update stays the same.
 
-    Each round starts from `model` and the first round's state, with new randomness. If a round
-    needs several clients, others take part with updates of zero.
+    If a round needs several clients, others take part with updates of zero.
     """
     cohort = [update, *[np.zeros_like(update)] * (protection.least_clients - 1)]
     for round in range(1, times + 1):

@@ -48,7 +48,6 @@ def _as_taken(dataset: Dataset, model: nn.Module) -> Dataset:
 
 
 def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
-    """Return a mask of the training records that a run trains on: those that are valid."""
     if train.usable is None:
         return np.ones(len(train), np.bool_)
     return part.seen_apart(train.x, train.usable, device)[1]
@@ -102,6 +101,11 @@ class Target:
             job = job.with_clients(split.clients)
         model = make_model(job, ModelShape(dataset.example_shape, dataset.classes))
         usable = _usable(TrainedPart.of(model), dataset.train, job.training.device)
+        if not usable.any():
+            raise AttackImpossible(
+                f"the job has no valid training example: a run says in events.log why all "
+                f"{len(usable)} are invalid"
+            )
         if job.evaluation.clients or not usable.all():
             job, dataset, split = _trained_on(job, dataset, split.only(usable))
         return cls(job, _as_taken(dataset, model), split, model)
@@ -109,8 +113,7 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise `AttackImpossible` unless the job classifies examples that are single arrays.
 
-        With `of_texts`, a classifier of texts is allowed too. `attack` is the attack's name in the
-        error.
+        With `of_texts`, a classifier of texts is allowed too.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"
@@ -126,8 +129,7 @@ class Target:
     def needs_client_unit(self, what: str) -> None:
         """Raise `AttackImpossible` unless the job's epsilon covers whole clients.
 
-        `what` says in the error what the attack does, such as "tells whole updates of clients
-        apart".
+        `what` says in the error what the attack does.
         """
         if self.job.privacy.unit == "example":
             raise AttackImpossible(
@@ -185,8 +187,8 @@ class Target:
     ) -> Finding:
         """Return an attack's result: its metrics beside the epsilon that the protection claims.
 
-        `attack` is the attack's name, `effort` its effort, and `figures` are the metrics. The claim
-        is for a client that reports in `rounds` rounds. `more` are further fields of `Finding`.
+        The claim is for a client that reports in `rounds` rounds. `more` are further fields of
+        `Finding`.
         """
         promised = self.promised(rounds)
         fields: dict[str, Any] = {

@@ -27,10 +27,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Float64s:
-    """Return whole numbers as float64, each multiplied by `unit` and then divided by `divisor`.
-
-    The result uses the memory of `numbers`, so `numbers` must not be used afterwards.
-    """
+    """Return numbers * unit / divisor as float64. The result overwrites the memory of `numbers`."""
     if numbers.dtype != np.int64:
         return numbers.astype(np.float64) * unit / divisor
     floats, scratch = numbers.view(np.float64), np.empty(min(len(numbers), _PART))

@@ -1,8 +1,7 @@
 """Arrays of examples that have several inputs, such as an image and a text, or different lengths.
 
-They are stored as one NumPy structured array. Several inputs have a field each. Examples of
-different lengths are padded with zeros in one field, and a second field has their lengths. A
-structured array can be sliced, shared and compared like any other array.
+They are NumPy structured arrays with a field for each input. Examples of different lengths are
+padded with zeros in one field, and a second field has their lengths.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ _INT64_END = 2.0**63
 
 
 def joined(columns: Mapping[str, Array]) -> Array:
-    """Combine the inputs of examples into one structured array, with a field for each input.
-
-    `columns` has an array for each input, by name, with a row for each example.
-    """
+    """Combine the inputs of examples into one structured array, with a field for each input."""
     fields: list[Any] = [(name, part.dtype, part.shape[1:]) for name, part in columns.items()]
     whole = np.zeros(len(next(iter(columns.values()))), np.dtype(fields))
     for name, part in columns.items():
@@ -46,10 +42,7 @@ def joined(columns: Mapping[str, Array]) -> Array:
 
 
 def ragged(items: Sequence[Array] | Array) -> Array:
-    """Combine `items`, examples of different lengths, into one structured array.
-
-    It has each example, padded with zeros to the longest, and each example's length.
-    """
+    """Combine examples of different lengths into one structured array of padded examples."""
     lengths = [len(item) for item in items]
     values = np.zeros((len(items), max(lengths), *items[0].shape[1:]), np.result_type(*items))
     for row, item in zip(values, items, strict=True):

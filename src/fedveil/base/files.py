@@ -21,20 +21,14 @@ PARTIAL = ".part"
 
 
 def write_new(path: Path, data: Pieces, mode: int = 0o600) -> None:
-    """Create a file with the content `data` and at most the permissions `mode`.
-
-    Raises FileExistsError if it exists.
-    """
+    """Create a file with at most the permissions `mode`. Raises FileExistsError if it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
-    """Write or replace a file atomically: a reader sees either all old bytes or all new ones.
-
-    `data` is the new content, and `mode` has the permissions of the file.
-    """
+    """Write or replace a file atomically: a reader sees either all old bytes or all new bytes."""
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     write_new(partial, data, mode)
@@ -49,18 +43,14 @@ def put_in_place(partial: Path, path: Path) -> None:
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a file to append to it, or create it.
-
-    Raises OSError for a symbolic link, a pipe or a device.
-    """
+    """Open a file to append, or create it. Raises OSError for a symbolic link, pipe or device."""
     return io.FileIO(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def open_in_place(path: Path, flags: int) -> int:
     """Open a file with the `flags` of `os.open`, to modify it in place. Returns its descriptor.
 
-    Raises OSError for a symbolic link, a pipe or a device. Someone who can write to the folder
-    could otherwise put a link there that points to another of the user's files.
+    Raises OSError for a symbolic link, a pipe or a device.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -6,11 +6,7 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Return all freed memory to the operating system, if the C library can do this (glibc can).
-
-    By itself, the C library keeps freed memory that lies below memory still in use. So the memory
-    of a model that is no longer used would stay taken.
-    """
+    """Return all freed memory to the operating system, if the C library can do this (glibc can)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

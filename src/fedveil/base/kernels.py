@@ -21,11 +21,10 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Return a decorator that compiles a loop with numba when the loop is first called.
 
-    Without numba, `fallback` is called in place of the loop. It must compute equal bytes. Without
-    `fallback`, the loop then runs as plain Python, so callers of a slow loop first check
-    `HAVE_NUMBA`. With `reorder`, numba may fuse and reorder sums as a BLAS does, so the last bits
-    depend on the kind of machine. With `numbers`, the data must not contain NaN, for which the
-    result is undefined.
+    Without numba, `fallback` is called in place of the loop, and must compute equal bytes. Without
+    `fallback`, the loop then runs as plain Python. With `reorder`, numba may reorder sums, so the
+    last bits depend on the kind of machine. With `numbers`, the data must not contain NaN, for
+    which the result is undefined.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -63,10 +62,7 @@ class _Kernel:
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if a call of this loop compiles nothing.
-
-    Its compiled code is on disk, or the loop is not compiled at all because numba is missing.
-    """
+    """Return True if a call of this loop compiles nothing."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -76,9 +72,7 @@ def is_cached(loop: Callable[..., object]) -> bool:
 def with_jitted_names(loop: Any) -> Any:
     """Make a loop call the compiled versions of its module's other loops. Returns it, renamed.
 
-    numba's cache only checks if the file of the loop has changed. The loop also depends on loops
-    and constants in other files, so the new name contains a hash of the state of all files in the
-    folder.
+    The name contains a hash of the folder's files: numba's cache only checks the loop's own file.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

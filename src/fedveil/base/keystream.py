@@ -22,7 +22,7 @@ _LAST_BYTES = (1 << 36) - 2 * MOST_AT_ONCE
 class Keystream:
     """Writes a key's keystream to memory, one piece after another.
 
-    The size of each piece but the last is a multiple of 16 bytes.
+    The size of each piece but the last must be a multiple of 16 bytes.
     """
 
     def __init__(self, key: bytes) -> None:

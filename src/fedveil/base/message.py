@@ -76,8 +76,7 @@ def encoded_parts(message: Message) -> list[bytes | memoryview]:
 def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Value]:
     """Return the message that `data` encodes. Arrays are read-only, and not copied if aligned.
 
-    Raises `MessageInvalid` for invalid data. If there are more than `longest` bytes, it raises
-    before it reads them.
+    Raises `MessageInvalid` for invalid data. Data longer than `longest` bytes are not read.
     """
     if longest is not None and len(data) > longest:
         raise MessageInvalid(
@@ -98,10 +97,7 @@ def decode(data: bytes | memoryview, longest: int | None = None) -> dict[str, Va
 
 
 def take(message: Message, name: str, kind: type[Any]) -> Any:
-    """Return the field `name` of an untrusted message.
-
-    Raises `MessageInvalid` if the field is missing, or if its type is not exactly `kind`.
-    """
+    """Return a field of an untrusted message. Raises `MessageInvalid` unless its type is `kind`."""
     value = message.get(name)
     if value is None or type(value) is not kind:
         raise MessageInvalid(f"field {name} is missing or malformed")
@@ -113,8 +109,7 @@ def take_array(
 ) -> Array:
     """Return the array `name` of an untrusted message.
 
-    Raises `MessageInvalid` unless it has exactly this dtype and shape. A None in `shape` allows any
-    size of that dimension.
+    Raises `MessageInvalid` unless it has this dtype and shape. A None in `shape` allows any size.
     """
     value: Array = take(message, name, np.ndarray)
     if value.dtype != np.dtype(dtype):
@@ -180,7 +175,7 @@ def prefixed(prefix: str, fields: Message) -> dict[str, Value]:
 
 
 def within(prefix: str, state: Message) -> Message:
-    """Return the fields whose names begin with `<prefix>.`, without this beginning."""
+    """Return the fields whose names begin with `<prefix>.`, without this prefix."""
     start = f"{prefix}."
     return {name.removeprefix(start): of for name, of in state.items() if name.startswith(start)}
 

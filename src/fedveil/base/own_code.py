@@ -36,8 +36,7 @@ def load(
     """Return the user's function or class called `name`, such as `package.module:function`.
 
     Raises `error` if there is none. The message begins with `key`, which quotes the job's line,
-    such as `model = 'm:f'`. `built_in` lists the other values that the line may have, for the
-    message.
+    such as `model = 'm:f'`, and lists the `built_in` values.
     """
     if not is_function(name):
         names = list(built_in)
@@ -81,9 +80,8 @@ def called(function: Callable[..., T], **offered: object) -> T:
 def packed(names: Iterable[str]) -> bytes:
     """Pickle the objects of the running script or notebook that a job names, for another process.
 
-    `names` are the functions in the job. Only those of the script, such as `__main__:data`, are
-    pickled, by value and with everything that they use from the script. Returns b"" if there are
-    none. Raises any error that prevents this.
+    `names` are the functions in the job. Functions of the script, such as `__main__:data`, are
+    pickled by value, with everything that they use from the script. Returns b"" if there are none.
     """
     mine = [name.partition(":")[2] for name in names if name.startswith(f"{_SCRIPT}:")]
     if not mine:
@@ -106,8 +104,7 @@ def unpack(data: bytes) -> None:
 def told(key: str, error: type[FedveilError], what: str = "the function") -> Iterator[None]:
     """Convert an exception of the user's code in a `with` block into `error`.
 
-    The new message names the job's `key` and says that `what` raised the exception. fedveil's own
-    errors pass unchanged.
+    The message names `key` and `what`, the code that failed. fedveil's own errors pass unchanged.
     """
     try:
         yield

@@ -27,10 +27,7 @@ def packed_size(count: int, width: int) -> int:
 
 
 def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
-    """Return True if the bits of `packed` after the last of its `count` numbers are zero.
-
-    Each number has `width` bits.
-    """
+    """Return True if the bits of `packed` after `count` numbers of `width` bits are zero."""
     spare = 8 * len(packed) - count * width
     return not spare or int(packed[-1]) >> (8 - spare) == 0
 
@@ -43,8 +40,7 @@ def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
     """Subtract `lowest` from each of `count` numbers, and pack the lowest `width` bits of each.
 
-    `make` is called with one slice after another of the range of all numbers, and returns the
-    numbers of this slice.
+    `make` returns the numbers of one slice. It is called for one slice after another.
     """
     words = reused_memory.empty((count * width + 63) // 64, "<u8")
     for part in parts(count):
@@ -53,19 +49,13 @@ def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Who
 
 
 def parts(count: int) -> Iterator[slice]:
-    """Yield slices that together cover `count` entries.
-
-    Each but the last has 65,536 entries, which fit into the processor's cache.
-    """
+    """Yield slices that together cover `count` entries. Each but the last has 65,536 entries."""
     for start in range(0, count, _STRETCH):
         yield slice(start, min(start + _STRETCH, count))
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
-    """Return an array of `count` numbers, computed in parts.
-
-    `make` is called with one slice after another, and returns the numbers of this slice.
-    """
+    """Return `count` numbers, computed in parts. `make` returns the numbers of one slice."""
     out = reused_memory.empty(count, np.int64)
     for part in parts(count):
         out[part] = make(part)
@@ -75,9 +65,8 @@ def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
 def unpack(packed: Uint8s, lowest: int, highest: int, width: int, out: _Whole) -> bool:
     """Unpack numbers of `width` bits (1 to 32) into `out`. The inverse of `pack`.
 
-    Returns True if `packed` is valid for numbers in lowest..highest: it has the right length, its
-    numbers are in that range, and its unused bits are zero. Otherwise returns False, and the
-    content of `out` is meaningless.
+    Returns True if `packed` has the right length, all numbers are in `lowest`..`highest`, and the
+    unused bits are zero. Otherwise returns False, and `out` is meaningless.
     """
     if len(packed) != packed_size(len(out), width) or not spare_bits_zero(packed, len(out), width):
         return False
@@ -111,10 +100,7 @@ def add_packed(packed: Uint8s, width: int, total: _Whole) -> None:
 
 
 def _padded_parts(packed: Uint8s, width: int, out: _Whole) -> Iterator[tuple[_Whole, Uint8s]]:
-    """Yield slices of `out`, each with the bytes of its packed numbers of `width` bits.
-
-    Zeros follow the bytes, so that `_number` can always read 8 bytes.
-    """
+    """Yield slices of `out`, each with the bytes of its packed numbers, followed by zeros."""
     size = packed_size(min(len(out), _STRETCH), width)
     padded = np.zeros(size // 8 * 8 + 16, np.uint8)
     for start in range(0, len(out), _STRETCH):
@@ -169,10 +155,7 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Unpack numbers of `width` bits into `out`, and add `lowest` to each.
-
-    `padded` has their bytes, followed by zeros. Returns the largest number before the addition.
-    """
+    """Unpack numbers into `out`, and add `lowest`. Returns the largest packed number."""
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
     for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
@@ -207,10 +190,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers of `width` bits to `total`, block by block, and return True.
-
-    If a number is not in lowest..highest, undoes everything and returns False.
-    """
+    """Add packed numbers to `total`, or return False and add nothing if any is out of range."""
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]

@@ -30,10 +30,7 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Create a console that prints text literally, with the `settings` of rich's `Console`.
-
-    `[red]` and `:train:` have no meaning, and control characters are escaped.
-    """
+    """Create a console that prints text literally. `settings` are those of rich's `Console`."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)
@@ -45,10 +42,7 @@ def say(text: str) -> None:
 
 
 def document(text: str) -> None:
-    """Print a command's whole answer on standard output. Prints nothing under `--json`.
-
-    On a terminal, control characters are escaped.
-    """
+    """Print a command's whole answer on standard output. Prints nothing under `--json`."""
     if not to_stderr:
         sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()

@@ -37,7 +37,7 @@ def _compress(
 ) -> None:
     """Write the state after one more block to a row of `digests` for each lane.
 
-    `blocks` are [16, lanes], `hashed` the bytes that a lane has hashed with it, and `v` is memory.
+    `blocks` has shape [16, lanes]. `hashed` has each lane's number of hashed bytes so far.
     """
     lanes = v.shape[1]
     for word in range(8):

@@ -1,9 +1,7 @@
 """Opens every file that a stranger may have written, and escapes the text in it.
 
-Only regular files are read: a named pipe would block its reader forever, and a device such as
-/dev/zero never ends. A file is read up to the size that it had when it was opened. A file above the
-size limit of its kind is not read at all. Every refusal is an OSError with a plain reason, so that
-callers report it like a missing file.
+Only regular files are read, because a named pipe would block its reader forever. A file is read up
+to the size that it had when it was opened. Every refusal is an OSError with a plain reason.
 """
 
 from __future__ import annotations
@@ -72,10 +70,7 @@ def escaped(text: str) -> str:
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """Return the content of a regular file.
-
-    Raises OSError if the file has more than `most` bytes, is not regular, or cannot be read.
-    """
+    """Return a file's content. Raises OSError unless it is regular and has at most `most` bytes."""
     with opened(path, most) as file:
         try:
             return file.read(os.fstat(file.fileno()).st_size)
@@ -93,10 +88,7 @@ def read_text(path: str | Path, most: int) -> str:
 
 @contextmanager
 def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]]:
-    """Open a regular file for reading, in a `with` block.
-
-    Raises OSError if the file has more than `most` bytes, is not regular, or cannot be read.
-    """
+    """Open a regular file of at most `most` bytes. Raises OSError for any other file."""
     check_regular(path, most)
     # Without O_NONBLOCK, a pipe that has replaced the file in the meantime would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -106,10 +98,7 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 
 
 def ends_whole(path: str | Path, most: int) -> bool:
-    """Return True if a file is empty, or if its last line is complete (ends with a line break).
-
-    Raises OSError if the file has more than `most` bytes or cannot be read.
-    """
+    """Return True if a file of at most `most` bytes is empty or ends with a line break."""
     with opened(path, most) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         return file.read(1) in (b"", b"\n")
@@ -118,8 +107,7 @@ def ends_whole(path: str | Path, most: int) -> bool:
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    Use it only before a library opens the file by itself. All other code uses `opened`, because
-    here the file could be replaced between the check and the reading.
+    Use it only before a library opens the file by itself: the file may be replaced in between.
     """
     try:
         status = Path(path).stat()
@@ -129,10 +117,7 @@ def check_regular(path: str | Path, most: int) -> None:
 
 
 def lines(file: TextIO, most: int) -> Iterator[str]:
-    """Yield the lines of a text file, with their ends.
-
-    Raises ValueError for a line of more than `most` characters.
-    """
+    """Yield a text file's lines. Raises ValueError for a line of more than `most` characters."""
     for number in count(1):
         line = file.readline(most + 1)
         if len(line) > most:
@@ -162,8 +147,7 @@ def _check(status: os.stat_result, path: str | Path, most: int) -> None:
 class _Snapshot(io.FileIO):
     """A file that is read only up to the size that it had when it was opened.
 
-    Bytes appended later are not read. System files (/proc, /sys) read as empty, because they report
-    no size and may have no end.
+    System files (/proc, /sys) read as empty, because they report no size.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -12,10 +12,7 @@ from fedveil.errors import InvalidValue
 
 
 def number(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float.
-
-    Raises `InvalidValue` for the argument `name` unless it is finite.
-    """
+    """Return `value` as a float. Raises `InvalidValue` unless it is finite."""
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) not in (float, int) and (
         isinstance(value, bool) or not isinstance(value, SupportsFloat)
@@ -28,18 +25,12 @@ def number(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float. Raises `InvalidValue` unless it is finite and above 0.
-
-    `name` is the argument's name, for the error.
-    """
+    """Return `value` as a float. Raises `InvalidValue` unless it is finite and above 0."""
     return within(name, value, 0, math.inf, open_low=True, open_high=True)
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float. Raises `InvalidValue` unless it is finite and at least 0.
-
-    `name` is the argument's name, for the error.
-    """
+    """Return `value` as a float. Raises `InvalidValue` unless it is finite and at least 0."""
     return within(name, value, 0, math.inf, open_high=True)
 
 
@@ -54,8 +45,7 @@ def within(
 ) -> float:
     """Return `value` as a float. Raises `InvalidValue` unless it is from `low` to `high`.
 
-    `open_low` and `open_high` exclude `low` and `high` themselves. `name` is the argument's name,
-    for the error.
+    `open_low` and `open_high` exclude `low` and `high` themselves.
     """
     result = number(name, value)
     below = result <= low if open_low else result < low
@@ -67,10 +57,7 @@ def within(
 
 
 def integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """Return `value` as an int. Raises `InvalidValue` unless it is whole, and from `low` to `high`.
-
-    `name` is the argument's name, for the error. None as `high` means no upper limit.
-    """
+    """Return `value` as an int. Raises `InvalidValue` unless whole and from `low` to `high`."""
     # The instance check of a protocol is slow, and most values have a plain type.
     if type(value) is not int and (
         isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex)
@@ -90,10 +77,7 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
 
 
 def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """Return `value` as a one-dimensional array of floats.
-
-    Raises `InvalidValue` for the argument `name` if it has another form, or NaN or infinity.
-    """
+    """Return `value` as a one-dimensional array of finite floats, or raise `InvalidValue`."""
     array = real_vector(name, value)
     if not np.isfinite(array).all():
         raise InvalidValue(f"{name} holds NaN or infinity")
@@ -101,10 +85,7 @@ def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating
 
 
 def real_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """Return `value` as a one-dimensional array of floats, which may be NaN or infinite.
-
-    Raises `InvalidValue` for the argument `name` if it has another form.
-    """
+    """Return `value` as a one-dimensional array of floats, or raise `InvalidValue`."""
     array = np.asarray(value)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)

@@ -22,7 +22,6 @@ _MOST_ROWS = 100
 
 
 def _keys(wanted: bool) -> None:
-    """Print the explanation of a question file's keys and exit, if `wanted`."""
     if wanted:
         from fedveil.settings.reference import keys
         from fedveil.statistics.question_reference import reference
@@ -33,7 +32,7 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. Not needed with --keys.")
+        Path, typer.Argument(help="A YAML file with questions. --keys needs none.")
     ],
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[

@@ -70,7 +70,7 @@ Out = Annotated[
 class Attack:
     """A kind of attack: a module under `attacks/` with a function `attack(target, effort, watch)`.
 
-    `trains` is True if it attacks a trained model, and so needs a finished run or trains one.
+    `trains` is True if the attack needs a trained model, from a finished run or trained for it.
     """
 
     name: str
@@ -119,7 +119,7 @@ FEDERATED = (
     Attack(
         "extraction",
         "extraction",
-        "Plant phrases in clients' texts, and extract them from the trained language model.",
+        "Plant phrases in clients' texts, train the language model, and extract them from it.",
     ),
     Attack(
         "repetition",
@@ -157,8 +157,8 @@ VERTICAL = (
 _REFUSED = "--protection and --set need a job file: the command attacks a finished run as it is."
 _SET_REFUSED = "--set needs a job file: the command attacks a finished run as it is."
 _CHANGES = (
-    "With a finished run, --protection and --set change the job that the attack uses. The run's "
-    "own job and model do not change."
+    "With a finished run, the attack uses a copy of the run's job, which --protection and --set "
+    "may change."
 )
 
 
@@ -256,11 +256,6 @@ def _refuse_out(out: Path | None, run: Path) -> None:
 def _refuse_other(
     run: Path, mine: type[BaseModel], other: type[BaseModel], kind: str, attack: str
 ) -> None:
-    """Raise JobError if the run's job is of the class `other`, and name the command for it.
-
-    `mine` is the class of job that this attack takes. `kind` says what the run is, and `attack` is
-    the name of the attack for it.
-    """
     from fedveil.record.run_folder import JOB
     from fedveil.settings.yaml_file import refuse_other_kind
 
@@ -270,7 +265,6 @@ def _refuse_other(
 
 
 def _folder_of(path: Path, stack: ExitStack) -> Folder:
-    """Open the run folder `path`, which `stack` closes. Returns a function that returns it."""
     from fedveil.record.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
@@ -279,10 +273,7 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that returns the output folder, which it creates at its first call.
-
-    If `out` is given, the folder is created immediately, and must be new.
-    """
+    """Return a function that returns the output folder. A given `out` must be a new folder."""
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:
@@ -306,9 +297,7 @@ def _mount(
 ) -> None:
     """Run the attack on each target in turn, and save each finding immediately.
 
-    `folder` returns the folder for findings. Rewrites the folder's page, and finally prints a
-    conclusion of each attack, or JSON if `json`. Raises `ClaimRefuted` at the end if a finding
-    refutes its protection's guarantee.
+    Raises `ClaimRefuted` at the end if a finding refutes its protection's guarantee.
     """
     from fedveil.pages.finding_text import conclusion
     from fedveil.pages.run_folder_page import PAGE, keep_page
@@ -337,10 +326,7 @@ def _mount(
 
 
 def _keep(folder: RunFolder, name: str, data: bytes) -> str:
-    """Save the picture `data` in `folder`, under `name` or a similar unused name.
-
-    Returns its path in the folder.
-    """
+    """Save a picture under `name` or a similar unused name. Returns the picture's path."""
     path, number = Path("attacks", name), 1
     free = path
     while (folder.path / free).exists():

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _Listed = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated names out of: not_encrypt (no protection), signds (signs of "
-        "a few entries), rr and oue (randomized bits), dp_encrypt (noise on each "
-        "update), pw_encrypt (the server sees only a sum), distributed_dp (only a sum "
+        help="Comma-separated names out of: not_encrypt (no protection), signds (indices "
+        "of a few entries, and one sign), rr and oue (randomized bits), dp_encrypt (noise "
+        "on each update), pw_encrypt (the server sees only a sum), distributed_dp (only a sum "
         "with noise), central_gaussian (a trusted server adds noise). Default: "
         "not_encrypt, the job's protection, and all protections with an epsilon."
     ),
@@ -162,7 +162,6 @@ def _told(line: Line) -> dict[str, object]:
 
 
 def _run(folder: ComparisonFolder) -> list[Result]:
-    """Run every cell (one run of the comparison). On a terminal, each shows a live line."""
     from fedveil.run_display import RunDisplay
 
     cells, results, shown = folder.cells(say), [], console()
@@ -182,7 +181,6 @@ def _run(folder: ComparisonFolder) -> list[Result]:
 
 
 def _show(folder: ComparisonFolder, results: Sequence[Result], goal: Goal | None) -> None:
-    """Print the tables, and write the whole comparison to the folder."""
     from fedveil.pages.page_files import write_page
     from fedveil.pages.run_folder_page import PAGE
     from fedveil.studies.comparison_choice import choice, unequal
@@ -228,11 +226,7 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons at which protections are compared, or [] to keep the job's settings.
-
-    `fixed` are the keys that the user sets. If they include a protection's cost parameter, the
-    result is [], unless `text` lists epsilons.
-    """
+    """Return the epsilons at which protections are compared, or [] to keep the job's settings."""
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 
     if text == "own" or (text is None and any(map(decides_cost, fixed))):

@@ -83,10 +83,7 @@ def ended(app: typer.Typer) -> int:
 
 
 def _show_warning(show: Any) -> Any:
-    """Return a replacement for `warnings.showwarning`, which is `show`.
-
-    It prints each warning of fedveil once, as a sentence. All other warnings go to `show`.
-    """
+    """Return a function that prints each warning of fedveil once, and passes others to `show`."""
     shown = set[str]()
 
     def showwarning(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -135,7 +132,6 @@ def _interrupted(end: KeyboardInterrupt) -> int:
 
 
 def _usage(error: Any) -> int:
-    """Print the error of a command line that cannot be parsed. Returns the exit code."""
     if isinstance(error, _usage_errors.NoArgsIsHelpError):
         error.show()
         return Exit.WRONG
@@ -171,16 +167,12 @@ def _refuse_parted(words: Sequence[str]) -> None:
 
 
 def _alike(option: str, near: Iterable[str]) -> list[str]:
-    """Return the options in `near` that are similar to the unknown `option`, ignoring dashes."""
     names = {name.lstrip("-"): name for name in near}
     return [names[name] for name in get_close_matches(option.lstrip("-"), names)]
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return a sentence about an argument `first` that stands before its command (`JOB run`).
-
-    The sentence says how to write it. Returns "" if no command follows.
-    """
+    """Return a sentence that corrects `JOB run` to `run JOB`, or "" if no command follows."""
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:
@@ -207,7 +199,6 @@ def _settings(context: Any, option: str) -> Iterator[str]:
 
 
 def _job_of(command: str) -> type[BaseModel]:
-    """Return the class of job that a command takes."""
     from fedveil.federated.job import Job
     from fedveil.vertical.job import VerticalJob
 

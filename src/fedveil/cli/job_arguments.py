@@ -54,9 +54,8 @@ def load(
 ) -> Job:
     """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
 
-    `other` is the command to name if the file is a vertical job. Without a `path`, the job is
-    `default`, or has default keys. `runs` is True if the command trains. It then first prints a
-    notice if the job has no protection, unless `overrides` choose none explicitly.
+    `other` is the command to name if the file is a vertical job. If the command trains (`runs`),
+    prints a notice about a job without protection.
     """
     from fedveil.federated.job import Job
 

@@ -45,7 +45,11 @@ def init(
 def check(
     site: SiteFolder,
     job: Annotated[
-        Path | None, typer.Argument(help="A job file, or the folder that `fedveil deploy` wrote.")
+        Path | None,
+        typer.Argument(
+            help="A job file, the folder that `fedveil deploy` wrote, or the app folder of an "
+            "NVFlare job, whose digest is printed."
+        ),
     ] = None,
 ) -> object:
     """Check a site's policy. With JOB: say if the policy permits the job (exit code 1 if not)."""
@@ -74,7 +78,6 @@ def check(
 
 
 def _check_nvflare(site: Site, job: Path) -> object:
-    """Check the app of a job of NVFlare, which has a folder `config`."""
     from fedveil.site.one_report import config_digest
 
     digest = config_digest(job / "config")

@@ -18,8 +18,7 @@ from fedveil.studies.trial_runs import Trial, best, trials
 def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     """Run a short trial of each protection at epsilon `target`, and print the results.
 
-    Also prints the command for the best protection, which begins with `start`. With `as_json`,
-    prints JSON instead.
+    Also prints the best protection's command, which begins with `start`.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
     units = dict.fromkeys((job.privacy.unit, "example"))

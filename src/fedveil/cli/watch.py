@@ -27,8 +27,7 @@ _LAST_LOOKS = 20
 def watch(folder: Path, console: Console, patience_s: float, wait: Wait = time.sleep) -> ReadRun:
     """Show a run's records as they are written, until the run ends. Returns the run.
 
-    Raises `RunFolderError` if there is no run. Also raises it if the folder has not changed for
-    `patience_s` seconds and no process on this machine is writing to it.
+    Raises `RunFolderError` if nothing is new for `patience_s` seconds and no process is writing.
     """
     with intact(folder):
         if is_vertical(read_run(folder)):
@@ -69,11 +68,7 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """Yield the run whenever it has new records or log lines, until it has ended.
-
-    `read` reads the run from its folder, and `wait` sleeps for some seconds. Raises
-    `RunFolderError` if nothing is new for `patience_s` seconds and no process writes to the folder.
-    """
+    """Yield the run whenever it has new records or log lines, until it has ended."""
     held, looks = None, _LAST_LOOKS
     while True:
         run = read()
@@ -93,6 +88,5 @@ def _grown(
 
 
 def _quiet_s(run: ReadRun) -> float:
-    """Return the seconds since the run's files last changed."""
     files = (path for path in (run.folder / METRICS, run.folder / EVENTS) if path.exists())
     return time.time() - max((path.stat().st_mtime for path in files), default=0.0)

@@ -1,8 +1,7 @@
 """Multi-head attention, o = softmax(q k' / sqrt(size)) v, forward and backward.
 
 q, k and v are a head's queries, keys and values, k' is k transposed, and size is the number of
-entries of a query. In memory, a token's row holds its queries, then its keys, then its values, each
-ordered by head.
+entries of a query. A token's row holds queries, keys and values in turn, ordered by head.
 """
 
 from __future__ import annotations
@@ -28,19 +27,13 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, of heads, of entries of a head, and of entries of a weight row.
-
-    The last one is the length to which a row of attention weights is padded.
-    """
+    """Return the numbers of tokens, heads, entries of a head, and entries of a weight row."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the attention that the table row `op` describes, in the memory `m`.
-
-    Saves the attention weights for the backward pass.
-    """
+    """Compute the output of the attention that the table row `op` describes, in the memory `m`."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):
@@ -66,12 +59,7 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the queries, keys and values of the attention in table row `op`.
-
-    With p the attention weights and g their gradients, the gradient of the scores q k' is
-
-    p (g - sum of p g) / sqrt(size).
-    """
+    """Compute the gradients of the queries, keys and values of the attention in table row `op`."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[SLOPES]
     for n in range(op[f.COUNT]):

@@ -66,11 +66,7 @@ def follow(
 
 
 def _ordered(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the layers that have an effect, with each max-pooling merged into its convolution.
-
-    A monotone activation between a convolution and its pooling is moved behind the pooling, where
-    it runs on fewer values with the same result.
-    """
+    """Return the layers that have an effect, with each max-pooling merged into its convolution."""
     left = [
         layer
         for layer in layers

@@ -1,9 +1,7 @@
 """Trains clients in native code, if all layers of the model are supported.
 
-The training of one client is one native call without the GIL. Threads train clients in parallel.
-Each has its own memory, allocated once, and all start from the same weights. A client's result
-depends neither on other clients nor on the number of threads. Compiled code is cached beside the
-source for later processes.
+Threads train clients in parallel from the same weights. A client's result depends neither on other
+clients nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -99,10 +97,7 @@ class CompiledTrainer:
         layers: Sequence[nn.Module],
         loop: Trainer | None = None,
     ) -> None:
-        """Create a trainer for `model`, whose layers in order are `layers`.
-
-        `loop` trains the clients whose data native code cannot read. By default it is torch's loop.
-        """
+        """Create a trainer for `model`, whose layers in order are `layers`."""
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
@@ -122,11 +117,7 @@ class CompiledTrainer:
     def of(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self | None:
-        """Return a trainer for `model`, or None if a layer or a setting of `plan` is not supported.
-
-        `shape` is the shape of an example, if it is known. `more` are further arguments of a
-        subclass's constructor.
-        """
+        """Return a trainer for `model`, or None if a layer or setting is not supported."""
         try:
             return cls.made(model, plan, shape, *more)
         except NotServedError:
@@ -168,11 +159,7 @@ class CompiledTrainer:
         return self._compiled_for(tuple(shape)) is not None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Compile the code for examples of this shape. Returns False if the shape is not supported.
-
-        Trains on one example of zeros, because functions are compiled when they are first called.
-        The first compilation on a machine takes about ten seconds.
-        """
+        """Compile the code for examples of this shape. Returns False for an unsupported shape."""
         model = self._compiled_for(tuple(shape))
         if model is not None:
             sizes = {_OF_CLASSES: (1,), _OF_NUMBERS: (1, model.scores), _OF_TOKENS: (1, *shape)}
@@ -198,7 +185,6 @@ class CompiledTrainer:
                 yield self._row, [None]
 
     def _room_for(self, client: ClientData) -> Room | None:
-        """Return memory that is large enough for this client, or None if torch must train it."""
         model = self._compiled_for(tuple(client.x.shape[1:]))
         if model is None or not _readable(client.x, model.tokens):
             return None
@@ -254,10 +240,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare for a training of `client`. Does nothing here; subclasses override it.
-
-        It is called again if the training must be repeated.
-        """
+        """Prepare for a training of `client`, also for a repeated one. Subclasses override it."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train
@@ -288,10 +271,7 @@ class CompiledTrainer:
 
 
 def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
-    """Return an array of `count` zeros whose start is aligned to a cache line.
-
-    Large arrays are aligned to 2 MiB, because the operating system then uses huge pages for them.
-    """
+    """Return an array of `count` zeros whose start is aligned to a cache line."""
     line = _LINE if count * np.dtype(kind).itemsize < _PAGE else _PAGE
     room = np.zeros(count + line, kind)
     begin = -room.ctypes.data % line // room.itemsize
@@ -301,9 +281,8 @@ def _on_a_line(count: int, kind: npt.DTypeLike) -> Float32s:
 def _readable(x: torch.Tensor, tokens: int) -> bool:
     """Return True if native code can process the inputs.
 
-    With `tokens` above 0, they must be token ids below it. Otherwise they must be float32. Examples
-    with infinities, NaN or huge values are left to torch: native code skips products with 0, which
-    is correct only for finite numbers.
+    With `tokens` above 0, they must be token ids below it. Otherwise they must be float32, without
+    infinities, NaN or huge values.
     """
     if not tokens:
         if x.dtype != torch.float32:

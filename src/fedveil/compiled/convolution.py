@@ -1,8 +1,7 @@
 """A convolution, alone or merged with the following max-pooling, forward and backward.
 
-Values are stored channels last. So one row of a filter, KW pixels of C channels, covers KW * C
-adjacent values. The row is padded with zeros to whole vectors. With a pooling, most outputs have no
-gradient. The backward pass visits only the windows whose output was the maximum (the winners).
+Values are stored channels last. With a pooling, the backward pass visits only the windows whose
+output was the maximum (the winners).
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the convolution that the table row `op` describes, in the memory `m`.
-
-    An entry of the output is the product of a window of the input and a filter, plus the bias.
-    """
+    """Compute the output of the convolution in table row `op`, in the memory `m`."""
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
@@ -91,8 +87,7 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Compute the gradients of the convolution that the table row `op` describes, in memory `m`.
 
-    The input's gradient overwrites the stored one. The gradients of the filters and the bias are
-    added to the stored ones.
+    The input's gradient is overwritten. Those of the filters and the bias are added to.
     """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]

@@ -27,9 +27,8 @@ from fedveil.learning.losses import WEIGHTED
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
     """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    The `many` scores begin at position `z`, the gradient at `g`. `scale` is first rounded to the
-    memory's float type, as in torch. So the gradient at the label is exactly 0 if the softmax there
-    is 1. This matters, because an adaptive optimiser turns even a tiny gradient into a whole step.
+    `scale` is first rounded to the memory's float type, as in torch. So the gradient at the label
+    is exactly 0 if the softmax there is 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale
@@ -45,10 +44,7 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[label] for each example, multiplied by `scale`.
-
-    The table row `scores` says where the scores and their gradient are in the memory `m`.
-    """
+    """Write the gradient of -log softmax(scores)[label] for each example, multiplied by `scale`."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[SCORES], label, scale)
@@ -61,9 +57,7 @@ def weighted_cross_entropy(
 ) -> None:  # fmt: skip
     """Write the gradient of -log softmax(scores)[label] times the weight of the label's class.
 
-    The table row `scores` says where the scores and their gradient are in the memory `m`. `scale`
-    assumes a mean over `count` examples. The function corrects it, because a weighted mean is
-    divided by the sum of weights.
+    The gradient is multiplied by `scale`, and divided by the mean weight of the `count` examples.
     """
     total = 0.0
     for n in range(count):
@@ -79,11 +73,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[token], averaged over the tokens with a target.
-
-    It is multiplied by `scale`. The table row `scores` says where the scores and their gradient are
-    in the memory `m`.
-    """
+    """Write the gradient of -log softmax(scores)[token], averaged over the tokens with a target."""
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -103,10 +93,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient of the mean squared error or, with `truth`, of binary cross-entropy.
-
-    It is multiplied by `scale`. The targets `y` of the `count` examples are at the indices `rows`.
-    """
+    """Write the gradient of the mean squared error or, with `truth`, of binary cross-entropy."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -125,10 +112,7 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean of (output - number) ** 2, multiplied by `scale`.
-
-    The table row `scores` says where the outputs and their gradient are in the memory `m`.
-    """
+    """Write the gradient of the mean of (output - number) ** 2, multiplied by `scale`."""
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
@@ -137,10 +121,7 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean binary cross-entropy of logits, multiplied by `scale`.
-
-    The table row `scores` says where the logits and their gradient are in the memory `m`.
-    """
+    """Write the gradient of the mean binary cross-entropy of logits, multiplied by `scale`."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

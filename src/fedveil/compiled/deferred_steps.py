@@ -2,13 +2,10 @@
 
 Under SGD without momentum or decay, a step adds D' X to the weight W of a dense layer. X has a row
 of inputs for each example of the batch, D has a row of output gradients times -learning rate, and
-D' is D transposed. Applying a step reads and writes the whole weight. For a client with few
-examples it is cheaper to keep W unchanged. Each product then adds the contribution of the deferred
+D' is D transposed. While W is kept unchanged, each product adds the contribution of the deferred
 steps, for an input x and an output gradient d:
 
     x (W + D' X)' = x W' + (x X') D,        d (W + D' X) = d W + (d D') X.
-
-The client's update of W is D' X, one product, written directly to its position in the update.
 """
 
 from __future__ import annotations
@@ -34,10 +31,9 @@ _ZERO = np.float32(0)
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
     """Reserve memory for a dense layer's deferred steps. Returns table columns that describe it.
 
-    They belong to the layer's row in the model's table. The layer has the sizes `inputs` and
-    `outputs`, and a batch has up to `batch` examples. A deferred step adds D' X to the weight. All
-    rows of D and X take at most half as much memory as the weight. If the layer is too small for
-    deferred steps, the result is empty.
+    The layer has the sizes `inputs` and `outputs`, and a batch has up to `batch` examples. All
+    stored inputs and gradients take at most half as much memory as the weight. If the layer is too
+    small for deferred steps, the result is empty.
     """
     most = outputs * inputs // (2 * (outputs + inputs))
     if outputs % 8 or inputs % 8 or outputs * inputs < LARGE or not most:
@@ -56,8 +52,7 @@ def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row
 def _apart(length: int) -> int:
     """Return the distance in memory between rows of `length` entries: one cache line more.
 
-    Without this line, rows whose length is a large power of two would evict each other from the
-    cache.
+    Otherwise, rows whose length is a large power of two would evict each other from the cache.
     """
     return length + LINE
 
@@ -68,8 +63,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
     `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
     is True and the memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred
-    steps stays unchanged, so it is read from the copy that all threads share, `shared` entries
-    after the client's own.
+    steps is read from the copy that all threads share, `shared` entries after the client's own.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -80,11 +74,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's step for later: its inputs as rows of X, and its gradients as rows of D.
-
-    The inputs begin at position `x`, and rows are `xs` apart. The gradients begin at position `dy`,
-    and rows are `ys` apart.
-    """
+    """Store a batch's step for later: its inputs as rows of X, and its gradients as rows of D."""
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
         to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -100,8 +90,8 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
     """Add the contribution of the deferred steps, (x X') D, to the output y of input x.
 
-    X has the inputs of those steps, and D their output gradients times -learning rate. X' is X
-    transposed. x and y are given as positions in the memory `m`, with rows `xs` and `ys` apart.
+    X has the inputs of those steps, and D their output gradients times -learning rate. x and y are
+    positions in the memory `m`, with rows `xs` and `ys` apart.
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
@@ -110,9 +100,8 @@ def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: in
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
     """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
 
-    dy is the output gradient. X has the inputs of those steps, and D their output gradients times
-    -learning rate. D' is D transposed. dx and dy are given as positions in the memory `m`, with
-    rows `xs` and `ys` apart.
+    X has the inputs of those steps, and D their output gradients times -learning rate. dx and dy
+    are positions in the memory `m`, with rows `xs` and `ys` apart.
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
@@ -122,12 +111,7 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C, where M and B are the stored factors of the deferred steps.
-
-    A, C, M and B begin at the positions `a`, `c`, `met` and `added` of the memory. A and C have
-    `rows` rows, which are `am` and `cm` apart. Rows of M have `length` entries, rows of B have
-    `width`.
-    """
+    """Add (A M') B to C, where M and B are the stored factors of the deferred steps."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -143,9 +127,8 @@ def _add(
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
-    It is the product D' X of the stored gradients D of the layer's outputs and its stored inputs X.
-    If the product is not finite, sets the operation's field HELD, the number of deferred steps,
-    to -1.
+    It is the product D' X of the stored output gradients D and inputs X. If the product is not
+    finite, sets the operation's field HELD to -1.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)
@@ -170,10 +153,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write the deferred steps of all operations to the update `out`.
-
-    Returns False if an entry of the result is not finite.
-    """
+    """Write all operations' deferred steps to the update `out`. Returns False if not finite."""
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

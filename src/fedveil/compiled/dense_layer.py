@@ -46,10 +46,8 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
     """Return how the dense layer in table row `op` computes a batch by matrix products.
 
-    The first two numbers are the number of products, and the rows of x in each product. If all rows
-    are equally far apart, one product is enough. Otherwise each example has its own, with a row per
-    token. The other two numbers are the distances in memory between rows of the input x and of the
-    output y.
+    The result has the number of products, the rows of x in each product, and the distances in
+    memory between rows of the input x and of the output y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:
@@ -95,10 +93,7 @@ def _gradient_of_x(m: Float32s, op: Int64s, dy: int, dx: int, rows: int, xs: int
 
 @native(OPERATION)
 def dense_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of x, W and b of the dense layer in table row `op`.
-
-    The gradient of x is computed first, because W may then be updated in place.
-    """
+    """Compute the gradients of x, W and b of the dense layer in table row `op`."""
     row, weight = op[f.ROW], op[f.DWEIGHT]
     times, rows, xs, ys = _shares(op)
     if op[f.DX] >= 0:

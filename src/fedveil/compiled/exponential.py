@@ -33,10 +33,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n with an integer n in -126..127.
-
-    `shifted` is the float `_SHIFT` + n, whose lowest bits are n.
-    """
+    """Generate code for 2^n from the float `_SHIFT` + n, with an integer n in -126..127."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)
@@ -84,8 +81,8 @@ def _highest_number(m: Float32s, begin: int, count: int) -> float:
 def exponentials(m: Float32s, begin: int, to: int, count: int, scale: float) -> float:
     """Write e^(scale * (x - max x)) for `count` numbers x, and return the sum of the results.
 
-    The numbers begin at position `begin` of the memory, the results at `to`. Subtracting the
-    largest number prevents an overflow. If any number is NaN, all results are NaN.
+    The numbers begin at position `begin` of the memory, the results at `to`. If any number is NaN,
+    all results are NaN.
     """
     highest = m[begin]
     if are_finite(m, begin, count):

@@ -3,12 +3,10 @@
 An operation reads its input x and writes its output y. Let n be an example, c a channel, i a row
 and j a column. The input is in the float memory at X + n XS + i XR + j XC + c XF. Its gradient is
 at the same offset from DX, which is -1 if no operation needs the gradient. The output is likewise
-at Y, and its gradient at DY; it has OC channels, OH rows and OW columns. Most operations that
-preserve the shape work in place. A plain vector is one channel with one row; each token is a
-channel with one row.
+at Y, and its gradient at DY; it has OC channels, OH rows and OW columns. A plain vector is one
+channel with one row; each token is a channel with one row.
 
-These columns have the same meaning for every operation. Each kind of operation has further columns,
-which begin at OWN and are named beside its code.
+Each kind of operation has further columns, which begin at OWN and are named beside its code.
 """
 
 from __future__ import annotations

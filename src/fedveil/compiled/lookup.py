@@ -18,8 +18,7 @@ _EXACT = 1 << 24
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
     """Copy the row of the weight that belongs to each token to the token's values.
 
-    The weight begins at position `weight` of the memory, the values at `values`. With `back`, the
-    token's values are instead added to its row of the weight, or of the weight's gradient.
+    With `back`, add the token's values to its row of the weight, or of the weight's gradient.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
@@ -34,19 +33,13 @@ def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None
 
 @native(OPERATION)
 def look_up(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy each token's row of the weight to the output of the embedding layer.
-
-    `op` is the layer's row in the model's table.
-    """
+    """Copy each token's row of the weight to the output of the embedding layer."""
     _meet(m, op, op[f.Y], op[f.WEIGHT], False)
 
 
 @native(OPERATION)
 def look_up_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add each token's gradient to the gradient of its row of the embedding layer's weight.
-
-    `op` is the layer's row in the model's table.
-    """
+    """Add each token's gradient to the gradient of its row of the embedding layer's weight."""
     _meet(m, op, op[f.DY], op[f.DWEIGHT], True)
 
 

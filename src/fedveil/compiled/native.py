@@ -1,8 +1,7 @@
 """Functions that are compiled once each and call each other by address.
 
-numba compiles a callee again for each of its callers. Matrix products are large and called
-everywhere, so they are separate native functions. Every operation is one too, so that only the
-operations of the trained model are compiled. Compiled code is cached beside the source.
+numba compiles a callee again for each of its callers. So matrix products and operations are
+separate native functions, and only the operations of the trained model are compiled.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class Native:
     """A compiled function of pointers and numbers.
 
     `arguments` has one letter for the type of each argument: F a pointer to floats, D to float64, I
-    to int32, L to int64, d a float64, i an int64. Division by zero gives infinity or NaN, as in
-    torch.
+    to int32, L to int64, d a float64, i an int64. Division by zero gives infinity or NaN.
     """
 
     def __init__(self, loop: Callable[..., None], arguments: str) -> None:
@@ -71,10 +69,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a loop to make it a `Native` function.
-
-    `arguments` has one letter for the type of each argument, as in `Native`.
-    """
+    """Decorate a loop to make it a `Native` function."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -28,10 +28,7 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write two lists to the integer memory `w`: offsets of a group's values, and of their weights.
-
-    A group has `channels` channels. Returns the positions of the two lists in `w`.
-    """
+    """Write a group's value offsets and weight offsets to `w`. Returns where both lists begin."""
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0
@@ -48,8 +45,7 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Normalise each group of each example, for the GroupNorm in table row `op`.
 
-    `setting` is its eps. Saves the normalised values and each group's factor, 1 / sqrt(variance +
-    eps), for the backward pass.
+    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps).
     """
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
@@ -75,13 +71,7 @@ def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def norm_groups_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the input x, the weight and the bias of the GroupNorm in row `op`.
-
-    With g the output gradient times the weight, n the normalised values, and factor = 1 /
-    sqrt(variance + eps):
-
-        dx = factor * (g - mean of g - n * mean of g n).
-    """
+    """Compute the gradients of the input, the weight and the bias of the GroupNorm in row `op`."""
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
     kept, change, entries = op[NORMED] - op[f.DX], op[CHANGE], op[ENTRIES]
@@ -119,8 +109,7 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Normalise each token's row, which is contiguous, for the LayerNorm in table row `op`.
 
-    `setting` is its eps. Saves the normalised values and each row's factor, 1 / sqrt(variance +
-    eps), for the backward pass.
+    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps).
     """
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):
@@ -141,12 +130,7 @@ def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def norm_rows_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the input, the weight and the bias of the LayerNorm in row `op`.
-
-    The weight's gradient is first summed in scratch memory. Under SGD without momentum or decay,
-    the sum is then added to the weight itself, which must not change before all tokens' rows are
-    processed.
-    """
+    """Compute the gradients of the input, the weight and the bias of the LayerNorm in row `op`."""
     width, kept, change = op[f.W], op[NORMED] - op[f.DX], op[CHANGE]
     ends = change + 2 * width  # stores two numbers, to round them like all the others
     fill(m, change, 2 * op[ENTRIES], np.float32(0))

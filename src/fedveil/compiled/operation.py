@@ -1,8 +1,6 @@
 """Operations (native versions of layers), and the values that are passed between them.
 
-Each kind of operation is a subclass, in one file with its native code. It decides which layers it
-supports, the shape of its output, the layout of its weights, and the numbers that its native code
-needs: a row of the model's table, with the columns that `fields` names.
+Each kind of operation is a subclass, in one file with its native code.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ def up(count: int) -> int:
 def filled(length: int) -> int:
     """Return the padded length, in floats, of a row of `length` entries.
 
-    It is a multiple of 8, and no multiple of 4 kB: rows at such distances would evict each other
-    from the cache.
+    It is a multiple of 8 but not of 4 kB, so that rows do not evict each other from the cache.
     """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row

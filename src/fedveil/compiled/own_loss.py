@@ -1,8 +1,4 @@
-"""Trains in native code with the loss function of a user's own task.
-
-In each step native code calls back to Python, where torch computes the loss's gradient with respect
-to the scores. Native code does the rest.
-"""
+"""Trains in native code with the loss function of a user's own task."""
 
 from __future__ import annotations
 
@@ -33,10 +29,7 @@ _CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_
 
 
 class OwnLossTrainer(CompiledTrainer):
-    """Trains clients one after another with a user's loss.
-
-    The task's own loop trains those clients that native code cannot train.
-    """
+    """Trains clients one after another with a user's loss."""
 
     native, own_step = False, True
     losses = (OWN,)
@@ -109,11 +102,7 @@ class OwnLossTrainer(CompiledTrainer):
             gradient[:] = 0
 
     def _gradient(self, scores: Any, positions: Any) -> Any:
-        """Return the gradient of the loss with respect to a batch's `scores`.
-
-        `positions` are the indices of the batch's examples. Under plain SGD the gradient is
-        multiplied by -learning rate, because native code then adds it to the weights.
-        """
+        """Return the gradient of the loss with respect to a batch's `scores`."""
         leaf = torch.from_numpy(scores.copy()).requires_grad_()
         targets = as_tensors(opened(self._client.rows[1][positions]), self._task.target_padding)
         loss = self._task.loss(leaf.clone(), targets)  # a loss may change its outputs in place
@@ -121,10 +110,7 @@ class OwnLossTrainer(CompiledTrainer):
         return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
 
     def _ends(self, column: int, count: int) -> Any:
-        """Return the scores of `count` examples, or the memory for their gradient.
-
-        `column` is Y for the scores, DY for the gradient.
-        """
+        """Return the scores (`column` Y) of `count` examples, or their gradient's memory (DY)."""
         row, m = self._room.program.ends[1], self._room.m
         of_tokens = self._room.model.scores_of == TOKENS
         shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)

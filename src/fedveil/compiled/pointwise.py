@@ -102,18 +102,14 @@ def _drop(m: Float32s, op: Int64s, p: float, draws: Float32s, at: int) -> None:
 def drop(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Apply the dropout in table row `op`: set values to 0 at random, and scale up the others.
 
-    A value becomes 0 with probability `setting`. `draws` holds a row of random numbers for each
-    example.
+    A value becomes 0 with probability `setting`, by the random numbers `draws`.
     """
     _drop(m, op, setting, draws, op[f.X])
 
 
 @native(OPERATION)
 def drop_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Set gradients to 0 or scale them up, as `drop` did with the values.
-
-    `draws` are the random numbers that `drop` used.
-    """
+    """Set gradients to 0 or scale them up, as `drop` did with the values."""
     _drop(m, op, setting, draws, op[f.DX])
 
 

@@ -144,8 +144,7 @@ def product_of_few(
 ) -> None:  # fmt: skip
     """Compute C += A B for a sparse A, by skipping the zeros of A.
 
-    The other arguments are as in `product`. `places` and `values` are scratch memory from
-    `room_for_few`.
+    The other arguments are as in `product`. `room_for_few` reserves `places` and `values`.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):

@@ -126,10 +126,6 @@ def _table(rows: Iterable[Row]) -> Int64s:
 
 
 def _row(op: Operation, kind: npt.DTypeLike, behind: int) -> Row:
-    """Return the columns of the model's table that every operation has.
-
-    `kind` is the type of floats. A weight's gradient is stored `behind` entries after the weight.
-    """
     return _geometry(op.x, op.y) | {
         f.WEIGHT: op.weight, f.BIAS: op.bias, f.ROW: op.row, f.BIASED: int(op.biased),
         f.DWEIGHT: op.weight + behind, f.DBIAS: op.bias + behind,

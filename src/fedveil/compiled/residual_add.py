@@ -14,10 +14,7 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy the input x of each example to its output y or, with `back`, the gradient dy to dx.
-
-    With `also`, add instead of copying.
-    """
+    """Copy (with `also`: add) each example's x to its y or, with `back`, the gradient dy to dx."""
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -35,11 +32,7 @@ def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the output gradient dy of the branch `op` to the input gradient dx.
-
-    `join_back` has already written the other part of dx, which comes from the end of the
-    connection.
-    """
+    """Add the output gradient dy of the branch `op` to the input gradient dx."""
     _add(m, op, True, True)
 
 
@@ -57,10 +50,7 @@ def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the layer's position embeddings, the first rows of its weight, to x in place.
-
-    `op` is the layer's row in the model's table.
-    """
+    """Add the layer's position embeddings, the first rows of its weight, to x in place."""
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):

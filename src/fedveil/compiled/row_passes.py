@@ -1,7 +1,6 @@
 """Simple loops over rows of numbers, which many operations share.
 
-The rows are in the float memory `m`, one array with a model's weights, values and gradients. A row
-is given by the position of its first entry in `m`.
+A row is given by the position of its first entry in the float memory `m`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ def fill(m: Float32s, begin: int, count: int, value: np.float32) -> None:
 
 @compiled()
 def add_rows(m: Float32s, total: int, a: int, row: int, count: int, length: int) -> None:
-    """Add `count` rows of `length` entries to the row at position `total` of the memory.
-
-    Row i begins at position `a` + i * `row`.
-    """
+    """Add `count` rows of `length` entries to the row at position `total` of the memory."""
     for i in range(count):
         for j in range(length):
             m[total + j] += m[a + i * row + j]
@@ -60,9 +56,8 @@ def has_zeros(
 ) -> bool:
     """Return True if skipping the zeros of dy in a product with x saves time and is exact.
 
-    It saves time if more than a third of dy is zero. It is exact if all of x is finite: skipping 0
-    * infinity would lose a NaN. Both have `rows` rows: dy of `outputs` entries, `ys` apart, and x
-    of `inputs` entries, `xs` apart. For a transposed weight the caller swaps x and dy.
+    It saves time if more than a third of dy is zero. It is exact if all of x is finite. Both have
+    `rows` rows: dy of `outputs` entries, `ys` apart, and x of `inputs` entries, `xs` apart.
     """
     zeros, finite = 0, True
     for n in range(rows):

@@ -79,7 +79,7 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 
     The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
     row stride, number of rows, terms). Here c, d, a and b are positions in the memory. A vector has
-    `lanes` floats. The function prefetches the rows of B that follow the block.
+    `lanes` floats.
     """
 
     @vector_code(lanes)
@@ -144,8 +144,6 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
         first column                     a number that is added to every place
         back                             0 or 1
         distance to prefetch             from the filter to the entries that are needed soon
-
-    If `back` is 0, the function prefetches one cache line of these entries for each winner.
     """
 
     @vector_code(lanes)
@@ -212,11 +210,6 @@ def largest_tile(lanes: int) -> Any:
             return code.all_lanes(builder.trunc(number, SMALL), SMALL)
 
         def meet(r: Any, c: Any, best: list[Any]) -> list[Any]:
-            """Return the larger of the best value so far and the value at row r and column c.
-
-            `best` is a list of the best value and its place in the window, and so is the result.
-            Places are relative to the window, and therefore equal in all lanes.
-            """
             value = code.load(code.at(z_at, builder.mul(r, zr), builder.mul(c, zc)))
             far = builder.add(builder.mul(r, row_step), builder.mul(c, column_step))
             larger = builder.fcmp_ordered(">", value, best[0])

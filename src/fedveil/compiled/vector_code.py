@@ -1,7 +1,4 @@
-"""Generates LLVM vector instructions.
-
-LLVM splits a vector into the registers that the machine has (AVX-512, AVX2, NEON).
-"""
+"""Generates LLVM vector instructions."""
 
 from __future__ import annotations
 
@@ -147,10 +144,7 @@ class Code:
         return loop
 
     def by_number(self, value: Any, most: int, write: Callable[[int], None]) -> None:
-        """Generate a switch on `value`, with a case for each number from 1 to `most`.
-
-        `write` generates the code of one case.
-        """
+        """Generate a switch on `value`: `write(n)` generates the case of n, from 1 to `most`."""
         builder = self.builder
         end = builder.append_basic_block("end")
         choice = builder.switch(value, end)

@@ -70,10 +70,7 @@ def largest(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s)
 
 @native(OPERATION)
 def largest_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the input gradient of the max-pooling in table row `op`.
-
-    Each output's gradient is added to the gradient of its window's largest value.
-    """
+    """Compute the input gradient of the max-pooling in table row `op`."""
     if op[f.DX] < 0:
         return
     lanes = (op[f.OC] + 7) // 8 * 8
@@ -114,19 +111,13 @@ def _average(m: Float32s, op: Int64s, back: bool) -> None:
 
 @native(OPERATION)
 def average(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the mean of each window of the average-pooling in table row `op`.
-
-    Padding counts as zeros.
-    """
+    """Compute the means of the average-pooling in table row `op`. Padding counts as zeros."""
     _average(m, op, False)
 
 
 @native(OPERATION)
 def average_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Distribute each output's gradient evenly over the inputs in its window.
-
-    `op` is the row of the average-pooling in the model's table.
-    """
+    """Distribute each output's gradient evenly over the inputs in its window."""
     _average(m, op, True)
 
 
@@ -140,8 +131,7 @@ def windows(
 ) -> tuple[int, int]:
     """Return how many rows and columns of windows fit over an image.
 
-    `shape` is (channels, height, width). `kernel`, `stride` and `border` (the padding) each have a
-    number for the height and one for the width.
+    `shape` is (channels, height, width). The others are (height, width). `border` is the padding.
     """
     h, w = (
         (side + 2 * b - k) // s + 1

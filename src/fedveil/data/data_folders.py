@@ -30,8 +30,7 @@ def cache_folder() -> Path:
 def folders(subfolder: str) -> Iterator[Path]:
     """Yield the paths at which the folder `subfolder` of a data set may be.
 
-    They are in the folder FEDVEIL_DATA, if that is set, and in the user's cache folder. Raises
-    `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
+    Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
     """
     configured = os.environ.get(VARIABLE, "")
     if configured:
@@ -43,10 +42,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path of a file or folder of a data set, or None.
-
-    It tries all `names` in each of the data set's possible folders in turn.
-    """
+    """Return the first existing path of a data set with one of these names, or None."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():
@@ -56,10 +52,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Context manager: converts an OSError about `path` into `DataUnavailable`.
-
-    `done` ends the message "PATH cannot be ...", for example with "read" or "written".
-    """
+    """Context manager: raises `DataUnavailable` ("PATH cannot be DONE") in place of an OSError."""
     try:
         yield
     except OSError as error:

@@ -147,11 +147,10 @@ def load(
 ) -> Dataset:
     """Return the data set `name`: a built-in one, or a user's `package.module:function`.
 
-    `targets` is the kind of targets that the task needs. With `apart`, each training record of a
-    user's data is read separately, so that none influences another (`lone_records`). With
-    `writers`, which is for MNIST only, each example is owned by the person who wrote it. `folder`
-    has the files of `image_folder` or `text_folder`; `texts` says how texts become examples. This
-    function never uses the network, unlike `fetch`. Raises `DataUnavailable` or `DataInvalid`.
+    With `apart`, no training record of a user's data influences how another is read
+    (`lone_records`). With `writers`, which is for MNIST only, each example is owned by the person
+    who wrote it. `folder` has the files of `image_folder` or `text_folder`. Never uses the network.
+    Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)
@@ -178,10 +177,9 @@ def load(
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Download the files of `name` to the per-user cache, verify them, and return their folder.
+    """Download and verify the files of `name` in the user's cache. Returns their folder.
 
-    Files that already exist are only verified. A damaged file is replaced only if it was downloaded
-    to the cache.
+    A damaged file is replaced only if it was downloaded to the cache.
     """
     entry = _entry(name)
     if not entry.downloads:

@@ -19,8 +19,7 @@ _LEVELS = 16
 def read() -> Dataset:
     """Return the scans, enlarged from 8 x 8 to 28 x 28 pixels and scaled from 0..16 to [-1, 1].
 
-    The bytes are equal on every machine: the interpolation is elementwise, without a matrix product
-    whose summation order depends on a linear-algebra library.
+    The bytes are equal on every machine.
     """
     rows = _rows()
     images = rows[:, :-1].reshape(-1, 8, 8)
@@ -29,11 +28,7 @@ def read() -> Dataset:
 
 
 def _rows() -> Float64s:
-    """Return the table of scikit-learn's `load_digits`: 64 pixels and the digit in each row.
-
-    Importing scikit-learn takes two seconds, so the package's data file is read directly. The
-    package is imported only if the file is not found.
-    """
+    """Return the table of scikit-learn's `load_digits`: 64 pixels and the digit in each row."""
     found = find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
         path = Path(folder, "datasets", "data", "digits.csv.gz")

@@ -1,8 +1,7 @@
 """Downloads published files to the user's cache: tries several mirrors, resumes and verifies.
 
-A download is written to the file NAME.part and verified there. Only then is the file renamed to
-NAME, atomically. So a file called NAME is always complete and genuine. Only https is used, also for
-redirects.
+A download is written to NAME.part, verified and then renamed. So a file called NAME is always
+complete and genuine. Only https is used, also for redirects.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ def fetch_files(
 ) -> None:
     """Download the `files` of `source` that are missing or damaged in `folder`.
 
-    Raises `DataUnavailable` if no mirror has a file, or if `folder` cannot be written. The bytes
-    received so far are saved, and the next call resumes after them. Concurrent processes take
-    turns.
+    Raises `DataUnavailable` if no mirror has a file, or if `folder` cannot be written. The next
+    call resumes after the bytes received so far.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,10 +107,7 @@ def _fetch(source: IdxSet, file: IdxFile, folder: Path, report: Progress) -> Non
 
 
 def _from_mirror(url: str, part: Path, file: IdxFile, report: Progress) -> None:
-    """Download the rest of `file` from `url` to the partial file `part`, and verify it.
-
-    Raises `_MirrorFailed` with the reason.
-    """
+    """Download the rest of `file` to `part` and verify it, or raise `_MirrorFailed`."""
     for _ in range(ATTEMPTS):
         before = _size(part)
         if before and _genuine(part, file):  # the last fetch was killed before the rename

@@ -27,10 +27,9 @@ _TEST_ONE_IN = 5
 class Examples:
     """Examples `x` with their targets `y`.
 
-    `x[i]` is an example of finite numbers. `y[i]` is its class, from 0, or another target. Images
-    of the built-in sets have the shape [1, 28, 28] and values in [-1, 1]. Examples with several
-    inputs, or of different lengths, are structured arrays (`example_arrays`). If `usable[i]` is
-    False, record i was invalid: it is replaced by zeros and has no effect (`lone_records`).
+    `x[i]` is an example of finite numbers. `y[i]` is its class, from 0, or another target. Examples
+    with several inputs, or of different lengths, are structured arrays (`example_arrays`). If
+    `usable[i]` is False, record i was invalid: it is replaced by zeros and has no effect.
     """
 
     x: Features
@@ -49,9 +48,8 @@ class Examples:
 class Dataset:
     """Training and test examples of one shape.
 
-    `classes` is the number of outputs that a model needs: the number of classes, if these are the
-    `targets`. `owners[i]` is the client that owns training example i, numbered from 0 without gaps.
-    `owners` is None if the data has no owners.
+    `classes` is the number of outputs that a model needs. `owners[i]` is the client that owns
+    training example i, numbered from 0 without gaps. `owners` is None if the data has no owners.
     """
 
     name: str
@@ -94,8 +92,7 @@ def make_dataset(
     """Check pairs of arrays (x, y) and return them as a data set. Raises `DataInvalid`.
 
     By default, `classes` is one more than the largest label. `owners` has the owner of each
-    training example, or is None. Values are not scaled. If a pair's y is None, the targets are the
-    next tokens of x.
+    training example. If a pair's y is None, the targets are the next tokens of x.
     """
     parts = {
         part: _examples(name, part, x, y, targets)
@@ -120,10 +117,7 @@ def make_dataset(
 
 
 def of_tests(name: str, x: Any, y: Any, *, classes: int | None, targets: Targets) -> Dataset:
-    """Check test examples, and return a data set in which they are also the training part.
-
-    It is for callers that replace the training part later.
-    """
+    """Check test examples, and return a data set in which they are also the training part."""
     test = _examples(name, "test", x, y, targets)
     return Dataset(name, test, test, outputs(targets, name, [test.y], classes), None, targets)
 
@@ -142,10 +136,6 @@ def _examples(name: str, part: str, x: Any, y: Any, targets: Targets) -> Example
 
 
 def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Convert the training and the test part to the same array form.
-
-    If lengths differ in either part, both are padded.
-    """
     x = alike([examples.x for examples in parts.values()])
     y = alike([examples.y for examples in parts.values()])
     return {part: Examples(x[i], y[i]) for i, part in enumerate(parts)}
@@ -168,8 +158,7 @@ def checked_owners(name: str, owners: Any, count: int) -> Labels:
 def owner_codes(owners: Any) -> Labels:
     """Number the owners 0..k-1 in sorted order. Returns the number of each example's owner.
 
-    Owners are integers or strings, but not both. Strings are sorted by code point. Raises
-    ValueError for anything else. Its message lacks the subject, which the caller adds.
+    Raises ValueError unless all owners are integers, or all are strings.
     """
     array = np.asarray(owners) if hasattr(owners, "__array__") else None
     if array is not None and array.ndim != 1:

@@ -70,11 +70,7 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """Return the decompressed content of a file, at most `longest` + 1 bytes.
-
-    The extra byte shows the caller that a file is too long. The content's first bytes, not the
-    file's name, show if it is compressed: a server may already have decompressed a file called .gz.
-    """
+    """Return a file's decompressed content, at most `longest` + 1 bytes."""
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:
             stream.seek(0)

@@ -74,10 +74,7 @@ def _listed(part: Path, names: list[str]) -> Iterator[Labelled]:
 def _part(
     files: list[Labelled], shape: tuple[int, ...], *, apart: bool
 ) -> tuple[Float32s, Int64s, Bools]:
-    """Return the pixels and classes of some files, and a mask of the usable ones.
-
-    `shape` is the shape of the test images. With `apart`, an unusable file raises no error.
-    """
+    """Return the pixels and classes of some files, and a mask of the usable files."""
     size = 4 * len(files) * math.prod(shape)
     if size > MOST_DATA_BYTES:
         raise DataInvalid(

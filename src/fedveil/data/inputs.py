@@ -16,9 +16,7 @@ from fedveil.errors import DataInvalid
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """Convert a user's `value` to an array. A mapping of several inputs becomes a structured array.
 
-    With `uneven`, a list of arrays of different lengths becomes a structured array too. `name` is
-    the data set and `part` the array, such as x_train, for messages. A torch tensor is recognised
-    by its methods, so torch need not be imported.
+    With `uneven`, a list of arrays of different lengths becomes a structured array too.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
@@ -34,10 +32,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's items as arrays, or None if they do not fit together.
-
-    They fit if they are numeric and their shapes differ at most in the first dimension.
-    """
+    """Return a list's items as arrays, or None unless they are numeric and fit together."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:
@@ -69,9 +64,8 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
     """Check that an array has real numbers. Returns floats as float32, which must be finite.
 
-    `name` is the data set and `part` the array, for messages. `alone` is True if this is the only
-    input of the examples. An input beside others may have one number per example, and its integers
-    become int64.
+    `alone` is True if this is the only input of the examples. An input beside others may have one
+    number per example, and its integers become int64.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

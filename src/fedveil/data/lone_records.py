@@ -1,9 +1,8 @@
 """Reads training records one by one, so that an invalid record affects only itself.
 
-Under `privacy.unit: example` a record must influence only its own contribution. The form of records
-(their shape, the number of classes and the type of the targets) is known before any of them is read
-(`Form`). An invalid record stays in its place but has no effect (`Examples.usable`). Only faults of
-the whole data raise an error: the wrong kind of object, or the wrong shape of a whole array.
+Under `privacy.unit: example`, a record must influence only its own contribution. So the form of
+records (`Form`) is known before any record is read. An invalid record stays in its place but has no
+effect (`Examples.usable`).
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Form:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Form | None:
-        """Return the shapes and types of a data set's test examples, or None if they are no plain
-        arrays."""
+        """Return the form of a data set's test examples, or None if they are no plain arrays."""
         shape, y = shape_of(dataset.test.x), dataset.test.y
         if isinstance(shape, dict) or -1 in shape or not is_plain(y):
             return None
@@ -92,10 +90,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return the x and the y of all items of a map-style Dataset, as two lists.
-
-    Both are None for an item that raises an exception, or is no pair.
-    """
+    """Return all x and all y of a map-style Dataset. Both are None for an unusable item."""
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:
@@ -144,8 +139,7 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Convert examples to int64 if `form` has integers, otherwise to float32.
 
-    Also returns a mask of the valid examples: those that are finite or, as integers, fit exactly.
-    Integers of at most 16 bits are always valid, and keep their type.
+    Also returns a mask of the examples that are finite or, as integers, fit exactly.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
@@ -165,10 +159,7 @@ def _next_tokens(name: str, x: Any, form: Form) -> Examples:
 
 
 def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the shapes that a target may have, and whether arrays of any shape are allowed.
-
-    The first shape is the one in which targets are stored.
-    """
+    """Return the shapes that a target may have, and True if arrays of any shape are allowed."""
     if form.targets == "class":
         return [()], False
     if form.targets in ("numbers", "bits"):
@@ -179,13 +170,10 @@ def _target_shapes(form: Form) -> tuple[list[tuple[int, ...]], bool]:
 def _numbers(
     name: str, part: str, value: Any, shapes: list[tuple[int, ...]], any_shape: bool = False
 ) -> tuple[Array, Bools]:
-    """Return records as one array, and a mask of the valid ones.
+    """Return records as one array, and a mask of the valid records.
 
-    A record may have any of `shapes`, and is stored in the first of them.
-
-    An array of numbers keeps its type and, with `any_shape`, its shape. Otherwise each record is
-    converted separately and without rounding, so that a record of another type does not change how
-    the others are stored.
+    A record may have any of `shapes`, and is stored in the first of them. A record of another type
+    does not change how the others are stored.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(

@@ -26,11 +26,6 @@ _FILES = (
 
 
 def _published(name: str, md5s: tuple[str, ...], sizes: tuple[int, ...], *mirrors: str) -> IdxSet:
-    """Describe a published data set, whose files are on the servers `mirrors`.
-
-    `md5s` has the MD5 digest of each file's decompressed content, and `sizes` each file's download
-    size in bytes.
-    """
     parts = zip(_FILES, md5s, sizes, strict=True)
     files = tuple(IdxFile(file, shape, md5, size) for (file, shape), md5, size in parts)
     return IdxSet(name, files, mirrors)

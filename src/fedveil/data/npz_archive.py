@@ -27,10 +27,7 @@ _HEADERS = {
 
 
 def read_npz(path: Path, *names: str) -> list[Array]:
-    """Return the arrays `names` of an archive, in this order.
-
-    Raises `DataInvalid` if one is missing or unreadable.
-    """
+    """Return the arrays `names` of an archive. Raises `DataInvalid` if one cannot be read."""
     try:
         with reading(path), opened(path, MOST_DATA_BYTES) as file:
             if file.peek().startswith(np.lib.format.MAGIC_PREFIX):

@@ -44,10 +44,7 @@ _ALLOWED = (
 
 
 def read(name: str, targets: Targets = "class") -> Dataset:
-    """Call the function `name` and return its result as a data set. Raises `DataInvalid`.
-
-    `targets` is the kind of targets that the task needs.
-    """
+    """Call the function `name` and return its result as a data set. Raises `DataInvalid`."""
     with _current_folder_importable():
         return _whole(name, _parts(name, _called(name), targets), targets)
 
@@ -118,10 +115,9 @@ def _current_folder_importable() -> Iterator[None]:
 def _apart(
     name: str, result: Any, targets: Targets, *, tested: bool
 ) -> tuple[list[tuple[Any, Any]], dict[str, Any]]:
-    """Split the result of the user's function into training records and everything else.
+    """Split the result of the user's function into groups of raw training records and the rest.
 
-    Returns the groups of raw training records, each a pair (x, y), and a dict of the rest by name.
-    A Dataset's test examples are read only if `tested` is True.
+    A group is a pair (x, y). A Dataset's test examples are read only if `tested` is True.
     """
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)
@@ -145,10 +141,6 @@ def _apart(
 
 
 def _parts(name: str, result: Any, targets: Targets) -> dict[str, Any]:
-    """Return the result of the user's function as a dict of its parts, such as x_train.
-
-    Only client_ids and classes may be missing.
-    """
     if isinstance(result, Mapping):
         if "clients" in result:
             return _of_clients(name, result, targets)
@@ -217,11 +209,7 @@ def _clients(name: str, result: Mapping[str, Any]) -> Mapping[Any, Any]:
 def _pair(
     name: str, part: str, value: Any, targets: Targets, *, alone: bool = False
 ) -> tuple[Any, Any]:
-    """Return x and y of one part of the user's data, which is a pair (x, y) or a Dataset.
-
-    y is None if the targets are the next tokens of x. With `alone`, items of a Dataset are read one
-    by one.
-    """
+    """Return x and y of a pair (x, y) or a Dataset. If the targets are tokens, y may be None."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     if targets == "tokens" and (isinstance(value, list) or hasattr(value, "__array__")):

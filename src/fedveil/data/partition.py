@@ -63,7 +63,6 @@ class Partition:
 
 
 def _low_to_high(counts: Int64s, what: str) -> str:
-    """Format the range of counts. `what` names one of the counted things, such as "example"."""
     low, middle, high = counts.min(), np.median(counts), counts.max()
     if low == high:
         return f"{quantity(int(low), what)} each"
@@ -198,8 +197,7 @@ def _draw(
 def by_client(owners: Any, clients: int | None = None) -> Partition:
     """Return the partition in which each owner is one client, in the owners' sorted order.
 
-    `owners` has one owner for each example. Raises `InvalidValue` if `clients` is given and is not
-    the number of owners.
+    Raises `InvalidValue` if `clients` is given and is not the number of owners.
     """
     try:
         holder = owner_codes(owners)

@@ -13,10 +13,7 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Check targets of the given kind, and return them as an array. Raises `DataInvalid`.
-
-    `name` is the data set and `part` the array, such as y_train, for messages.
-    """
+    """Check targets of the given kind, and return them as an array. Raises `DataInvalid`."""
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)
@@ -37,8 +34,7 @@ _ANY_SHAPE = '. For another shape, use a task of your own with targets = "own"'
 def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
     """Return the number of model outputs: of classes, numbers, truth values or different tokens.
 
-    `parts` are the targets for training and test. `declared` is the number that the data states, or
-    None. For a user's own task, the result is `declared`, or 1 if it is None.
+    `declared` is the number that the data states. For a user's own task, its default is 1.
     """
     if kind in ("numbers", "bits"):
         widths = {part.shape[1] for part in parts}

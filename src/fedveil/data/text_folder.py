@@ -60,9 +60,7 @@ class TextForm:
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    Raises `DataUnavailable` or `DataInvalid`. With `apart`, an unusable training line raises no
-    error. It becomes a record without effect. If its client cannot be read, this is the client of
-    the line before it.
+    Raises `DataUnavailable` or `DataInvalid`. With `apart`, a bad training line has no effect.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -96,8 +94,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
     """Return the owner of each example, or None if there are none.
 
-    `owners` has "" if a line names no client. With `apart`, such a line belongs to the client of
-    the line before it. No line may decide whether the others have owners, so `form` decides it.
+    With `apart`, a line without a client belongs to the client of the line before it.
     """
     if not any(owners) or (apart and not form.by_client):
         return None
@@ -108,10 +105,7 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
 
 
 def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
-    """Convert a line into examples. Raises `DataInvalid`, with the line's `place`, if it cannot.
-
-    With `apart`, returns no examples instead.
-    """
+    """Convert a line into examples, or raise `DataInvalid`. With `apart`, return [] instead."""
     found, why = list[Example](), "its text has no tokens"
     try:
         found = make(line)
@@ -123,10 +117,6 @@ def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> li
 
 
 def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
-    """Return the function with which this task converts a line of a file into examples.
-
-    `rows` converts texts into tokens. `labels` are the classes, in the order of their numbers.
-    """
     if task == "next_token":
         return lambda line: list(rows.pieces(line["text"]))
     if task == "instruction":
@@ -143,7 +133,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """Yield the place of each line that is not blank, for messages, and the line as a dict.
 
-    Raises `DataInvalid` for an invalid line. With `apart`, its dict has at most a client instead.
+    Raises `DataInvalid` for an invalid line. With `apart`, keeps at most the line's client.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -1,7 +1,4 @@
-"""Builds the parts of a run from its job, such as the data, the trainer and the clients' training.
-
-Two processes with the same job build equal parts.
-"""
+"""Builds the parts of a run from its job. Two processes with the same job build equal parts."""
 
 from __future__ import annotations
 
@@ -65,10 +62,9 @@ def make_task(job: Job) -> Task:
 
 
 def load_data(job: Job, name: str | None = None) -> Dataset:
-    """Load the dataset `name`, with the targets that the job's task learns.
+    """Load a dataset, by default the job's own, with the targets that the job's task learns.
 
-    `name` defaults to the job's dataset. Under `privacy.unit: example`, each training record is
-    loaded on its own, so that an invalid record affects no other example.
+    Under `privacy.unit: example`, an invalid training record affects no other example.
     """
     apart, writers = job.privacy.unit == "example", job.data.split == "writers"
     targets = make_task(job).targets
@@ -100,11 +96,8 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
     """Return the trainer that `training.engine` selects for `round`.
 
-    `auto` selects the fastest trainer that can train the model. `shape` is the shape of one
-    example. Frozen layers are not trained: the trainer gets their outputs as its inputs. Under
-    `privacy.unit: example`, the trainer clips each example's gradient to the protection's norm. A
-    task with its own loss, and examples of several arrays or of different shapes, need the task's
-    own training loop.
+    `shape` is the shape of one example. Under `privacy.unit: example`, the trainer clips each
+    example's gradient to the protection's norm.
     """
     settings, task, plan = job.training, make_task(job), training_plan(job, round)
     seen, model = model, TrainedPart.of(model).module
@@ -184,11 +177,7 @@ def make_partition(job: Job, dataset: Dataset) -> Partition:
 
 
 def make_shares(job: Job, dataset: Dataset) -> tuple[Partition, Partition | None]:
-    """Return the examples on which clients train, and those that they hold out, per client.
-
-    Clients hold out a part of their training examples for tests if `evaluation.clients` is above 0.
-    Otherwise the second partition is None.
-    """
+    """Return each client's examples for training, and its held-out examples for tests, if any."""
     whole = _dealt(job, dataset)
     if not job.evaluation.clients:
         return whole, None
@@ -215,8 +204,7 @@ def _dealt(job: Job, dataset: Dataset) -> Partition:
 def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
     """Return the vector that the server sends in the first round: the model's initial weights.
 
-    Under SCAFFOLD and FedCM, one zero per weight is appended. These zeros are the initial control
-    variate (SCAFFOLD) or direction (FedCM).
+    Under SCAFFOLD and FedCM, one zero per weight follows: the initial control variate or direction.
     """
     weights = layout.vector()
     if job.training.sent_vectors == 1:
@@ -225,11 +213,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the rule (`Way`) for the state that the job's clients keep from round to round.
-
-    It is the rule of SCAFFOLD, of FedDyn, or of layers that stay at the client. `model` is the
-    model that the clients train.
-    """
+    """Return the rule for the state that the job's clients keep between rounds: a `Way`."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -243,7 +227,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the object that trains clients that keep no state: under FedAvg, FedNova or FedCM."""
+    """Return the object that trains clients without a state: under FedAvg, FedNova or FedCM."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -262,10 +246,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the object that trains the clients of each round.
-
-    `states` opens the clients' saved states. It is called only if clients keep a state.
-    """
+    """Return the object that trains the job's clients. `states` opens their saved states."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)
@@ -280,10 +261,10 @@ def make_client_side(
     run: Path | None = None,
     trainer: Trainer | None = None,
 ) -> ClientSide:
-    """Return the object that trains the clients in `data` and makes their answers to the server.
+    """Return the client side of the job: it trains the clients in `data` and makes their answers.
 
-    `model` is the array into which the caller writes each round's global weights. `run` is the
-    run's folder, needed if clients keep state. `trainer` replaces the job's trainer.
+    The caller writes each round's global weights into the array `model`. `run` is the run's folder,
+    needed only if clients keep a state. `trainer` replaces the job's trainer.
     """
 
     def trainer_of(round: int) -> Trainer:
@@ -312,10 +293,8 @@ def make_client_sides(
 ) -> list[ClientSide]:
     """Return one client side for each thread, or an empty list if the job cannot use threads.
 
-    Threads need training in native code, a constant learning rate, and clients that keep no state.
-    All client sides read each round's global weights from the array `model`. `starting` is called
-    with the name of each preparation step, such as compiling. `cores` is the number of cores to use
-    (default: all).
+    The caller writes each round's global weights into the array `model`. `starting` is called with
+    the name of each preparation step. `cores` is the number of cores to use (default: all).
     """
     first = make_trainer(job, whole(make_model(job, shape)), shape.example_shape)
     if not first.native:
@@ -334,9 +313,7 @@ def make_client_sides(
 def fork_count(job: Job) -> int:
     """Return the number of worker processes to fork for the training of a small native model.
 
-    It is 0 if a round has too few clients or if the job sets `simulation.workers`. It is also 0
-    outside Linux, where a fork beside threads of native libraries is unsafe. Finally it is 0 in a
-    daemonic process, such as a worker of a user's own process pool, which may have no children.
+    It is 0 if forks are unsafe here, too slow for the job, or ruled out by `simulation.workers`.
     """
     many = job.clients_per_round >= _LEAST_FOR_FORKS and job.simulation.workers == "auto"
     may_fork = sys.platform == "linux" and not multiprocessing.current_process().daemon
@@ -344,11 +321,7 @@ def fork_count(job: Job) -> int:
 
 
 def worker_count(job: Job, cores: int | None = None) -> int:
-    """Return the number of workers that train clients. 0 means that this process trains them.
-
-    `simulation.workers: auto` means one worker per core, and 0 if clients train on a GPU. `cores`
-    is the number of cores to use (default: all).
-    """
+    """Return the number of workers that train clients, or 0 if this process trains them."""
     wanted = job.simulation.workers
     if job.training.engine == "vmap":
         return 0  # vmap uses all cores, and the grouping of clients must not vary

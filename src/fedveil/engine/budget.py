@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 
 def project_job(job: Job, parameters: int | None = None) -> Iterator[Line]:
-    """Yield the projected privacy cost of one bit, one parameter, one round and the whole run.
+    """Yield the predicted privacy cost of one bit, one parameter, one round and the whole run.
 
-    If the unit of privacy is an example, yields only the costs of a round and of the run. An
-    example affects every part of a report, so a bit or a parameter costs as much as the round.
-    `parameters` is the model's number of parameters. If it is None, the model is built to count
-    them, which needs torch.
+    Under `privacy.unit: example`, omits the costs of bits and parameters. `parameters` is the
+    model's number of parameters. By default, the model is built to count them.
     """
     return _lines(job, _protection_of(job, parameters))
 
@@ -38,18 +36,14 @@ def solve_job(
 ) -> tuple[Solved, Iterator[Line]]:
     """Find the noise, or another parameter, with which a whole run costs at most epsilon `target`.
 
-    Returns the parameter's value, and lines with the costs of a run that uses it. `parameters` is
-    the model's number of parameters. If it is None, the model is built to count them.
+    Also returns the costs of that run. `parameters` is the model's number of parameters.
     """
     solved = solve(job, _protection_of(job, parameters), target)
     return solved, _lines(job, solved.protection)
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """Return a warning if the protection's noise is so small that it guarantees almost nothing.
-
-    Otherwise returns None.
-    """
+    """Return a warning if the protection's noise guarantees almost nothing, otherwise None."""
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)
@@ -68,10 +62,7 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
 def check_limit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` if round `number` would bring a client above `privacy.max_epsilon`.
-
-    `cohort` are the clients of the round. `spending` is what the round costs each of them.
-    """
+    """Raise `LimitReached` if round `number` would bring a client above `privacy.max_epsilon`."""
     limit, delta = job.privacy.max_epsilon, job.privacy.delta
     if limit is None:
         return
@@ -89,9 +80,9 @@ def admit(
 ) -> None:
     """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
-    The account is the one that `privacy.account` names, if any. `spending` is what the round costs
-    each client in `cohort`. Raises `LimitReached` if the run or the account would exceed the limit.
-    A round that is repeated after an interruption is charged again.
+    The account is the one that `privacy.account` names, if any. Raises `LimitReached` if the run or
+    the account would exceed the limit. A round that is repeated after an interruption is charged
+    again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

@@ -23,9 +23,7 @@ class Beginning:
 
 
 class Callback:
-    """Base class of a user's callbacks.
-
-    Name the subclass in `record.callbacks`, or pass objects to `simulate`.
+    """Base class of callbacks, which are named in `record.callbacks` or passed to `simulate`.
 
     An exception in a callback interrupts the run, which can be resumed.
     """

@@ -1,19 +1,10 @@
 """Canary clients of a simulated run, and what their reports reveal about them.
 
-A canary is an artificial client without data. It has a direction and a secret coin. In odd rounds
-its update points along the direction if the coin shows 1, and against it if the coin shows 0. In
-even rounds all canaries reverse their updates. The updates are longer than the clipping norm. An
-observer guesses the coins, as in `privacy.one_run_audit`. The two possible updates of a canary
-differ as much as the data of two clients can. So the resulting bound is comparable to the ledger's
-epsilon for a client in every round.
-
-The directions are orthogonal. Reversing them in every second round undoes their effect on the
-model. It also exposes noise that is wrongly used in two rounds: a score subtracts one round from
-the other, so this noise cancels.
-
-The observer sees each canary's own reports, from which the protection's `reading` estimates the
-update. If the reports reveal nothing, or if the guarantee trusts the server, the observer sees each
-round's noisy sum instead.
+A canary is an artificial client with a fixed direction and a secret coin. Its update points along
+the direction if the coin shows 1, and against it if the coin shows 0. In even rounds all canaries
+reverse their updates. An observer of the reports, or of the sums, guesses the coins as in
+`privacy.one_run_audit`. The resulting lower bound is comparable to the ledger's epsilon for a
+client in every round.
 """
 
 from __future__ import annotations
@@ -56,7 +47,7 @@ SIZES = (1.0, 2.0**-6, 2.0**6)
 
 
 class CanaryTraining(Training):
-    """Training of the canaries: returns updates that were fixed before the run."""
+    """The training of canaries: yields updates that were fixed before the run."""
 
     chunk = least = 1
 
@@ -69,27 +60,21 @@ class CanaryTraining(Training):
 
     @property
     def turn(self) -> int:
-        """Return the factor of the canaries' updates: 1 in odd rounds, -1 in even rounds."""
+        """The factor of all canaries' updates: 1 in odd rounds, -1 in even rounds."""
         return 1 if self._round % 2 else -1
 
     def open(self, round: int, model: Update) -> None:
         self._round = round
 
     def examples(self, client: ClientId) -> int:
-        """Return 1: a canary counts as a client with one example."""
         return 1
 
     def unit(self, client: ClientId) -> Float64s:
-        """Return the unit vector along which the canary's update points in this round if its coin
-        shows 1.
-        """
+        """Return the unit vector along which the canary's update points if its coin shows 1."""
         return self.turn * self._directions.vector(client - self._first)
 
     def if_included(self, client: ClientId) -> Update:
-        """Return the update that the canary sends in this round if its coin shows 1.
-
-        If its coin shows 0, it sends the negative of this update.
-        """
+        """Return the update that the canary sends in this round if its coin shows 1."""
         number = client - self._first
         length = self._lengths[number % len(self._lengths)]
         return (length * self.unit(client)).astype(np.float32)
@@ -101,10 +86,7 @@ class CanaryTraining(Training):
 
 
 class Canaries(Executor):
-    """An executor that runs the canaries and passes all other clients' messages to `carrier`.
-
-    The canaries run the protection's own client code. They never drop out.
-    """
+    """An executor that runs the canaries and passes all other clients' messages to `carrier`."""
 
     def __init__(self, job: Job, protection: Protection) -> None:
         count, first = job.audit.canaries, job.clients.number
@@ -132,10 +114,7 @@ class Canaries(Executor):
         self.carrier: Executor
 
     def beside(self, carrier: Executor) -> Executor:
-        """Return an executor that runs the canaries and uses `carrier` for all other clients.
-
-        Without canaries, returns `carrier`.
-        """
+        """Return an executor for the canaries and the clients of `carrier`."""
         self.carrier = carrier
         return self if self.clients else carrier
 
@@ -147,7 +126,6 @@ class Canaries(Executor):
         self.carrier.open(replace(context, cohort=others))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the answers of all clients. Records evidence from the canaries' answers."""
         yield from self._answers(phase, messages)
         yield from self.carrier.ask(phase, self._others(messages))
 
@@ -198,13 +176,13 @@ class Canaries(Executor):
             self._sums.restore(within("sum", state))
 
     def counted(self) -> dict[str, int]:
-        """Return the round record's entry with the number of canaries. Empty if there are none."""
+        """Return a round record's entry with the number of canaries. Empty if there are none."""
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
         """Return the audit's result about `claim`, the epsilon for a client in every round.
 
-        Returns None if there are no canaries, or if no round has been run.
+        Returns None without canaries, or before the first round.
         """
         if not self.clients or not self._rounds:
             return None

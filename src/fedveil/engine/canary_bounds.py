@@ -1,7 +1,6 @@
-"""Lower bounds on epsilon from the canaries of a run, each compared with its own claim.
+"""Lower bounds on epsilon from the canaries of a run, each compared with the claimed epsilon.
 
-All bounds hold simultaneously with confidence `CONFIDENCE`. The number of bounds depends on the
-protection alone, and each bound gets an equal part of the error (Bonferroni). So one bound above
+All bounds hold simultaneously with confidence `CONFIDENCE` (Bonferroni). So a single bound above
 its claim refutes that claim.
 """
 
@@ -53,10 +52,10 @@ class Canvass:
     measured: bool
 
     def figures(self, claim: Figure) -> list[Measured]:
-        """Return the results of the audit, to be compared with the epsilon of `claim`.
+        """Return the lower bounds on epsilon, to be compared with the epsilon of `claim`.
 
-        They are lower bounds on epsilon, the largest bound that this number of canaries can show,
-        and the fraction of coins that were guessed right.
+        Also returns the largest bound that this number of canaries can show, and the share of coins
+        that were guessed right.
         """
         bounds = [*self._by_coins(claim), *self._by_noise(claim), *self._by_choices()]
         error = (1 - CONFIDENCE) / (2 + len(bounds))
@@ -74,13 +73,6 @@ class Canvass:
         ]
 
     def _by_coins(self, claim: Figure) -> Iterator[Bound]:
-        """Yield the lower bound on epsilon that follows from guessing the canaries' coins.
-
-        A coin decides the sign of a canary's updates. It is guessed from the difference between two
-        rounds' sums. Yields nothing unless each round rotates its sum differently (`Domain.moves`)
-        and the noise has the same size in every round. Also yields nothing if single reports reveal
-        something: the coins are then guessed from these.
-        """
         sums = self.sums
         if self.reports.told or not (self.measured and sums.moves):
             return
@@ -108,11 +100,7 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Return the bound from the noise in differences between releases of two rounds.
-
-            One test compares successive rounds, another compares each round with the first. Each
-            may be wrong with probability `error` / 2. The larger bound is returned.
-            """
+            """Return the larger of two bounds, each wrong with probability at most `error` / 2."""
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
             before = lag.distance(1.0, rounds, error=error / 2)
@@ -139,13 +127,10 @@ class Canvass:
     def _of_distance(
         self, name: str, distance: float, uncertain: float, claim: Figure, cases: int
     ) -> Measured:
-        """Return the lower bound on epsilon that follows from a measured `distance`.
+        """Return the lower bound on epsilon from the `distance` between the means of two releases.
 
-        It is the distance between the means of two releases that differ in one client's data,
-        divided by the noise's standard deviation. `uncertain` is the sampling error of `distance`,
-        or 0 if there is none. `name` names the bound, and `cases` is the number of measurements.
-        The result's field `unseen` is the largest true epsilon that this bound would probably have
-        missed.
+        The releases differ in one client's data, and `distance` is in standard deviations of the
+        noise. `uncertain` is the sampling error of `distance`, or 0 if there is none.
         """
         value = epsilon_of_distance(distance, claim.delta)
         claimed = distance_of_epsilon(claim)
@@ -158,11 +143,6 @@ class Canvass:
         return Measured(name, value, cases=cases, unseen=math.nan if refuted else unseen)
 
     def _by_choices(self) -> Iterator[Bound]:
-        """Yield lower bounds on epsilon from the random choices in the canaries' reports.
-
-        At each choice, a mechanism states the truth or a random value. A bound follows from the
-        number of choices that state the truth: in single reports, or in both reports of a pair.
-        """
         tally = self.reports.tally
         for choice, ways in zip(tally.choices, tally.counts, strict=True):
             for way, counted in zip(WAYS, ways, strict=True):

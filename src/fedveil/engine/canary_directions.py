@@ -12,11 +12,7 @@ from fedveil.errors import InvalidValue
 
 
 class Directions:
-    """Orthonormal vectors, one per canary.
-
-    They are rows of a cosine transform. For each entry, a random sign that is drawn from `seed`
-    multiplies that entry of all vectors.
-    """
+    """Orthonormal vectors, one per canary: rows of a cosine transform with random signs."""
 
     def __init__(self, seed: int, count: int, dimension: int) -> None:
         if count > dimension:

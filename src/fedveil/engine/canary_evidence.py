@@ -1,10 +1,7 @@
 """Evidence from the canaries' own reports: scores for the coins, noise, and random choices.
 
-An auditor knows the coins and therefore each update without its noise. So the auditor can measure
-the noise in a report. The auditor also measures the noise in the difference of two reports, of one
-canary in two rounds or of two canaries in one round: noise that was used twice cancels there.
-Finally the auditor counts the random choices that report the truth, in single reports and in pairs
-of reports.
+An auditor knows the coins, so it can measure the noise in a report, and in the difference of two
+reports. Noise that was used twice cancels in the difference.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The canaries' reports from `lag` rounds ago, to be compared with this round's reports.
-
-    Each round is in at most one comparison, so the pairs of rounds are disjoint.
-    """
+    """The reports from `lag` rounds ago. Each round is compared with at most one other round."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -57,9 +51,9 @@ class _EarlierRounds:
 class ChoiceTally:
     """Counts the random choices that report the truth, in single reports and in pairs of reports.
 
-    A pair is the same choice in two reports: of one canary in two successive rounds, of one canary
-    two rounds apart, or of two canaries in one round. It counts if both choices report the truth.
-    No choice is in two pairs of the same kind, so pairs are independent if choices are.
+    A pair is the same choice in two reports. The reports are of one canary in two successive
+    rounds, of one canary two rounds apart, or of two canaries in one round. A pair counts if both
+    reports state the truth. Pairs of one kind are independent if choices are.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -86,7 +80,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round. Keeps its reports if later ones will be compared with them."""
+        """End the round."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -105,10 +99,7 @@ class ChoiceTally:
         return np.stack(rows) if rows and self.choices else np.zeros((0, self._width), np.int8)
 
     def restore(self, state: Message, canaries: int) -> None:
-        """Load and validate the counts, and the last reports, from a checkpoint's `state`.
-
-        `canaries` is the run's number of canaries.
-        """
+        """Load and validate a checkpoint's `state`. `canaries` is the run's number of canaries."""
         shape = (len(self.choices) * len(WAYS), 2)
         counts = iter(take_array(state, "counts", np.int64, shape).tolist())
         for ways in self.counts:
@@ -170,8 +161,8 @@ class ReportEvidence:
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the evidence in this round's report of canary `number`.
 
-        `reading` is what an attacker concludes from the report. The canary sent `update` if its
-        coin shows 1, otherwise the negative. `unit` is the direction of `update`.
+        `reading` is an attacker's estimate from the report. The canary sent `update` if its coin
+        shows 1, otherwise the negative. `unit` is the direction of `update`.
         """
         if reading.empty:
             return
@@ -197,12 +188,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round. In this round, all canaries' updates were multiplied by `turn`, 1 or -1.
-
-        Noise that is the same in all reports would change every canary's score, so it is
-        subtracted. It is estimated from the other canaries' reports, because these contain only
-        noise in the direction of this canary.
-        """
+        """End the round, in which all canaries' updates were multiplied by `turn`, 1 or -1."""
         others = len(self.scores) - 1
         if len(self._shared) and others:
             along = turn * self._directions.along(self._shared)
@@ -265,10 +251,7 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of the array `name` of `state`. Raises `ValueError` for NaN or infinity.
-
-    `shape` is the required shape, in which None permits any length.
-    """
+    """Return a copy of the array `name` in `state`. Raises `ValueError` for NaN or infinity."""
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

@@ -1,8 +1,7 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. Noise that a client reuses therefore cancels only between sums in their rotated
-form, so the evidence is computed from differences of these.
+after the rotation. So noise that a client reuses cancels only between sums that are still rotated.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record the evidence in `aggregate`, the aggregate of round `round`.
-
-        In this round, all canaries' updates were multiplied by `turn`, which is 1 or -1.
-        """
+        """Record the evidence in a round's `aggregate`. Canaries' updates had the factor `turn`."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -97,11 +93,10 @@ class SumEvidence:
             self._measure(self.calm, calm, abs(turn - self._turn))
 
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
-        """Add a sample of noise to `noise`, from the `difference` of two rounds' sums.
+        """Add to `noise` the squared length of the scaled `difference` of two rounds' sums.
 
-        The sample is the squared length of `difference`, after its division by the largest change
-        that one client can cause in it. That change is `step` times the largest change of a single
-        sum. If `step` is almost 0, nothing is added.
+        The scale is the largest change that one client can cause in `difference`. That is `step`
+        times the largest change of a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -33,9 +33,7 @@ _FIXED = {"nesterov": False} | {key: to for key, to in ONE_STEP.items() if key !
 class Candidate:
     """A job under one protection, whose noise is chosen so that the run meets a target epsilon.
 
-    `settings` are texts such as "rounds=7", which turn the original job into this one. `job` and
-    `protection` contain the noise as a fixed number, so it does not change with the number of
-    rounds.
+    `settings` are texts such as "rounds=7", which turn the original job into this one.
     """
 
     settings: tuple[str, ...]
@@ -52,32 +50,27 @@ class Candidate:
 
     @property
     def trusts_server(self) -> bool:
-        """True if the promise holds only while the server is trusted."""
+        """True if the guarantee holds only while the server is trusted."""
         return self.protection.rests_on_server(self.protection.settings)
 
     @property
     def against(self) -> str:
-        """A text that names the attackers against whom the promise holds."""
+        """The attackers against whom the guarantee holds, in words."""
         return self.protection.against(self.protection.settings)
 
     def command(self, start: str) -> str:
-        """Return the command that runs the job under this protection.
-
-        It consists of `start`, such as "fedveil run job.yaml", and a `--set` option for each
-        setting.
-        """
+        """Return `start`, such as "fedveil run job.yaml", with a `--set` for each setting."""
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
         """Return the length of the noise in a round's mean, divided by the mean's largest length.
 
-        The mean is over n clients, or n sampled examples under `privacy.unit: example`. `examples`
-        is the number of examples of all clients together. Real updates are shorter than the clip,
-        so the true quotient is larger. Returns None if the noise is not Gaussian.
+        `examples` is the number of examples of all clients together. Returns None if the noise is
+        not Gaussian.
 
         With d entries and noise ratio r (standard deviation over sensitivity 2 * clip), the noise
-        of a sum has length r * 2 * clip * sqrt(d). If every report has its own noise, this is
-        multiplied by sqrt(n). A sum of n updates is at most n * clip long.
+        of a sum of n updates has length r * 2 * clip * sqrt(d). If every report has its own noise,
+        this is multiplied by sqrt(n). The sum itself is at most n * clip long.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release
@@ -118,10 +111,7 @@ def candidates(
 
 
 def of_examples(job: Job) -> list[str]:
-    """Return the settings, such as "privacy.unit=example", to protect examples instead of clients.
-
-    They include every other key of the job that must change for this.
-    """
+    """Return settings, such as "privacy.unit=example", that protect examples, not clients."""
     changed = {key: to for key, to in _FIXED.items() if getattr(job.training, key) != to}
     undone = (
         f"training.{key}={to if isinstance(to, str) else shown(to)}" for key, to in changed.items()

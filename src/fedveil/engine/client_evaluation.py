@@ -1,7 +1,4 @@
-"""Tests a run's model on each client's held-out examples, on which no client trains.
-
-A simulation can compute these figures. In a deployed job they would have to leave the clients.
-"""
+"""Tests a run's model on each client's held-out examples, on which no client trains."""
 
 from __future__ import annotations
 
@@ -27,9 +24,7 @@ CLIENTS = ("clients_mean", "clients_worst_tenth", "clients_spread")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The training examples, and for each client the indices of the examples that it keeps for
-    tests.
-    """
+    """The training examples, and for each client the indices of its held-out examples."""
 
     examples: Examples
     shares: Partition
@@ -56,10 +51,7 @@ class ClientTest:
         return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
-        """Return the `summary` of the task's first metric on each client's held-out examples.
-
-        Tests the model with its current weights.
-        """
+        """Return the `summary` over the clients of the task's first metric."""
         scores = score(self._part.module, self._task, *self._rows)
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]
@@ -67,10 +59,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the value of the task's first metric on the held-out examples of one client.
-
-        It is NaN if the client has none.
-        """
+        """Return the task's first metric on one client's held-out examples, or NaN without any."""
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan
@@ -82,8 +71,7 @@ class ClientTest:
 def summary(each: Float64s, better: Better) -> dict[str, float]:
     """Return the mean of `each`, the mean of the worst tenth, and the standard deviation, by name.
 
-    `each` has one value of a metric per client. `better` says if high or low values are better. NaN
-    values are ignored. If all are NaN, so are the results.
+    `each` has one value per client. NaN values are ignored. If all are NaN, so are the results.
     """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):

@@ -13,7 +13,7 @@ from fedveil.learning.trainer import ClientData, OneThread, Trained, Trainer
 
 
 def client_rate(job: Job, round: int) -> float:
-    """Return the clients' learning rate in `round`, computed from the job's settings alone."""
+    """Return the clients' learning rate in `round`."""
     settings = job.training
     if settings.lr_schedule == "constant":
         return settings.lr
@@ -34,11 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the factor of a client's own gradients in its local steps in `round`.
-
-    It is the clients' learning rate. Under FedCM it is `training.own_direction` times that rate,
-    because a part of each step follows the last aggregate instead.
-    """
+    """Return the factor of a client's own gradients in its local steps in `round`."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 
@@ -51,7 +47,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate depends on the round. `make(round)` makes a round's trainer."""
+    """A trainer whose learning rate depends on the round, made by `make(round)`."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

@@ -35,8 +35,7 @@ class Cohorts:
     def begun(self, round: int) -> list[ClientId]:
         """Return the clients that the interrupted round `round` may have asked for a report.
 
-        Under `clients.sampling: poisson` these are all clients of the job, because the draw of the
-        round's clients cannot be repeated.
+        Under `clients.sampling: poisson` these are all clients: the secret draw cannot be repeated.
         """
         if self._job.clients.sampling == "poisson":
             return list(range(self._number))

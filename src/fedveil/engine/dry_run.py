@@ -1,7 +1,4 @@
-"""Trains a user's model on one batch before the first round, so that errors appear at once.
-
-It uses a copy of the model and restores torch's generators, so the run itself is unchanged.
-"""
+"""Trains a user's model on one batch before the first round, so that errors appear at once."""
 
 from __future__ import annotations
 
@@ -42,10 +39,7 @@ Batch = tuple[Any, Any]
 
 
 def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
-    """Yield one batch of training examples from each of several clients.
-
-    `split` says which examples belong to which client.
-    """
+    """Yield a batch of training examples from each of several clients of the partition `split`."""
     for client in range(0, split.clients, max(1, split.clients // _BATCHES)):
         rows = split.of(client)[: job.training.batch_size]
         yield dataset.train.x[rows], dataset.train.y[rows]
@@ -54,8 +48,7 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
     """Yield batches of test examples, for `try_out`.
 
-    They replace training examples under `privacy.unit: example`, where no single training example
-    may decide if the run starts.
+    Under `privacy.unit: example`, no single training example may decide if the run starts.
     """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
@@ -68,8 +61,8 @@ def try_out(
 ) -> None:
     """Train on one batch, or on the next one if that fails, and evaluate one batch.
 
-    Raises `ModelInvalid` if all batches fail. The error names the line of the user's file, and the
-    traceback is saved in `folder`. A model that fails on only some clients' data passes.
+    Raises `ModelInvalid` if all batches fail, and saves the traceback in `folder`. A model that
+    fails on only some clients' data passes.
     """
     model = whole(make_model(job, shape))
     device = torch.device(job.training.device)
@@ -92,10 +85,6 @@ def try_out(
 
 
 def _defined_at(name: str) -> str:
-    """Return the file and line of the function that makes the model `name`.
-
-    Returns `name` itself if it names a model folder.
-    """
     if is_language_model(name):
         return name
     made = models.MODELS.get(name) or own_code.load(name, key=name, error=ModelInvalid)
@@ -155,10 +144,6 @@ def _evaluation(job: Job, model: nn.Module, dataset: Dataset) -> Exception | Non
 
 
 def _check_outputs(dataset: Dataset, outputs: object, targets: Any) -> None:
-    """Raise an error unless the model's `outputs` have the right shape for the `targets`.
-
-    The right shape depends on the kind of the dataset's targets and on its number of classes.
-    """
     if dataset.targets == "own":
         return
     if not isinstance(outputs, torch.Tensor):

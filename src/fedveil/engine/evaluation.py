@@ -1,4 +1,4 @@
-"""Tests a run's model on the test examples. Outputs of frozen layers are computed only once."""
+"""Tests a run's model on the test examples."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class ModelTest:
 def told(scores: Scores) -> dict[str, Any]:
     """Return the metrics in `scores` as entries of a round's record.
 
-    If the task has its own metrics, the entries include their names in order. The first metric
-    decides which model is best.
+    For a task with its own metrics, the entries include the metrics' names in order. The first
+    metric decides which model is best.
     """
     task = scores.task
     figures = {name: _plain(name, value) for name, value in scores.figures().items()}
@@ -75,10 +75,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a metric's value as float or list of floats.
-
-    Raises `TaskInvalid` for any other value, or if `name` cannot be a key of a round's record.
-    """
+    """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
     if not re.fullmatch(_NAME, name) or name in _TAKEN:
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "

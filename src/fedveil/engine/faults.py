@@ -1,9 +1,7 @@
 """Simulated failures: clients that drop out, and clients that answer too late.
 
-Nothing really waits. The job's fault plan decides which clients drop out and in which phase. A
-client's answer time is drawn from the seed. A client whose time exceeds a phase's window counts as
-dropped out, as on a real network. Its message then arrives after the phase has closed: the late
-report is not in the sum, but it has left its client.
+Nothing really waits. The job's fault plan decides which clients drop out, and answer times are
+drawn from the seed. A late report is not in the sum, but it has left its client.
 """
 
 from __future__ import annotations
@@ -129,10 +127,8 @@ def late_clients(
 ) -> dict[ClientId, str]:
     """Return the clients that miss a phase's window, each with the first phase that it misses.
 
-    A client of `cohort` misses a phase if its time for it is above `window_ms`. The time is
-    median_ms * e^(spread * z), in milliseconds, with z standard normal, drawn with `entropy`. So
-    half of the clients are slower than `median_ms`. With a spread of 1, one client in fifty needs
-    at least eight times the median.
+    A client misses a phase if its answer takes longer than `window_ms`. The time, in milliseconds,
+    is median_ms * e^(spread * z), with z standard normal, drawn with `entropy`.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

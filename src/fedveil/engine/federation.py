@@ -197,10 +197,9 @@ class Federation:
             self.parts.test.clients.settle(number, clients)
 
     def _begun(self, number: int, spending: Sequence[Spending]) -> None:
-        """Record on disk that round `number` starts to ask for reports, and what a report costs.
+        """Record on disk that round `number` starts to ask for reports, which cost `spending` each.
 
-        `spending` is that cost. If the round is interrupted, its whole cohort is charged, not only
-        the clients that are asked. Does nothing if no report leaves this machine.
+        If the round is interrupted, its whole cohort is charged.
         """
         if self.reports_leave:
             self.attempts.begin(number, self.state.ledger.charges(spending))
@@ -208,9 +207,8 @@ class Federation:
     def charge_begun(self) -> Iterator[str]:
         """Charge the clients of interrupted rounds. Yields a line for the event log for each round.
 
-        A round is charged what it cost when it started, before it is repeated. So a restart cannot
-        exceed a limit. Seeded reports are not charged here: they are repeated byte for byte, so
-        they cost nothing more.
+        A round is charged before it is repeated, so a restart cannot exceed a limit. Seeded reports
+        are not charged, because their repetitions are equal byte for byte.
         """
         if self.job.privacy.randomness == "seeded":
             return
@@ -241,12 +239,6 @@ class Federation:
         return record
 
     def _keep(self, record: Record, outcome: Outcome) -> None:
-        """Save the round's record, and a checkpoint if one is due after this round.
-
-        A checkpoint has the state after all rounds that are recorded so far. If no report leaves
-        this machine, repeating a round costs no privacy. The next round may then start before this
-        one is on disk.
-        """
         number = record["round"]
         with uninterrupted():
             for text in sorted(outcome.warnings):

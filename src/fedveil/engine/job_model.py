@@ -25,10 +25,10 @@ from fedveil.pretrained.model_folder import ModelFolder
 class ModelShape:
     """The properties of the data that determine the model's form, and the model's fingerprint.
 
-    `classes` is the number of the model's outputs. `target_shape` is the shape of one target, for a
-    user's own task (`data.lone_records`). `whole_targets` is True if such targets are integers.
-    `whole_examples` is True if each example is one array of integers. `fingerprint` is a digest of
-    the model's tensors, or "" if it is not yet known.
+    `classes` is the number of the model's outputs. `target_shape` is the shape of one target of a
+    user's own task. `whole_targets` is True if such targets are integers. `whole_examples` is True
+    if each example is one array of integers. `fingerprint` is a digest of the model's tensors, or
+    "" if it is not yet known.
     """
 
     example_shape: Shape
@@ -96,11 +96,6 @@ def _folder(job: Job) -> ModelFolder:
 
 
 def _language_model(job: Job, shape: ModelShape, entropy: Seeded) -> nn.Module:
-    """Return the language model in the folder that the job's `model: hf:FOLDER` names.
-
-    New weights, such as those of adapters, are drawn from `entropy`. Raises `ModelInvalid` if
-    examples are not rows of tokens.
-    """
     if isinstance(shape.example_shape, dict) or len(shape.example_shape) != 1:
         raise ModelInvalid(
             f"model = {job.model} needs rows of tokens, not examples of {shape.example_shape}"

@@ -70,11 +70,7 @@ def make_protection(job: Job, dimension: int, deployed: Deployed | None = None) 
 
 
 def whose(job: Job, client: str) -> str:
-    """Return whose data an epsilon covers, in words.
-
-    `client` describes a client. Under `privacy.unit: example`, the result is "one example of" this
-    client. Otherwise it is `client` itself.
-    """
+    """Return whose data an epsilon covers, in words: `client`, or "one example of" this client."""
     return f"one example of {client}" if job.privacy.unit == "example" else client
 
 
@@ -104,7 +100,7 @@ def training_entropy(job: Job) -> Entropy:
     """Return the randomness of training, from the job's seed.
 
     Under `privacy.unit: example` the drawn batches must stay secret. The result is then derived
-    from the randomness of reports (`report_entropy`).
+    from the randomness of reports.
     """
     if job.privacy.unit == "example":
         return report_entropy(job).stream("training")

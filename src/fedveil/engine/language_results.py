@@ -17,11 +17,10 @@ from fedveil.record.metric_names import deciding
 
 
 def before_after(parts: Parts, first: Float32s | None, weights: Float32s) -> Iterator[BeforeAfter]:
-    """Yield comparisons of a language model before and after training.
+    """Yield comparisons of a run's language model before and after training.
 
-    `first` are its weights before training, and `weights` those after. The comparisons are the
-    deciding metric, and the continuations of the job's prompts. Yields nothing if `first` is None
-    or if the job's model is no language model.
+    The comparisons are of the deciding metric, and of the continuations of the job's prompts.
+    `first` are the weights before training, or None if there is nothing to compare.
     """
     form, job = text_form(parts.job), parts.job
     if form is None or first is None:

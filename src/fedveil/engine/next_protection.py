@@ -31,12 +31,10 @@ def advise(
 
 
 def next_protection(job: Job, layout: Layout, promised: Figure, examples: int) -> str | None:
-    """Return the advice, or None if the guarantee `promised` is enough or nothing can help.
+    """Return advice on a better protection, or None if the guarantee `promised` is enough.
 
-    The advice has the form "SHORT: SENTENCE". The sentence calls the job's file `job.yaml`.
-    `examples` is the number of all clients' training examples. The candidates are the protections
-    with Gaussian noise. The best one holds against the server and adds the least noise. If its
-    noise is still longer than `MOST_NOISE` mean updates, the advice says what would help.
+    The advice has the form "SHORT: SENTENCE". `examples` is the number of all clients' training
+    examples. Also returns None if no protection can be advised.
     """
     if promised.promise in ("strong", "meaningful"):
         return None
@@ -92,10 +90,6 @@ def _noise(candidate: Candidate, examples: int) -> float:
 
 
 def _times(candidate: Candidate, examples: int) -> str:
-    """Format the length of the candidate's noise as a multiple of the longest possible mean update.
-
-    `examples` is the number of all clients' examples.
-    """
     noise = _noise(candidate, examples)
     return f"{noise:.1f}" if noise < 10 else f"{noise:,.0f}"
 
@@ -114,11 +108,7 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the number of clients per round with which the noise is short enough.
-
-    The noise may be at most `MOST_NOISE` times as long as the mean update. `examples` is the number
-    of all clients' examples.
-    """
+    """Return the number of clients per round that makes the noise short enough."""
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

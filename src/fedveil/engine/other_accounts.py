@@ -1,11 +1,11 @@
 """The cost of a run under other assumptions than the ledger's. Each line has a label.
 
-The ledger assumes that a client's whole data is replaced, that the attacker knows who took part, as
-the server does, and that the number of rounds was fixed in advance. This module adds:
+The ledger assumes that a client's whole data is replaced, that the attacker knows who took part,
+and that the number of rounds was fixed in advance. This module adds:
 
 - The cost of all planned rounds, if the run's own results ended it early.
-- For Gaussian noise, the cost if a client is added or removed instead of replaced. Most
-  papers state this one.
+- For Gaussian noise, the cost if a client is added or removed instead of replaced. Most papers
+  state this one.
 - For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.
   This needs secret cohorts (`clients.sampling: poisson`), and rounds that release a noised sum
   divided by a constant. It is omitted if `privacy.max_epsilon` may end the run, because the end
@@ -58,10 +58,9 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 
 
 def _ratio(protection: Protection) -> float | None:
-    """Return the noise ratio of one report: standard deviation divided by sensitivity.
+    """Return a report's noise ratio: standard deviation over sensitivity. None if not Gaussian.
 
-    If the report has several Gaussian releases, returns the ratio of a single release with the same
-    total cost. Returns None if a release is not Gaussian.
+    Several Gaussian releases count as a single one with the same total cost.
     """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):

@@ -33,8 +33,7 @@ class OwnLayersTest(ModelTest):
     """Tests each client's model, which includes the client's own layers, and averages the metrics.
 
     On the test examples, only clients that have trained count. Before any client has trained, the
-    initial layers are tested. On held-out examples, each client's model is tested on the examples
-    of that client.
+    initial layers are tested. On held-out examples, a client's model is tested on its own examples.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class OwnLayersTest(ModelTest):
 
 
 def _mean(values: list[Any]) -> Any:
-    """Return the mean of numbers, the entry-by-entry mean of lists, or the first of equal dicts."""
     if isinstance(values[0], dict):
         return values[0]
     mean = np.mean(values, axis=0)

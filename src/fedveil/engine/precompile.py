@@ -1,8 +1,6 @@
 """Compiles a protection's native code in a second process, the first time it runs on a machine.
 
-Compiling holds the GIL, so a thread would not help. Meanwhile the first process imports PyTorch and
-compiles the training code. Then it finds the protection's code in the cache. The second process
-first compiles the matrix products of training, because they are needed first.
+Compiling holds the GIL, so a thread would not help.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ def _cores() -> int:
 
 @contextmanager
 def precompiling(job: Job) -> Iterator[None]:
-    """A context in which a second process compiles the code of the job's protection.
-
-    No process is started if the code is cached or if the machine has only one core. The second
-    process is stopped at the end of the context.
-    """
+    """A context in which a second process compiles the code of the job's protection."""
     loop = job.protection.position.loop
     if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:
         yield

@@ -1,8 +1,4 @@
-"""The state from which a run resumes after its last complete round, in one file.
-
-The file is replaced atomically. It contains no generator state: all randomness is derived from the
-seed, the round and the client.
-"""
+"""The state from which a run resumes after its last complete round, in one file."""
 
 from __future__ import annotations
 
@@ -57,9 +53,9 @@ class Checkpoint:
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        The checkpoint's digest detects damage but is no signature, so the caller validates the
-        fields. Raises `RunFolderError` if the checkpoint is missing although more than `every`
-        rounds have records.
+        The caller must validate the fields: the digest detects damage but is no signature. Raises
+        `RunFolderError` if the checkpoint is missing although more than `every` rounds have
+        records.
         """
         path = folder.path / LATEST
         if not path.exists():
@@ -78,11 +74,7 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if the checkpoint is missing although the run must have written one.
-
-    A run writes a checkpoint after every `every` rounds. So a run with more than `every` records
-    has written one. Without this error, the run would silently start over.
-    """
+    """Raise `RunFolderError` if more than `every` rounds are recorded without a checkpoint."""
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""

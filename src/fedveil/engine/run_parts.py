@@ -94,9 +94,8 @@ def run_fingerprint(
 ) -> str:
     """Return a digest of job, model and data. A run can be resumed only if the digest is unchanged.
 
-    Two settings are not in the digest: the number of rounds, which may grow, and the place where
-    clients are trained. The data are the test examples and the arrays `more`, which the engine
-    adds, such as the partition of the examples. `model` is a digest of the model's tensors.
+    The number of rounds and the place where clients are trained are not in the digest. `more` are
+    further arrays that identify the data. `model` is a digest of the model's tensors.
     """
     settings = json.dumps(job.model_dump(exclude=_FREE), sort_keys=True)
     digest = hashlib.sha256(f"{settings} {model}".encode())

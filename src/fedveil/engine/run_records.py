@@ -55,10 +55,7 @@ def without_report(record: Record) -> str | None:
 
 
 def without_result(records: Sequence[Record], stopped: str | None) -> str | None:
-    """Return the reason why a run has no result, or None if it has one.
-
-    `stopped` is the reason why the run ended early, or None.
-    """
+    """Return the reason why a run has no result, or None. `stopped` says why it ended early."""
     if any(_usable(record) for record in records):
         return None
     if not records:
@@ -71,10 +68,7 @@ def without_result(records: Sequence[Record], stopped: str | None) -> str | None
 
 
 def all_failed(number: int, reason: str) -> str:
-    """Return the sentence that ends a run after round `number`, in which every client failed.
-
-    `reason` says why they failed.
-    """
+    """Return the sentence that ends a run because every client failed in round `number`."""
     said = f"every client of round {number} failed: {reason}"
     return f"{said}; resuming fails again until this is fixed"
 

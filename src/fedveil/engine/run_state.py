@@ -73,10 +73,7 @@ class RunState:
         return metrics
 
     def checkpoint(self, recorder: Recorder) -> Checkpoint:
-        """Return the run's state, with the size and digest of the metrics written by `recorder`.
-
-        Save the checkpoint before the next `apply`, which may change its arrays.
-        """
+        """Return the run's state as a checkpoint, to be saved before the next `apply`."""
         return Checkpoint(
             round=self.done,
             metrics_bytes=recorder.metrics_bytes,

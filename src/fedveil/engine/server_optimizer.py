@@ -88,12 +88,7 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return the step to add to the weights, and the new moments.
-
-        `d` is the aggregate and `share` the share of all clients whose reports are in it. `moments`
-        are the moments before this step, by name. All arrays hold the same slice of the model's
-        entries.
-        """
+        """Return the step for one slice of the weights, and the slice's new moments."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -117,10 +112,7 @@ class ServerOptimizer:
         return dict(self._moments)
 
     def restore(self, state: Message) -> None:
-        """Load the optimiser's moments from a checkpoint's `state`.
-
-        Raises `MessageInvalid` if they do not fit this optimiser and model.
-        """
+        """Load the optimiser's moments from `state`. Raises `MessageInvalid` if they do not fit."""
         if set(state) != set(self._moments):
             raise MessageInvalid("it was made with another server.optimizer")
         shape = self._trainable.shape
@@ -136,9 +128,9 @@ class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates one vector, which holds the model and the clients' mean control variate.
 
     The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
-    reports. `share` is the share of all clients whose reports were summed. The division by `unit`,
-    the clients' learning rate, undoes the multiplication that clients apply to these changes. With
-    equal weights, c stays the mean of all clients' variates.
+    reports. `share` is the share of all clients whose reports were summed. `unit` is the clients'
+    learning rate, by which clients multiply these changes. With equal weights, c stays the mean of
+    all clients' variates.
     """
 
     def __init__(
@@ -164,10 +156,7 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the model, and appends the aggregate to the weights.
-
-    Clients get both. Their next local steps also follow the aggregate.
-    """
+    """FedCM: updates the model, and appends the aggregate to the weights. Clients get both."""
 
     def step(
         self,

@@ -41,7 +41,7 @@ _CHECKED_BATCHES = 3
 
 
 class Simulator(Engine):
-    """The engine that simulates all clients and their data, on this machine or on a cluster."""
+    """An engine that simulates all clients and their data, on this machine or on a cluster."""
 
     how_to_resume = "`fedveil run --resume {folder}` resumes after the last complete round"
     reports_leave = False

@@ -40,9 +40,8 @@ def start(
 ) -> Federation:
     """Return the job's run under `engine`, ready for its next round.
 
-    The run's resources are closed with `stack`. `warn` is called with each warning about the run.
-    `dataset` replaces the job's dataset, for example by a part of it. The folder is opened only
-    after data, model and protection are checked, so a job that cannot run leaves no folder.
+    The run's resources are closed with `stack`. `warn` is called with each warning about the run. A
+    job that cannot run leaves no folder.
     """
     began = time.perf_counter()
     parts = assemble(job, engine, dataset, callbacks)

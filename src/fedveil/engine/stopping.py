@@ -1,7 +1,6 @@
 """Ends a run early by its metrics, and stores the best model so far.
 
-Every decision is computed from the run's records, so a resumed run decides as an uninterrupted one
-would. Only the best model itself is stored.
+Every decision depends only on the run's records, so a resumed run decides as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class Stopping:
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
         """Check the settings. Raises JobError if the metric that they name is not recorded.
 
-        `tested` has the names of the task's metrics, except the loss, and says of each if high or
-        low values are better.
+        `tested` maps each metric of the task, except the loss, to the better direction.
         """
         if settings.metric is not None and settings.metric not in (known := [LOSS, *tested]):
             raise JobError(
@@ -63,10 +61,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the run's final weights, and a sentence if these are not those of the last round.
-
-        `weights` are those of the last round. The sentence is None if they are the final ones.
-        """
+        """Return the final weights, and a sentence if they are not the last round's `weights`."""
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -79,10 +74,7 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint. Raises an error unless it is of the best round.
-
-        `records` are the run's records, and `dimension` is the model's number of weights.
-        """
+        """Load the best model from a checkpoint. Raises an error unless it is of the best round."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)
@@ -93,10 +85,6 @@ class Stopping:
         self._best = integer("round", take(state, "round", int), best, best), weights
 
     def _best_round(self, records: Sequence[Record]) -> int | None:
-        """Return the number of the round with the best metric, the first one if several are equal.
-
-        Returns None if the best model is not kept, or if no round was tested.
-        """
         tested = [] if self._settings.keep == "last" else list(self._tested(records))
         return max(tested, key=itemgetter(1))[0] if tested else None
 

@@ -1,8 +1,4 @@
-"""Remembers, for each client, the last round whose sum contains the client's report.
-
-A client keeps its new state only if its report was summed. A deployed client learns this from the
-server's next request.
-"""
+"""Remembers, for each client, the last round whose sum contains the client's report."""
 
 from __future__ import annotations
 
@@ -18,10 +14,7 @@ from fedveil.rounds.outcomes import ClientId
 
 
 class SummedReports:
-    """For each client, the last round whose sum contains its report, or 0 if there is none.
-
-    Empty if clients keep no state.
-    """
+    """Maps each client to the last round whose sum contains its report, or 0 if there is none."""
 
     def __init__(self, job: Job) -> None:
         self.last: Int64s = np.zeros((job.clients.number or 0) if job.keeps_state else 0, np.int64)

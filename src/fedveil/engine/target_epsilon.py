@@ -46,10 +46,7 @@ class Solved(NamedTuple):
 
 
 def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
-    """Return the predicted cost, as an epsilon at `delta`, of `rounds` rounds.
-
-    The cost is that of a client that takes part in all of them.
-    """
+    """Return the predicted epsilon at `delta` of a client that takes part in every round."""
     spending = protection.spending(protection.initial_state())
     return projected(spending, rounds, adaptive=protection.adaptive).figure_every_round(delta)
 
@@ -64,9 +61,8 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     """Find the parameter's most costly value with which a run costs at most epsilon `target`.
 
     The value has four significant digits. The cost is the ledger's forecast at the job's delta, for
-    a client in every round. Nothing else in the job changes, except that clients are weighted
-    equally if the noise requires it. In an adaptive run, `target` is also set as the limit on the
-    total cost, because later rounds may cost more than forecast.
+    a client in every round. Clients are weighted equally if the noise requires it. In an adaptive
+    run, `target` is also set as the limit on the total cost.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -129,10 +125,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with the parameter `key` set to `value`.
-
-    Raises an error if the parameter does not allow this value.
-    """
+    """Return the protection with parameter `key` set to `value`. Raises if this is not allowed."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 
@@ -147,9 +140,8 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
     """Return the most costly value of a parameter that meets the target, or None if none does.
 
-    `fits(value)` returns two results: whether the value meets the target, and its epsilon divided
-    by the target. A value that the parameter does not allow does not meet the target. The search
-    starts at `start`.
+    `fits(value)` returns True if the value meets the target, and the value's epsilon divided by the
+    target. The search begins at `start`.
     """
 
     def at(cost: float) -> float:
@@ -190,11 +182,9 @@ def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: floa
 
 
 def _crossing(low: float, high: float, below: float, above: float) -> float:
-    """Return an estimate of the value between `low` and `high` at which epsilon meets the target.
+    """Estimate the value between `low` and `high` at which epsilon meets the target.
 
-    `below` and `above` are the epsilons at both ends, divided by the target. The estimate assumes
-    that epsilon is a power of the value, which is nearly true. It is never too close to `low` or
-    `high`, so that the search moves both ends.
+    `below` and `above` are the epsilons at both ends, divided by the target.
     """
     if not 0 < below <= 1 < above < math.inf:
         return math.sqrt(low * high)

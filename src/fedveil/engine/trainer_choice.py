@@ -25,7 +25,7 @@ from fedveil.learning.trainer import LoopTrainer
 def loop_reason(job: Job) -> str | None:
     """Return the reason why `training.engine: auto` chooses torch's loop, or None if it does not.
 
-    No bundled data set is loaded. Raises an error if the job cannot run.
+    Raises an error if the job cannot run.
     """
     if job.training.engine != "auto" or job.training.device != "cpu":
         return None

@@ -1,4 +1,4 @@
-"""How every run is shown to its user: by a page in its folder, and by a display in a notebook."""
+"""Shows every run to its user: by a page in its folder, and by a display in a notebook."""
 
 from __future__ import annotations
 

@@ -135,10 +135,7 @@ class DataSettings(Block):
 
     @property
     def may_have_owners(self) -> bool:
-        """True if the data set may say which person owns each example.
-
-        Some bundled data sets do. A user's own data function may do so, too.
-        """
+        """True if the data set may say which person owns each example."""
         return self.name in (*self.OWNED, TEXT_FOLDER) or is_function(self.name)
 
 
@@ -341,9 +338,9 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The number of all clients, and of the clients in a round.
+        """The number of all clients, and of the clients in a round, including the audit's canaries.
 
-        Both include the audit's canaries. Both are None if the number of clients is unknown.
+        Both numbers are None if the number of clients is unknown.
         """
         number, more = self.clients.number, self.audit.canaries
         if number is None:

@@ -38,8 +38,7 @@ class Job(JobFields):
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Job:
         """Load a job from the file `path`, and override keys by `overrides`, texts like "rounds=7".
 
-        Without `path`, the default job is used. A MindSpore Federated file is recognised by its
-        keys.
+        Without `path`, loads the default job. A MindSpore Federated file is recognised by its keys.
         """
         return cls.load_with_notes(path, overrides)[0]
 
@@ -47,11 +46,7 @@ class Job(JobFields):
     def load_with_notes(
         cls, path: str | Path | None = None, overrides: Sequence[str] = ()
     ) -> tuple[Job, list[str]]:
-        """Load a job from the file `path`, and override keys by texts like "rounds=7".
-
-        Also returns notes on the translation of a file in MindSpore Federated's format. For any
-        other file there are no notes. Without `path`, the default job is used.
-        """
+        """Load a job as `load` does. Also returns notes on the translation of a MindSpore file."""
         data = {} if path is None else yaml_file.read(path)
         if mindspore.is_dialect(data, cls.model_fields):
             return cls.translated(data, overrides)
@@ -71,8 +66,7 @@ class Job(JobFields):
     ) -> tuple[Job, list[str]]:
         """Translate the MindSpore Federated settings `data` to a job, and apply `overrides` to it.
 
-        Also returns notes about the translation. Raises `JobError`, which uses MindSpore
-        Federated's names for the keys.
+        Also returns notes on the translation. Raises `JobError` with MindSpore Federated's keys.
         """
         translation = mindspore.Translation(data, cls.model_fields)
         try:
@@ -85,10 +79,7 @@ class Job(JobFields):
         return job, translation.notes
 
     def with_clients(self, number: int) -> Job:
-        """Return this job with `number` clients, checked again.
-
-        Used for jobs whose number of clients is only known from their data.
-        """
+        """Return this job with `number` clients, checked again."""
         data = self.model_dump()
         data["clients"]["number"] = number
         return Job(**data)

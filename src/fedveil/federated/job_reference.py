@@ -1,7 +1,4 @@
-"""The reference of all keys of a job, generated from the settings.
-
-The documentation has it as a page (`docs/keys.py`), and `fedveil job keys` prints it.
-"""
+"""The reference of all keys of a job, generated from the settings."""
 
 from __future__ import annotations
 

@@ -14,10 +14,7 @@ from fedveil.settings.allowed import shown
 
 
 def is_dialect(data: Mapping[str, Any], ours: Collection[str]) -> bool:
-    """Return True if `data` is in MindSpore Federated's format.
-
-    This is so if more of its top-level keys are MindSpore Federated's than fedveil's (`ours`).
-    """
+    """Return True if `data` has more keys of MindSpore Federated than of fedveil (`ours`)."""
     theirs = {key.partition(".")[0] for key in keys.KEYS}
     theirs |= {keys.IGNORED_BLOCK, *keys.WITHOUT_BLOCK}
     return len(theirs & set(data)) > len(set(ours) & set(data))
@@ -27,10 +24,7 @@ class Translation:
     """A translation of MindSpore Federated settings: fedveil's keys (`native`) and notes."""
 
     def __init__(self, data: Mapping[str, Any], ours: Collection[str]) -> None:
-        """Translate `data`, the content of a MindSpore Federated file.
-
-        `ours` are the top-level keys of a job of fedveil.
-        """
+        """Translate a MindSpore Federated file. `ours` are fedveil's own top-level keys."""
         self.native: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.notes: list[str] = []
@@ -64,9 +58,8 @@ class Translation:
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
         """Return `problems` with the names of keys in the file in place of fedveil's.
 
-        Each problem is a sentence that starts with a key. Keys in `overridden` were not set by the
-        file, so they keep fedveil's names. Problems that the translation has already reported are
-        omitted.
+        Keys in `overridden` keep fedveil's names, because the file did not set them. Problems that
+        the translation has already reported are omitted.
         """
         names = {ours: name for ours, name in self._names.items() if ours not in overridden}
         parted = [problem.partition(" ") for problem in problems]

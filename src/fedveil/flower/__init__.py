@@ -3,16 +3,7 @@
     app = ClientApp(mods=[ProtectMod()])
     strategy = ProtectedStrategy(FedAvg(...), protection="signds")
 
-app/      for such an app: the client's side (mod.py), the server's side (strategy.py), and what
-          both exchange: settings, a round's offer, arrays and metrics in clear
-job/      a fedveil job on Flower: the app that `fedveil deploy` writes, its server and clients
-
-Both folders use:
-
-exchange.py      sends messages over Flower's grid and reads the replies one by one
-records.py       encodes a fedveil message in Flower's records
-sealed_state.py  a client's encrypted state between the messages of a round
-own_account.py   a client's own account of its reports in a run
+The folder `app` is for such an app. The folder `job` runs a fedveil job on Flower.
 """
 
 from __future__ import annotations

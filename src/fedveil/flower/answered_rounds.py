@@ -1,7 +1,4 @@
-"""A file with the number of the last round whose update has left the client.
-
-The file is on the client's own machine, so no server can reset it.
-"""
+"""A file on the client's own machine with the last round whose update has left the client."""
 
 from __future__ import annotations
 

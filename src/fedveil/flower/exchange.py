@@ -26,7 +26,7 @@ def exchange(
 
     Ends when all replies have arrived or after `timeout_s` seconds. If Flower does not accept a
     message, its index is yielded first, with None instead of a reply. At most `BATCH` replies are
-    in memory at once. Flower's own `send_and_receive` would hold all of them.
+    in memory at once.
     """
     pushed = set(grid.push_messages(messages))
     names = [message.metadata.message_id for message in messages]
@@ -58,10 +58,7 @@ def reply_was_lost(reply: Message) -> bool:
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:
-    """Return the report in a reply, or `Refused` if the reply is not exactly one encoded message.
-
-    Call it only for a reply without an error.
-    """
+    """Return the report in a reply, or `Refused` if that is not exactly one encoded message."""
     try:
         return Report(client, encoded_message(reply.content))
     except MessageInvalid as error:

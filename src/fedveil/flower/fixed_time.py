@@ -1,7 +1,6 @@
 """Sends an answer at a fixed time after its request, however long the client works on it.
 
-Otherwise the time of the answer would reveal something: training time may depend on a client's
-examples, and on the weights, which the server chooses.
+Otherwise the time of the answer would reveal something about a client's examples.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that always ends `seconds` seconds after its start, even after an error.
+    """A context that ends `seconds` seconds after its start, even after an error.
 
     With `seconds` None, it ends as soon as its block is done.
     """

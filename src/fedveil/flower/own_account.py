@@ -1,8 +1,7 @@
 """A client's own account of its reports. No server can reset it.
 
-An account is a file on the client's machine. Only one process at a time changes it. A report is
-charged on disk before its training begins. A charge is never taken back, even if the process is
-killed.
+An account is a file on the client's machine. A report is charged on disk before its training
+begins. A charge is never taken back, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _ROUNDING = 1 + 1e-9
 
 
 def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
-    """Count one more requested report of a job, in the file `path`.
+    """Count one more requested report of a job, in the file `path`. `spending` is its cost.
 
-    Raises `ClientWithheld` if `limit` reports have been counted already. `spending` is the report's
-    cost. Reports with an infinite loss have no guarantee and are not counted.
+    Raises `ClientWithheld` if `limit` reports have been counted already. Reports with an infinite
+    loss have no guarantee and are not counted.
     """
     if any(math.isinf(spent.loss.epsilon) for spent in spending):
         return
@@ -51,10 +50,7 @@ def count_report(path: Path, spending: Sequence[Spending], limit: int) -> None:
 
 
 def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]:
-    """Return the limits that a protection's settings put on the cost of a whole run.
-
-    Each is a pair of epsilon and delta. The result is empty if the settings have no limit.
-    """
+    """Return the limits (epsilon, delta) that a protection's settings put on a whole run."""
     key = kind.cost_key(settings)
     total = getattr(settings, key.total) if key is not None and key.total else None
     return [] if total is None else [(total * _ROUNDING, 0.0)]
@@ -63,8 +59,8 @@ def total_of(kind: type[Protection], settings: Any) -> list[tuple[float, float]]
 def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]:
     """Return the cost of the report that the untrusted message `asked` requests.
 
-    The cost may depend on the number of survivors. Then it is the cost if nobody drops out, as in
-    the ledger of an honest server. Raises `MessageInvalid` if the message states an invalid cost.
+    If the cost depends on the number of survivors, it is the cost if nobody drops out. Raises
+    `MessageInvalid` if the message states an invalid cost.
     """
     state: State = {**protection.initial_state(), **asked}
     try:
@@ -92,9 +88,8 @@ class OwnLedger:
     ) -> None:
         """Charge one more requested report, which costs `spending`.
 
-        `in_clear` names the values that are sent in clear with it. Raises `MessageInvalid`, and
-        charges nothing, if the report would exceed one of `limits`, which are pairs of epsilon and
-        delta.
+        `in_clear` names the values that are sent in clear. Raises `MessageInvalid`, and charges
+        nothing, if the report would exceed one of `limits`: pairs of epsilon and delta.
         """
         with alone(self._path):
             reports, (alike, any_) = self._read()

@@ -1,9 +1,9 @@
 """Files of a client that are refused if they were edited, deleted or replaced by an older copy.
 
-The folder's file `folder.seal` contains a digest of every other file, and a keyed digest of all
-these digests. The key is a file of the same folder. A program that cannot read the key cannot make
-a valid seal, so it can delete or replace files only all at once. A program that may read and write
-the whole folder can still replace all of it by an older copy.
+The file `folder.seal` contains a digest of every other file, and a keyed digest of these digests.
+The key is a file of the same folder. A program that cannot read the key can delete or replace files
+only all at once. A program that may read and write the whole folder can still replace all of it by
+an older copy.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class OwnFile:
     """A file in a client's state folder. A folder's seal has the digest that the file must have.
 
     The seal is in `folder`, by default the file's own folder. Only one process at a time may write
-    the file. During a write, the seal accepts the content before the write and after it. So the
-    file is still accepted if the process is killed.
+    the file. A file is still accepted if the process is killed during a write.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -57,39 +56,27 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the file's content.
-
-        Raises `DeploymentError` if the old content was edited, deleted or replaced by an older
-        copy.
-        """
+        """Replace the content. Raises `DeploymentError` if the old content was changed."""
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
         self._seals.put(self._name, (new, new))
 
     def remove(self) -> None:
-        """Delete the file, and its digest in the folder's list of digests."""
+        """Delete the file, and its digest in the folder's seal."""
         self.path.unlink(missing_ok=True)
         self._seals.put(self._name, None)
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of the files in `folder` whose digests are recorded, including deleted ones.
-
-    `seals` is the folder that has the record of digests: `folder` or a folder above it.
-    """
+    """Return the names of files in `folder`, also deleted ones, that the seal in `seals` lists."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
 
 
 class _Seals:
-    """The file `folder.seal` of a folder: for each file, the digests that its content may have.
-
-    Each file has two accepted digests, of its content before and after the last write. The first
-    use writes an empty list of files, and then the key that authenticates the list. An interruption
-    between these writes does no harm, because an empty list needs no key.
-    """
+    """The file `folder.seal`: for each file, digests of its content before and after a write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / SEALS
@@ -116,9 +103,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Replace the two accepted digests of the file `name`. None removes the file from the
-        list.
-        """
+        """Set the two accepted digests of the file `name`, or remove the file from the list."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

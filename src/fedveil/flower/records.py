@@ -1,11 +1,7 @@
 """Encodes a fedveil message in Flower's records, and decodes it.
 
-A message is sent as its bytes, in one ConfigRecord. The records contain nothing else. So nothing
-leaves a client unnoticed, and the length of the bytes is the upload size in all tables.
-
-A message to several clients of one node has the fields of each client under its number, and each
-different message once. The node's reply has each client's answer under its number: an encoded
-message, or a word in place of an answer.
+A message is sent as its bytes, in one ConfigRecord, and the records contain nothing else. So
+nothing leaves a client unnoticed, and the length of the bytes is the upload size in all tables.
 """
 
 from __future__ import annotations
@@ -51,10 +47,7 @@ def common_record(common: Message) -> ConfigRecord:
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return the records of a message to `client`.
-
-    They also contain the fields `common` to all clients, and the client's `own` fields.
-    """
+    """Return a message to `client`, with the fields `common` to all and the client's `own`."""
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -64,11 +57,7 @@ def addressed_records(
 def bundled_records(
     messages: Mapping[int, bytes], common: ConfigRecord, own: Mapping[int, Message]
 ) -> RecordDict:
-    """Return one message to several clients of a node.
-
-    `messages` has each client's encoded message, `own` the fields for that client alone, and
-    `common` the fields for all clients.
-    """
+    """Return one message to several clients of a node, with their `messages` and `own` fields."""
     places = {message: at for at, message in enumerate(dict.fromkeys(messages.values()))}
     address = {str(c): encode({**own[c], _PLACE: places[m]}) for c, m in messages.items()}
     records = to_records({str(at): message for message, at in places.items()})
@@ -83,21 +72,14 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> Addressed:
-    """Decode a message to one client: the client's number, the message, and the other fields.
-
-    The other fields are those for all clients and those for this client.
-    """
+    """Decode a message to one client: the client's number, the message, and the other fields."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     return client, message, _with_own(common, address, "client")
 
 
 def from_bundled_records(records: RecordDict) -> Iterator[Addressed]:
-    """Decode a message to several clients. Yields each client's number, its message, and other
-    fields.
-
-    The other fields are those for all clients and those for this client.
-    """
+    """Decode a message to several clients. Yields each client's number, message and fields."""
     addresses, messages, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     for name in addresses:
         if not _CLIENT.fullmatch(name):

@@ -1,10 +1,9 @@
 """A client's encrypted state between the messages of a round. It can be loaded only once.
 
-Flower starts a new process for every message and passes it the client's context. The state is in
-that context, as an encrypted record. Its key is a file in the client's own folder, which only the
-client's user can read. Each state has a key of its own, and a process that loads the state removes
-the key first. So two processes cannot resume from one state, an older record cannot replace a newer
-one, and a record cannot be decrypted after its round.
+The state is an encrypted record in the client's Flower context. Each state has a key of its own, in
+a file that only the client's user can read. A process that loads the state removes the key first.
+So two processes cannot resume from one state, an older record cannot replace a newer one, and a
+record cannot be decrypted after its round.
 """
 
 from __future__ import annotations
@@ -58,11 +57,9 @@ class StateFolder:
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the folder for encryption keys. `named` is its path, if the configuration gives
-        one.
+        """Return the folder for encryption keys: `named`, if given.
 
-        The default is a folder in memory or, if the machine has none, on disk. Keys in memory are
-        lost when the machine restarts, but a restarted node needs no earlier key.
+        The default is a folder in memory or, if the machine has none, on disk.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if not named and runtime and Path(runtime).is_dir():
@@ -71,9 +68,7 @@ class StateFolder:
 
     @classmethod
     def for_accounts(cls, named: object = None) -> StateFolder:
-        """Return the folder for privacy accounts. `named` is its path, by default a folder on
-        disk.
-        """
+        """Return the folder for privacy accounts: `named`, or by default a folder on disk."""
         if named:
             return cls(Path(str(named)))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -81,10 +76,7 @@ class StateFolder:
 
 
 class SealedState:
-    """A client's encrypted state in one job.
-
-    It is a record in `records`, the state of the client's Flower context.
-    """
+    """A client's encrypted state in one job, in `records`, the state of its Flower context."""
 
     def __init__(self, folder: StateFolder, job: bytes, client: int, records: RecordDict) -> None:
         self._key_file = folder.file(job, client, "key")
@@ -128,10 +120,7 @@ class SealedState:
         return self._bound + round.to_bytes(8, "little")
 
     def _take_key(self) -> bytes | None:
-        """Return the saved state's key, and erase its file, so that no other process can read it.
-
-        Returns None if there is no valid key.
-        """
+        """Return the saved state's key, and erase its file. Returns None without a valid key."""
         mine = self._key_file.with_name(f"{self._key_file.name}.{token_hex(8)}")
         try:
             self._key_file.rename(mine)

@@ -119,8 +119,7 @@ def generate(
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
     `tell` is called with the bytes of every new token. The result is reproducible if both the
-    request and the run are seeded. With `encoded`, messages are encoded as between machines.
-    Returns the continuation and the split model.
+    request and the run are seeded. Returns the continuation and the split model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -143,8 +142,7 @@ def generate(
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
     """Return a function that runs the leader's side of text generation between machines.
 
-    The text is returned only at the end, not token by token: a restarted session draws its
-    EmbeddingDP reports again, and may continue the prompt differently.
+    The text is returned only at the end, because a restarted session may continue differently.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -192,18 +190,12 @@ def write(
 
 
 def assist(party: Party, noise: Entropy) -> Exchange[None]:
-    """Run the follower's side: compute its layers' outputs until the leader sends `enough`.
-
-    If EmbeddingDP protects the outputs, its reports are drawn from `noise`.
-    """
+    """Run the follower's side: compute the layers' outputs until the leader sends `enough`."""
     return party.announcing_failure(_assist(party, noise))
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of the generated text `found`: of a bit, of a token and of the text.
-
-    The list is empty without EmbeddingDP.
-    """
+    """Return the epsilons of a bit, a token and the text `found`. Empty without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -220,10 +212,7 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
 
 
 def _epsilon(split: SplitModel, vectors: int) -> float:
-    """Return the epsilon of a text of which `vectors` token vectors were sent.
-
-    It is infinite without EmbeddingDP.
-    """
+    """Return the epsilon of a text with `vectors` sent vectors. Infinite without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return math.inf
@@ -312,9 +301,7 @@ def _asked(
 ) -> tuple[int, int] | None:
     """Check the leader's `request`. Returns the first position and the number of positions.
 
-    Returns None if the leader ends the text. `step` is the expected step, `seen` the number of
-    cached positions, and `context` the largest number of positions. Raises ExchangeError for an
-    invalid request.
+    Returns None if the leader ends the text. Raises ExchangeError for an invalid request.
     """
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
@@ -342,10 +329,9 @@ def _asked(
 def _choose(
     scores: torch.Tensor, pieces: Sequence[bytes | None], temperature: float, entropy: Entropy
 ) -> int:
-    """Draw the next token from its `scores`: one that represents bytes, or the end token.
+    """Draw the next token, with probability proportional to exp(score / temperature).
 
-    `pieces` has the bytes of each token, or None for the end token and for unused tokens. At
-    `temperature` 0 the token with the highest score is taken.
+    Only tokens with bytes and the end token are drawn. Temperature 0 takes the highest score.
     """
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True

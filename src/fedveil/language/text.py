@@ -1,7 +1,6 @@
 """Text for a language model: reading documents, tokenising them, and cutting examples.
 
-Text is bytes throughout: files of any encoding are read, and joining the tokens gives the same
-bytes again.
+Text is bytes throughout, so joining the tokens gives the same bytes again.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _PIECE_BYTES = 1 << 16
 def read(source: str | Path | None) -> list[bytes]:
     """Read a .txt file, or all .txt files in a folder and its subfolders, sorted by path.
 
-    Without a `source`, it reads the topics of Python's own `help()`, so that there is text on every
-    machine.
+    Without a `source`, reads the topics of Python's own `help()`.
     """
     if source is None:
         # Imported late: half a megabyte that few programs need.
@@ -110,11 +108,7 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """Train a tokenizer. Equal documents give an equal tokenizer in any process.
-
-        A short text may have fewer pairs than `vocabulary` allows; the remaining tokens stay
-        unused.
-        """
+        """Train a tokenizer. Equal documents give an equal tokenizer in any process."""
         library = _library()
         model = library.Tokenizer(library.models.BPE())
         model.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_CHUNK), "isolated")
@@ -168,10 +162,7 @@ def _library() -> Any:
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
-    """Yield the documents as Latin-1 texts, in pieces of about `_PIECE_BYTES`.
-
-    A piece begins at the start of its document or of a line that is not empty.
-    """
+    """Yield the documents as Latin-1 texts, in pieces of about `_PIECE_BYTES`."""
     for document in documents:
         start = 0
         while start < len(document):
@@ -188,19 +179,15 @@ def _line_start(document: bytes, position: int) -> int:
 
 
 def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
-    """Return the bytes of `tokens` in order. The end token adds none.
-
-    `pieces` has the bytes of each token of the vocabulary, or None.
-    """
+    """Return the bytes of `tokens` in order. `pieces` has each token's bytes, or None."""
     return b"".join(pieces[token] or b"" for token in tokens)
 
 
 def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
     """Cut `tokens` into inputs and labels, both (examples, context). A label is the next token.
 
-    The windows are consecutive and disjoint. So every token is in at most one window, which is the
-    unit of privacy. Tokens at the end that do not fill a window are omitted. Both arrays are views
-    of `tokens`.
+    Every token is in at most one window, which is the unit of privacy. Tokens at the end that do
+    not fill a window are omitted. Both arrays are views of `tokens`.
     """
     context = integer("context", context, 1)
     count = (len(tokens) - 1) // context

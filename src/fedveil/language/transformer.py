@@ -116,7 +116,7 @@ class WordAndPosition(nn.Module):
 class Backbone(nn.Module):
     """Transformer layers: an input LayerNorm, the layers, the query layer and a final LayerNorm.
 
-    Guarantee: the output at a position does not depend on the input at any later one.
+    Guarantee: the output at a position does not depend on the input at any later position.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -197,10 +197,7 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention with the queries `asked`.
-
-    If there are fewer queries than keys, they are those of the last positions.
-    """
+    """Apply causal attention with the queries `asked`, which belong to the last positions."""
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:
         return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)

@@ -46,9 +46,8 @@ _ENTRIES, _AT_ONCE = 1 << 22, 64
 class ClippedExamplesTrainer(OneThread):
     """Trains clients one after another. Each makes one step on a secretly sampled batch.
 
-    `rate` is the probability with which an example is drawn. `clip` bounds the norm of an example's
-    contribution to the update; infinity means no bound. `loss` computes a batch's loss, if the plan
-    does not name one.
+    `rate` is the probability with which an example is drawn. `clip` bounds the L2 norm of an
+    example's contribution to the update. Infinity means no bound.
     """
 
     def __init__(
@@ -111,11 +110,9 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 class _LinearHead:
-    """Computes clipped gradients of a model with one dense layer.
+    """Computes clipped gradients of a model with one dense layer, in float64.
 
-    An example's gradient is the outer product of features and error, so its norm is the product of
-    both norms, and the gradient itself is never stored. Everything is computed in float64, one
-    example at a time.
+    The norm of a gradient is the product of the norms of the features and the error.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -123,10 +120,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return the object for `model`, or None unless `model` is one dense layer.
-
-        A flattening may precede the layer.
-        """
+        """Return the object for one dense layer, with or without flattening, or else None."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -147,8 +141,7 @@ class _LinearHead:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `weights` is the model, `share` is lr / batch_size, the factor of a gradient in the update,
-        and `clip` bounds the norm of a contribution.
+        `share` is lr / batch_size, and `clip` bounds the norm of a contribution.
         """
         batch = batch if client.usable is None else batch[client.usable[batch]]
         x = client.x.reshape(len(client), -1).numpy()
@@ -195,12 +188,10 @@ def _add_linear(
     x: Float32s, y: Int64s, batch: Int64s, columns: Float64s, bias: Float64s, one: float,
     share: float, clip: float, moved: Float64s, moved_bias: Float64s
 ) -> None:  # fmt: skip
-    """Add the clipped contribution of each example to `moved` (weights) and `moved_bias`.
+    """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
-    The examples are those at the indices `batch`. A contribution is -`share` times the gradient,
-    the outer product of (softmax - label) and (features, one), scaled down to the norm `clip` if it
-    is longer. `one` is 1 if the layer has a bias, otherwise 0. `columns` and `moved` are transposed
-    weights, so that the inner loops run over the outputs.
+    A contribution is -`share` times the gradient, scaled down to the norm `clip` if it is longer.
+    `one` is 1 if the layer has a bias, otherwise 0. `columns` and `moved` are transposed weights.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -239,13 +230,7 @@ def _add_linear(
 
 
 class _AnyModel:
-    """Computes clipped gradients of any model with vmap, for a fixed number of examples at once.
-
-    This number is at most 64, and smaller for large models. If fewer examples are left, some are
-    repeated to fill the computation, and the gradients of the repeats are discarded. If the
-    computation raises an exception, each example is tried alone. Examples that fail alone are left
-    out.
-    """
+    """Computes clipped gradients of any model with vmap. Examples that fail are left out."""
 
     def __init__(self, model: nn.Module, loss: Loss, device: str) -> None:
         self._batch_loss = loss
@@ -275,8 +260,7 @@ class _AnyModel:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `weights` is the model, `share` is lr / batch_size, and `clip` bounds the norm of a
-        contribution. Raises an error only if all examples fail and an example of zeros fails too.
+        `share` is lr / batch_size. Raises an error if all examples and an example of zeros fail.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -307,11 +291,9 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Compute one row of gradients for each example at the indices `some`.
 
-        Returns the rows, and a mask of the examples that count: those in the mask `counts` whose
-        gradients can be computed. If no example counts, returns None instead of the rows. `draws`
-        is the seed of random draws. An invalid example leaves the rows of the others unchanged to
-        the byte: they are computed at the same positions of a batch of the same size, with the same
-        random draws.
+        Also returns a mask of the examples in `counts` whose gradients can be computed. If there
+        are none, the rows are None. An invalid example leaves the rows of the others unchanged to
+        the byte.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -342,12 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return one flat gradient for each example at the indices `some`.
-
-        All are computed in one batch of `rows` rows. If there are fewer examples, some are repeated
-        to fill the batch, and the gradients of the repeats are discarded. `draws` is the seed of
-        random draws.
-        """
+        """Return one flat gradient for each example at the indices `some`, in one batch."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -358,10 +335,7 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add `moved`, the changes of all parameters, to the whole model's vector `total`.
-
-        Each change is added at its parameter's position. The entries of buffers stay unchanged.
-        """
+        """Add `moved`, the changes of all parameters, to the whole model's vector `total`."""
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start
@@ -370,10 +344,7 @@ class _AnyModel:
 
 
 def _nobodys(client: ClientData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an example of zeros and its target, shaped like the client's data.
-
-    If the model fails on it too, the model fails on every input.
-    """
+    """Return an example of zeros and its target, shaped like the client's data."""
     return torch.zeros_like(client.x[:1]), torch.zeros_like(client.y[:1])
 
 

@@ -29,10 +29,7 @@ def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[n
 
 
 def _unrolled(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
-    """Return a model's layers in order, with nested sequences flattened.
-
-    Returns None if a layer's class is not in `known`.
-    """
+    """Return a model's layers in order, without nesting, or None if a class is not in `known`."""
     if type(model) is nn.Sequential and _is_untouched(model):
         parts = [_unrolled(child, known) for child in model]
         return None if None in parts else [layer for part in parts if part for layer in part]

@@ -55,7 +55,7 @@ class Task(ABC):
         """Convert examples to a batch: the model's input and the targets.
 
         The model is called with an input tensor directly, with a dict as keyword arguments, and
-        with a list as positional ones. `x` and `y` are arrays, or lists of arrays if lengths
+        with a list as positional arguments. `x` and `y` are arrays, or lists of arrays if lengths
         differ, or a dict of these if there are several inputs.
         """
         return as_tensors(x, self.padding), as_tensors(y, self.target_padding)
@@ -218,8 +218,8 @@ class NextToken(_Bundled):
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
         """Return two arrays for metrics, both with one row per example.
 
-        A row of the first has the sum of losses, the number of tokens with a target, and how many
-        of these are predicted right. The second is True for the examples that have any such token.
+        The first has the sum of losses, the number of tokens with a target, and the number of right
+        predictions. The second is True for examples that have a token with a target.
         """
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)
@@ -258,10 +258,9 @@ BUNDLED: dict[str, type[_Bundled]] = {
 
 
 def find(name: str, metrics: Sequence[str] | None = None) -> Task:
-    """Return the task called `name`. If `metrics` are given, a built-in task computes only those.
+    """Return the task called `name`. A built-in task computes only the `metrics`, if given.
 
-    Raises `TaskInvalid` if there is no such task or metric, or if `metrics` are given for a user's
-    own task.
+    Raises `TaskInvalid` if there is no such task or metric, or if a user's own task gets `metrics`.
     """
     if name in BUNDLED:
         return BUNDLED[name](metrics)

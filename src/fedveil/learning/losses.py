@@ -52,8 +52,7 @@ LOSSES: dict[str, Loss] = {
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes one value per example.
 
-    The loss `WEIGHTED` is cross-entropy times the weight of the label's class in `class_weights`.
-    `mean_loss` divides its sum over a batch by the sum of these weights.
+    `WEIGHTED` is the cross-entropy times the weight of the label's class in `class_weights`.
     """
     if name != WEIGHTED:
         return LOSSES[name]
@@ -64,8 +63,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes the mean over a batch.
 
-    For `WEIGHTED` it is the weighted mean, as in torch: the sum of the weighted losses, divided by
-    the sum of the weights. `class_weights` has the weight of each class.
+    `WEIGHTED` divides the sum of the weighted losses by the sum of the weights, as torch does.
     """
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
@@ -78,9 +76,8 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`: the sum of the examples' losses divided by their number.
 
-    It differs from `mean_loss` only for `WEIGHTED`: here the other examples' classes do not change
-    an example's weight, as a privacy guarantee for single examples requires. `class_weights` has
-    the weight of each class for `WEIGHTED`.
+    With `WEIGHTED`, the other examples' classes do not change an example's weight, as a privacy
+    guarantee for single examples requires.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

@@ -33,10 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Draw initial weights for ReLU (He et al., 2015). Returns the model.
-
-    With torch's default weights, LeNet learns too slowly.
-    """
+    """Draw initial weights for ReLU (He et al., 2015). Returns the model."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -55,8 +52,7 @@ def lenet_femnist(shape: Sequence[int], classes: int) -> nn.Module:
 def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
     """Return the network of Papernot et al. for noisy training, with tanh activations.
 
-    Tanh bounds the effect of noise on an activation. The network has 26,010 parameters for ten
-    classes. Source: Papernot et al. 2020, "Tempered sigmoid activations".
+    It has 26,010 parameters for ten classes. Source: "Tempered sigmoid activations", 2020.
     """
     if tuple(shape) != (1, 28, 28):
         raise ModelInvalid(
@@ -72,10 +68,7 @@ def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the LeNet of Zhu et al. (2019) for gradient attacks, with sigmoids and wide weights.
-
-    It uses strides instead of pooling, and has 13,426 parameters for 28x28 images of ten classes.
-    """
+    """Return the LeNet of Zhu et al. (2019) for gradient attacks: sigmoids and wide weights."""
     if len(shape) != 3:
         raise ModelInvalid(
             f"model = lenet_smooth needs images [channels, height, width], not {tuple(shape)}"
@@ -115,17 +108,13 @@ def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
 def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
     """Return a linear classifier on oriented filters of first and second order.
 
-    It has 39,210 parameters for ten classes of 28x28 images. It learns more than `filters_linear`,
-    but noise affects more weights. Use it if noise costs little accuracy.
+    It has 39,210 parameters for ten classes. Use it if noise costs little accuracy.
     """
     return _head_on(OrientedFilters(shape, FilterBank(twice=True)), classes)
 
 
 def transformer(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a model for `task: next_token`, with two layers of width 128.
-
-    `classes` is the size of the vocabulary. The model has a million parameters for 2,340 tokens.
-    """
+    """Return a model for `task: next_token` with `classes` tokens: two layers of width 128."""
     if len(shape) != 1:
         raise ModelInvalid(f"model = transformer needs rows of tokens, not examples of {shape}")
     width = 128
@@ -137,10 +126,7 @@ def transformer(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _head_on(filters: OrientedFilters, classes: int) -> nn.Module:
-    """Return a linear layer with `classes` outputs on the fixed `filters`.
-
-    Its loss is convex, so its weights start at 0.
-    """
+    """Return a linear layer on fixed filters. Its loss is convex, so its weights start at 0."""
     head = nn.Linear(filters.outputs, classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -174,8 +160,8 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 def build(name: str, shape: Shape, classes: int, entropy: Entropy) -> nn.Module:
     """Return the model that a job names, with initial weights drawn from `entropy`.
 
-    A user's `package.module:function` is called with those of these arguments that it declares:
-    `shape` (of one example, or of each of its inputs), and `classes` or `outputs`.
+    A user's `package.module:function` gets the arguments that it declares: `shape` (of one example,
+    or of each of its inputs), and `classes` or `outputs`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(entropy.integer(1 << 63))

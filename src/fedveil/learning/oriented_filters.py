@@ -1,10 +1,8 @@
 """Fixed oriented filters that compute features for a linear classifier.
 
-Noise is added to every weight that a client sends, so a few informative weights are better than
-many. The filters do not depend on any data. They are pairs of an even and an odd Gabor filter. The
-modulus of a pair measures strokes of one direction and width, wherever exactly they are. It is
-averaged over small squares of the image, and the mean over all directions is subtracted. Every
-image's features have the same norm, so all gradients have similar lengths and little is clipped.
+The filters do not depend on any data. A pair of Gabor filters measures strokes of one direction and
+width, wherever exactly they are. Every image's features have the same norm, so all gradients have
+similar lengths and little is clipped.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ class FilterBank:
     is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the number
     of pixels between two positions of a filter. `pool` is the side of the averaged squares in
     pixels, a multiple of the stride. `norm` is the L2 norm of every image's features. With `twice`,
-    the moduli at the first scale are filtered once more before averaging, which shows how strokes
-    bend, end and cross: scattering of second order, with another set of features for each
-    orientation.
+    the moduli at the first scale are filtered once more (scattering of second order).
     """
 
     orientations: int = 8
@@ -57,10 +53,7 @@ class FilterBank:
         return once + self.twice * self.orientations**2
 
     def filters(self) -> Iterator[Float32s]:
-        """Yield each scale's filters, [filters, side, side]: one even and one odd per orientation.
-
-        Each filter has norm 1 and mean 0, so uniform brightness has no effect.
-        """
+        """Yield each scale's filters, [filters, side, side]. Each filter has norm 1 and mean 0."""
         for wavelength in self.wavelengths:
             reach = math.ceil(_REACH * self.width * wavelength)
             steps = np.arange(-reach, reach + 1, dtype=np.float64)
@@ -81,11 +74,8 @@ class FilterBank:
 class OrientedFilters(nn.Module):
     """Maps images [examples, channels, height, width] to rows of `outputs` features.
 
-    A strength is the mean of sqrt(even^2 + odd^2) of one filter pair over one square of one
-    channel. In each square the mean over a scale's directions is subtracted. Each scale is divided
-    by its L2 norm, and so are the strengths of second order. Finally all features are scaled to
-    norm `bank.norm`. No step uses any other image. An image without strokes has features close to
-    zero. The border of an image is padded with its edge values.
+    An image's features do not depend on other images. Their norm is `bank.norm`, or close to zero
+    for an image without strokes.
     """
 
     #: The bits of a convolution do not depend on the other images in the batch.
@@ -120,9 +110,7 @@ class OrientedFilters(nn.Module):
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
         """Return the strengths of each plane (one channel of an image) as a row of norm 1.
 
-        A strength is the mean modulus of one filter pair over one square of the plane, minus the
-        mean over all directions. `moduli` is the result of `_moduli`, and `planes` is the number of
-        planes.
+        A strength is a filter pair's mean modulus over a square, minus the mean over directions.
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
@@ -131,10 +119,7 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return sqrt(even^2 + odd^2) of each filter pair, as [planes, orientations, height, width].
-
-    A plane is one channel of an image.
-    """
+    """Return sqrt(even^2 + odd^2) of each filter pair, [planes, orientations, height, width]."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

@@ -13,9 +13,8 @@ def computing(
 ) -> Callable[..., Any]:
     """Wrap `forward` so that it computes in `precision` and returns float32.
 
-    bfloat16 is mixed precision. Products, convolutions and their gradients have 16 bits. Sensitive
-    operations (norms, softmax), the weights, their gradients and the optimiser's state are float32.
-    bfloat16 has the range of float32, so the loss needs no scaling.
+    With bfloat16, products, convolutions and their gradients have 16 bits. Sensitive operations
+    (norms, softmax), weights, their gradients and the optimiser's state are float32.
     """
     if precision == "float32":
         return forward

@@ -35,7 +35,7 @@ class Heads(nn.Module):
 
 
 def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
-    """Return the layers of a standard transformer layer, or None for any other one."""
+    """Return the layers of a standard transformer layer, or None for any other layer."""
     attention, curve = layer.self_attn, _curve(layer.activation)
     drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
     plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))
@@ -52,10 +52,7 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """Return a dense layer that computes all queries, keys and values of `attention`.
-
-    Returns None if the attention has an unusual option, such as dropout.
-    """
+    """Return a dense layer that computes all queries, keys and values, or None if there is none."""
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

@@ -21,10 +21,7 @@ def accuracy(scores: Float64s, y: Int64s) -> float:
 
 
 def balanced_accuracy(scores: Float64s, y: Int64s) -> float:
-    """Return the accuracy of each class, averaged over the classes that occur in the labels `y`.
-
-    `scores` is an array [examples, classes].
-    """
+    """Return the accuracy averaged over the classes in `y`, from scores [examples, classes]."""
     right = scores.argmax(1) == y
     return float(np.mean([right[y == label].mean() for label in np.unique(y)]))
 
@@ -115,10 +112,7 @@ def mae(outputs: Float64s, y: Float64s) -> float:
 
 
 def r2(outputs: Float64s, y: Float64s) -> float:
-    """Return the explained share of variance (R²), averaged over the columns of the targets `y`.
-
-    Returns NaN if no column varies.
-    """
+    """Return R², averaged over the columns of the targets `y`, or NaN if no column varies."""
     about = np.square(y - y.mean(0)).sum(0)
     left = np.square(outputs - y).sum(0)
     return _mean(1 - left[i] / about[i] if about[i] else None for i in range(len(about)))
@@ -129,10 +123,7 @@ def bit_accuracy(scores: Float64s, y: Float64s) -> float:
 
 
 def exact_match(scores: Float64s, y: Float64s) -> float:
-    """Return the share of examples whose yes-or-no labels are all predicted right.
-
-    A score above 0 predicts yes.
-    """
+    """Return the share of examples whose labels are all right. A score above 0 means yes."""
     return float(((scores > 0) == (y > 0.5)).all(1).mean())
 
 

@@ -41,10 +41,6 @@ class TaskTrainer(OneByOne):
                 hook.remove()
 
     def _correcting(self, correction: torch.Tensor | None) -> Iterator[RemovableHandle]:
-        """Register hooks that add `correction` to the gradients. Yields handles to remove them.
-
-        `correction` is a vector in the model's layout. If it is None, there are no hooks.
-        """
         if correction is None:
             return
         terms = self._layout.views(correction.to(self._device))

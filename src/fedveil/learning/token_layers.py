@@ -49,8 +49,7 @@ class CausalLayer(nn.TransformerEncoderLayer):
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
     """Context manager: the model's embeddings return NaN for indices out of range, not an error.
 
-    On a GPU, such an error would break all later work of the process, and so every other client's
-    training.
+    On a GPU, such an error would break the training of all other clients in the process.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

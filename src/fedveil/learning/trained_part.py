@@ -65,10 +65,8 @@ class TrainedPart:
     def seen(self, x: Array, device: str = "cpu") -> Array:
         """Return the input of the trained part for the examples `x`.
 
-        The result is float32, or integers if the model looks them up in an embedding. Each example
-        passes through the fixed layers alone and on one thread. So its features have the same bytes
-        in every process, whatever the other examples are. Several examples share a pass only if all
-        fixed layers declare that this changes nothing (`examples_at_once`).
+        The result is float32, or integers if the model looks them up in an embedding. An example's
+        features have the same bytes in every process, whatever the other examples are.
         """
         x = taken(self.whole, x)
         if self.features is None:
@@ -82,13 +80,11 @@ class TrainedPart:
 
     @torch.no_grad()
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the trained part's inputs for the examples `x`, and a mask of the examples still
-        usable.
+        """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
-        No example affects another. `usable` is a mask of the examples that may be used. An example
-        becomes unusable and is replaced by zeros if the model cannot process its numbers, if its
-        features are not finite, or if the fixed layers raise an error for it. The dtype that the
-        model expects is determined without any example.
+        No example affects another, if what the fixed layers state in `examples_at_once` is true. An
+        example in the mask `usable` becomes unusable and is replaced by zeros if the model cannot
+        process it, or if its features are not finite.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -117,16 +113,14 @@ class TrainedPart:
     def held(self, x: Array, device: str = "cpu") -> Array:
         """Return the trained part's inputs for the examples `x`, in a compact form for storage.
 
-        Integers of at most 16 bits keep their type, which takes at most half of the memory of
-        float32. `as_floats` converts them for training. Other examples are processed as by `seen`.
+        Integers of at most 16 bits keep their type. `as_floats` converts them for training.
         """
         return x if self._stays_small(x) else self.seen(x, device)
 
     def held_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
-        """Return the trained part's inputs for the examples `x`, in the compact form of `held`.
+        """Return the inputs of the trained part in a compact form, and a mask of usable examples.
 
-        Also returns a mask of the examples that are still usable. An example that the model cannot
-        process becomes unusable and affects no other example, as in `seen_apart`.
+        An example that the model cannot process becomes unusable and affects no other example.
         """
         return (x, usable) if self._stays_small(x) else self.seen_apart(x, usable, device)
 
@@ -135,10 +129,7 @@ class TrainedPart:
         return small and self.features is None
 
     def _fixed(self, x: Array, device: str) -> _FixedLayers:
-        """Return the layers before the head, for examples like `x`.
-
-        Raises `ModelInvalid` unless the model is exactly these layers followed by the head.
-        """
+        """Return the fixed layers. Raises `ModelInvalid` unless the head follows them."""
         if not is_plain(x):
             raise ModelInvalid("training.train = head needs examples of one input and one shape")
         whole = self._copy(device)
@@ -150,7 +141,6 @@ class TrainedPart:
         return _FixedLayers(features, head.in_features, size, device)
 
     def _copy(self, device: str) -> nn.Module:
-        """Return a copy of the whole model in evaluation mode."""
         return copy.deepcopy(self.whole).to(device).eval()
 
     def _takes_floats(self, shape: tuple[int, ...], device: str) -> bool:
@@ -185,10 +175,7 @@ class _FixedLayers:
 
 
 def _nobodys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Return an artificial example: floats in [0, 1), or zeros of another `dtype`.
-
-    It tests a model, and depends on no client's data.
-    """
+    """Return an artificial example to test a model. It depends on no client's data."""
     size = math.prod(shape)
     values = np.arange(size) / max(size, 1) if dtype.kind == "f" else np.zeros(size)
     return torch.from_numpy(values.astype(dtype).reshape(1, *shape))
@@ -242,7 +229,6 @@ def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
 
 
 def _check_scores(head: nn.Linear, features: torch.Tensor, scores: torch.Tensor) -> None:
-    """Raise `ModelInvalid` unless the model's `scores` are the output of `head` for `features`."""
     fits = features.ndim == 2 and features.shape[1] == head.in_features
     alike = fits and torch.allclose(head(features), scores, 1e-3, 1e-5, equal_nan=True)
     if not alike:

@@ -1,9 +1,6 @@
 """Trains the clients of a cohort. Each starts from the global weights and uses its own data.
 
-`Trainer` is the interface: it takes a list of clients and yields a float32 update for each.
-`LoopTrainer` accepts any model and uses autograd. `compiled.compiled_trainer.CompiledTrainer`
-trains sequences of known layers in native code. `vmap_trainer.VmapTrainer` trains a group of
-clients at once, on a GPU. All give the same updates for the same clients, up to rounding.
+All trainers give the same updates for the same clients, up to rounding.
 """
 
 from __future__ import annotations
@@ -88,8 +85,7 @@ class ClientData:
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
         """Return a client's data from arrays of examples `x` and targets `y` of any kind.
 
-        `usable` is a mask of the examples that count, or None if all do. It is supported only for
-        plain arrays, not for examples with several inputs or different lengths.
+        `usable` is a mask of the examples that count (None: all). Only plain arrays support it.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -200,11 +196,7 @@ class OneByOne(OneThread, ABC):
 
 
 class LoopTrainer(OneByOne):
-    """Trains clients one after another with the same model object, on one thread.
-
-    For speed, gradients are not accumulated in buffers, all parameters are updated in one call, and
-    images are stored channels-last.
-    """
+    """Trains clients one after another with the same model object, on one thread."""
 
     def __init__(self, model: nn.Module, plan: TrainingPlan, device: str = "cpu") -> None:
         self._device = torch.device(device)
@@ -285,8 +277,7 @@ def change_gradients(
 ) -> None:
     """Change the gradients of `parameters` before a step, for example by clipping them.
 
-    `plan` says how. `start` are the round's initial weights. `terms`, if given, are first added to
-    the gradients.
+    `start` are the round's initial weights. `terms`, if given, are first added to the gradients.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
@@ -299,10 +290,7 @@ def change_gradients(
 
 
 def make_optimizer(parameters: Sequence[torch.Tensor], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Return a new optimiser of `parameters` with the settings of `plan`.
-
-    Every client gets a new optimiser in every round.
-    """
+    """Return a new optimiser of `parameters` with the settings of `plan`."""
     if plan.optimizer != "sgd":
         kinds: dict[str, Callable[..., torch.optim.Optimizer]]
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

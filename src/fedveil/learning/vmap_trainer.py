@@ -25,10 +25,8 @@ CHUNK = 32
 class VmapTrainer(OneThread):
     """Trains a group of clients at once: one vectorised call computes one step of each client.
 
-    A short batch is padded with examples whose losses do not count. When a client has no batch
-    left, its result is saved before the others continue. The updates are those of `LoopTrainer` up
-    to rounding. Models whose forward pass changes buffers (BatchNorm) cannot be vectorised over
-    clients and are refused.
+    The updates are those of `LoopTrainer` up to rounding. Models whose forward pass changes buffers
+    (BatchNorm) are refused.
     """
 
     chunk = least = CHUNK
@@ -108,10 +106,6 @@ class VmapTrainer(OneThread):
     def _changed(
         self, gradients: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], start: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return each client's gradient, changed as the plan says, for example clipped.
-
-        `rows` are the clients' current weights, and `start` are the round's initial weights.
-        """
         if self._plan.proximal:
             for entry, w in zip(self._layout.entries, self._layout.views(start), strict=True):
                 gradients[entry.name] += self._plan.proximal * (rows[entry.name] - w)

@@ -1,7 +1,7 @@
 """Certificate chains: the names in a certificate, its issuers, and its strength.
 
-The TLS library validates only one path from a certificate to a root. These functions find every
-possible issuer. So a check of all of them also covers the path that the library chose.
+The TLS library validates only one path from a certificate to a root. The functions here find every
+possible issuer, so a check of all issuers also covers that path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ascent = dict[x509.Certificate, list[x509.Certificate]]
 
 
 def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
-    """Parse every certificate in `pem`, in order. Errors name the file `path` as the source."""
+    """Parse every certificate in `pem`, in order. Errors name the file `path`."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
@@ -37,7 +37,7 @@ def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def normal_name(name: str) -> str:
-    """Return a DNS name in lower case, or an IP address in its standard form, for comparisons."""
+    """Return a DNS name in lower case, or an IP address in its standard form."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -84,10 +84,9 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Map `leaf`, and each certificate that may be above it in its chain, to its possible issuers.
+    """Map `leaf` and each certificate above it to the certificates that may have issued it.
 
-    `others` are the certificates among which the issuers are sought. Raises CertificateError if
-    there are too many to check.
+    `others` are the known certificates. Raises CertificateError if there are too many to check.
     """
     pool = [other for other in dict.fromkeys(others) if is_authority(other)]
     found: Ascent = {}

@@ -1,12 +1,9 @@
-"""The exchange of messages between parties. It runs in one process or over network links.
+"""The exchange of messages between parties, in one process or over network links.
 
-A party is a generator. It never sends or waits itself. It yields one request at a time,
+A party is a generator. It yields one request at a time, and finally returns its result:
 
     Send(peer, message)     give `peer` the message; continues at once
     Receive(peer)           continue with the next message of `peer`, in the order it sent them
-
-and finally returns its result. `drive_together` runs all parties in this process. `drive` runs one
-party, over a channel to each of its peers.
 """
 
 from __future__ import annotations
@@ -27,10 +24,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to send `message` to `peer`.
-
-    The message's arrays must not be changed afterwards.
-    """
+    """A request to send `message`, whose arrays must not change afterwards, to `peer`."""
 
     peer: str
     message: Message
@@ -55,9 +49,10 @@ def received(peer: str) -> Exchange[Message]:
 
 
 class Channel(Protocol):
-    """One party's end of a connection. It delivers every message complete and in order.
+    """One party's end of a connection to `peer`.
 
-    If this is impossible, its methods raise an error.
+    Every message is delivered complete and in order. If this is impossible, the methods raise an
+    error.
     """
 
     peer: str
@@ -73,11 +68,10 @@ class Channel(Protocol):
 
 
 def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
-    """Run one party over its channels, and return the party's result.
+    """Run the party `exchange`, and return its result.
 
-    `exchange` is the party, and `channels` has a channel to each of its peers. An error of a
-    channel is raised inside the party, at the request that caused it. An error of the party is
-    raised here.
+    `channels` has a channel to each of its peers. An error of a channel is raised inside the party,
+    at the request that caused the error.
     """
     try:
         request = next(exchange)
@@ -102,9 +96,8 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
     """Run all parties in this process, and return their results by party.
 
-    `exchanges` has the parties. Arrays are passed without a copy. With `encoded`, every message is
-    encoded and decoded as it would be between machines. If a party fails, the others first continue
-    as far as its messages allow. Then its error is raised here.
+    With `encoded`, every message is encoded and decoded as between machines. If a party fails, its
+    error is raised after the other parties can no longer continue.
     """
     table = _Table(exchanges, encoded)
     try:
@@ -116,8 +109,6 @@ def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = Fals
 
 @dataclass
 class _Seat(Generic[T]):
-    """One party's state: its generator, the peer whose message it awaits, and if it is done."""
-
     exchange: Exchange[T]
     waits_for: str | None = None
     done: bool = False
@@ -132,10 +123,6 @@ class _Table(Generic[T]):
         self._error: Exception | None = None
 
     def play(self) -> dict[str, T]:
-        """Run all parties until all are done, or until one has failed and no other can continue.
-
-        Returns their results, or raises the first error of a party.
-        """
         while not all(seat.done for seat in self._seats.values()):
             # Parties whose messages have been read run first. If there are none, any party may run.
             moved = [party for party in self._seats if self._turn(party, _AHEAD)]
@@ -149,10 +136,9 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it must wait for a message. Returns True if it made any progress.
+        """Run `party` until it waits for a message or a peer has `ahead` unread messages from it.
 
-        The party also stops once a peer has `ahead` unread messages from it. None means no such
-        limit.
+        Returns True if the party made any progress. If `ahead` is None, there is no such limit.
         """
         seat, moved = self._seats[party], False
         while not seat.done:

@@ -1,8 +1,7 @@
 """The follower's end of a link. It connects to the leader, and connects again after a break.
 
-gRPC checks only a certificate's path and name. So the follower first fetches the leader's
-certificate with Python's own TLS, and checks the revocation lists too. Then it lets gRPC trust this
-one certificate only, so nobody can replace the certificate in between.
+gRPC checks neither a certificate's strength nor revocation lists. So the follower first fetches and
+checks the leader's certificate, and then lets gRPC trust only this certificate.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ _NO_PATH = (2, 7, 18, 19, 20, 21)
 
 
 class Dialer:
-    """Keeps a stream to the leader at `address` open as long as `link` needs one.
-
-    If the stream breaks, it opens a new one.
-    """
+    """Keeps a stream to the leader at `address` open as long as `link` needs one."""
 
     def __init__(
         self, address: Address, link: Link, party: str, credentials: Credentials | None
@@ -79,7 +75,7 @@ class Dialer:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def _dial(self) -> bool:
-        """Open a stream and run it to its end. Returns True if the leader accepted it."""
+        """Open a stream and run it to its end. Returns True if the leader accepted the stream."""
         certificate, wrong = b"", None
         try:
             if self._credentials is not None:
@@ -99,10 +95,9 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Process a failed attempt to connect. `wrong` is its error if this may be permanent.
+        """Make the link fail if the same error `wrong` has ended several attempts in a row.
 
-        None means that a later attempt may succeed. The link fails for good once the same error has
-        occurred several times in a row.
+        `wrong` is None if a later attempt to connect may succeed.
         """
         if self._stopped.is_set() or self._link.is_over:
             return
@@ -157,10 +152,7 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return why a stream ended, from gRPC's `error`.
-
-        Makes the link fail if the leader refused it permanently.
-        """
+        """Return why a stream ended. Makes the link fail if the leader refused it permanently."""
         code, details = error.code(), error.details() or "no reason given"
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:
@@ -174,8 +166,8 @@ def look(address: Address, leader: str, own: Credentials) -> bytes:
     """Return the certificate, in PEM, of the leader that listens at `address`.
 
     `own` are this party's credentials. Raises PeerRefused if the certificate is invalid, revoked or
-    not that of `leader`, or if the leader does not accept this party's certificate. Raises OSError
-    if nobody listens. The caller may then try again.
+    not that of `leader`, or if the leader rejects this party's certificate. Raises OSError if
+    nobody listens at `address`.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])

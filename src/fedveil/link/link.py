@@ -1,8 +1,7 @@
 """A channel over streams that may break. Every message arrives once, complete and in order.
 
-A stream (see `streams`) may break at any byte and be replaced any number of times. Messages are
-numbered from 1. Each frame also says how many messages have arrived in the other direction.
-Messages that were not acknowledged are sent again on the next stream.
+Messages are numbered from 1. Unacknowledged messages are sent again on the next stream. A stream
+carries frames:
 
     frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
     kind  := 0  only an acknowledgement, number 0
@@ -10,10 +9,8 @@ Messages that were not acknowledged are sent again on the next stream.
            | 2  the last frame of this side, body a sentence: empty if all is well
            | 3  a refusal, body the reason; the last frame of this side
 
-Each process of a party has a random session number. If the peer's session number changes, a
-different process has replaced the peer's, and does not know the earlier messages. Numbers then
-start again at 1 in both directions. `send` and `receive` raise PeerRestarted until `begin` is
-called.
+`arrived` is the number of messages received from the other side. A new session number shows that
+another process has replaced the peer's. Numbers then start again at 1 in both directions.
 """
 
 from __future__ import annotations
@@ -48,9 +45,9 @@ class Link:
     """One party's end of the link to `peer`: a `Channel` that uses one stream after another.
 
     A stream is one connection, which may break and be replaced. `send` only queues a message.
-    `receive` raises LinkLost after `patience_s` seconds without a stream. While there is a stream
-    but the peer sends nothing, it waits twice as long, since the peer may be waiting for another
-    party. Only one thread may send and receive. Streams may be handled by any threads.
+    `receive` raises LinkLost after `patience_s` seconds without a stream, or after twice as long
+    with a silent stream. If the peer's process was replaced, `send` and `receive` raise
+    PeerRestarted until `begin` is called. Only one thread may send and receive.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
@@ -145,31 +142,21 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """True if the link needs no further stream.
-
-        It was closed or has failed, or the peer has ended it.
-        """
+        """True if the link was closed, has failed or was ended by the peer."""
         with self._lock:
             return self._closed or self._failure is not None or self._ended is not None
 
     # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:
-        """Return three fields of this side's `Greeting`: `session`, `known` and `arrived`.
-
-        They are this process's session number, the peer's (b"" before the first contact), and the
-        number of messages received from that session of the peer.
-        """
+        """Return the fields `session`, `known` and `arrived` of this side's `Greeting`."""
         with self._lock:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Register a new stream to a process of the peer. Returns the stream's number.
+        """Register a new stream to a process of the peer, and return the stream's number.
 
-        The arguments are from that process's greeting. `session` identifies the process. `known` is
-        the session of this side with which it last communicated, and `arrived` the number of
-        messages that it received from that session. Messages that it has not received are sent on
-        the new stream.
+        The arguments are the fields of that process's `Greeting`.
         """
         with self._lock:
             if session != self._peer_session:
@@ -193,10 +180,7 @@ class Link:
             return self._stream
 
     def detach(self, stream: int, why: str = "") -> None:
-        """End stream number `stream`, unless a newer one has replaced it.
-
-        If no new stream comes in time, the error says `why` this one ended.
-        """
+        """End stream number `stream`, unless a newer stream has replaced it."""
         with self._lock:
             if stream == self._stream != 0:
                 self._stream = 0
@@ -204,7 +188,7 @@ class Link:
                 self._wake_all()
 
     def absent(self, why: str) -> None:
-        """Store why no stream could be opened, for the error that follows if none comes in time."""
+        """Store why no stream could be opened, for a later error."""
         with self._lock:
             self._down_why = why
 
@@ -225,10 +209,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame that arrived on stream number `stream`.
-
-        Waits while too many received bytes are unread, so that memory stays limited.
-        """
+        """Process a frame of stream number `stream`. Waits while too many bytes are unread."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -263,11 +244,9 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float:
-        """Return the seconds to wait for the peer before the next check.
+        """Return the seconds to wait for the peer. Raises `LinkLost` if none are left.
 
-        Raises `LinkLost` if none are left. While there is a stream, the time counts from
-        `silent_since`, when the peer became silent. Otherwise it counts from the end of the last
-        stream.
+        `silent_since` is the time since which the peer has sent nothing on an open stream.
         """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()
@@ -329,10 +308,7 @@ class Link:
         self._readable.notify_all()
 
     def _finish(self, kind: int, reason: str) -> None:
-        """Send the last frame, and wait until the peer has received it or no longer can.
-
-        `kind` says if it is a normal end or a refusal. `reason` is the text of the frame.
-        """
+        """Send the last frame, and wait until the peer has received it or no longer can."""
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             if self._ending or self._closed or self._restarted or not self._peer_session:

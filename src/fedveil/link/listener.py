@@ -28,9 +28,8 @@ class Listener:
     """A gRPC server to which the followers named in `links` connect.
 
     With credentials, a follower is identified by its certificate, otherwise by the name it states.
-    The TLS library checks the certificate's path. The certificate's name, strength and revocation
-    are checked here, before anything that the follower sends is read. If a follower is refused, the
-    reason is sent to it and also passed to `report`.
+    The certificate's name, strength and revocation are checked before anything that the follower
+    sends is read. If a follower is refused, the reason is sent to it and passed to `report`.
     """
 
     def __init__(
@@ -146,7 +145,6 @@ class Listener:
         return named
 
     def _shown(self, follower: str) -> str:
-        """Return a follower's name, followed by the name in its certificate if it is different."""
         name = follower if self._own is None else self._own.name_of(follower)
         return follower if name == follower.lower() else f"{follower} ({name})"
 
@@ -163,7 +161,7 @@ class Listener:
 
 
 class _Handshakes:
-    """Reports TLS handshakes that fail, because gRPC does not report them."""
+    """Reports failed TLS handshakes, because gRPC does not."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -179,7 +177,7 @@ class _Handshakes:
                 self._look_in(_HANDSHAKE_S)
 
     def succeeded(self, count: int = 1) -> None:
-        """Count the oldest `count` open handshakes as successful, so that they are not reported."""
+        """Count the oldest `count` open handshakes as successful."""
         with self._lock:
             for _ in range(min(count, len(self._open))):
                 self._open.popleft()

@@ -10,9 +10,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
 
 def check_name(what: str, name: object) -> str:
-    """Return `name` if it is a valid name.
+    """Return `name` if it is a valid name of a party, otherwise raise `SplitInvalid`.
 
-    Otherwise raises `SplitInvalid`. The error begins with `what`, such as "the party".
+    The error begins with `what`, such as "the party".
     """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise SplitInvalid(

@@ -1,4 +1,4 @@
-"""Reads a party's private key: decrypts it in memory, and checks that the link's TLS can use it."""
+"""Reads a party's private key, decrypted in memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load_key(pem: bytes, settings: TlsSettings) -> Key:
 
 
 def pem_of_key(key: Key) -> bytes:
-    """Return a key in PEM without encryption. The result must not be written to a file."""
+    """Return a key in unencrypted PEM, which must not be written to a file."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

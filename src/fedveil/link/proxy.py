@@ -41,10 +41,7 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 def _excepts(entry: str, host: str) -> bool:
-    """Return True if `entry` covers `host`, so that no proxy is used for it.
-
-    `entry` is one of the entries of `no_proxy`: the end of a host name, or a network.
-    """
+    """Return True if `entry`, an entry of `no_proxy`, covers `host`."""
     if host.lower().endswith(entry.lower()):
         return True
     try:

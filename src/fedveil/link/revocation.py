@@ -28,10 +28,9 @@ _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 @dataclass(frozen=True)
 class RevocationLists:
-    """The revocation lists in a PEM file.
+    """The newest revocation list of each authority and scope in a PEM file.
 
-    An authority may have several lists with different scopes, which are the kinds of certificates
-    that a list covers. Only the newest list of each authority and scope is kept.
+    A list's scope is the kinds of certificates that the list covers.
     """
 
     path: Path
@@ -63,10 +62,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return a sentence on the first certificate of `chain` that fails the check, else None.
-
-        A certificate fails if it is revoked, or if there is no revocation list for it.
-        """
+        """Return the first fault in `chain`, a revoked certificate or a missing list, or None."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -155,7 +151,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if the revocation list `one` would contain `certificate` if it were revoked."""
+    """Return True if the revocation list `one` would contain `certificate` after its revocation."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

@@ -12,7 +12,7 @@ from fedveil.link.tls_settings import FILE
 def may(own: Credentials, names: Iterable[str], right: str) -> bool:
     """Return True if `own` gives `right` to the holder of a certificate with these `names`.
 
-    `own` are this party's credentials. If its `tls.yaml` has no `roles`, the parties of the job
+    `own` are this party's credentials. Without `roles` in its `tls.yaml`, the parties of the job
     have all rights, and nobody else has any.
     """
     roles = own.settings.roles
@@ -23,10 +23,9 @@ def may(own: Credentials, names: Iterable[str], right: str) -> bool:
 
 
 def check_right(own: Credentials | None, party: str, right: str) -> None:
-    """Raise RightMissing if this party's `tls.yaml` does not give `right` to `party`.
+    """Raise RightMissing if this party's `tls.yaml` does not give `right` to the job's `party`.
 
-    `party` is a party of the job. `own` are this party's credentials. None means no TLS, which
-    gives all rights.
+    `own` are this party's credentials, or None without TLS, which gives all rights.
     """
     if own is None or own.settings.roles is None:
         return

@@ -3,13 +3,9 @@
     roles:
       lead: [train, predict]                   a party, by its name in the job
       scoring.bank.example: [predict]          any other certificate of the party's authority
-      ops.bank.example: [metrics]
 
-Each party decides about its own machine. Before a session, both sides check that the other has the
-right of the session's purpose: the leader to start it, the follower to take part. A client of
-`fedveil vertical serve-predictions` needs `predict` for predictions, `probabilities` for their
-probabilities, and `metrics` for the service's metrics. With `roles`, a certificate that is not
-listed has no right. Without `roles`, the parties of the job have all rights, and others have none.
+With `roles`, a certificate that is not listed has no right. Without `roles`, the parties of the job
+have all rights, and others have none.
 """
 
 from __future__ import annotations
@@ -24,11 +20,7 @@ RIGHTS: Final = ("train", "evaluate", PREDICT, "generate", PROBABILITIES, METRIC
 
 
 def right_of(purpose: str) -> str:
-    """Return the right that a session needs for its purpose.
-
-    It has the name of the purpose, except that `score` (scoring new rows) needs the right
-    `predict`.
-    """
+    """Return the right that a session needs: its `purpose`, but `predict` for `score`."""
     return PREDICT if purpose == "score" else purpose
 
 

@@ -5,9 +5,7 @@ A follower opens one bidirectional gRPC stream to the leader and sends
     {"kind": "hello", "protocol", "party", "session", "known", "arrived"}
 
 The leader answers with the same fields and the kind "welcome", or ends the stream with a reason.
-After that, only frames of a `Link` are sent. `session` identifies the sender's process. `known` is
-the receiver's session with which the sender last communicated, and `arrived` the number of messages
-received from that session.
+After that, only frames of a `Link` are sent.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Address:
     def parse(cls, option: str, text: str) -> Address:
         """Parse an address written as HOST:PORT, with an IPv6 address in brackets.
 
-        Errors name the command's `option` that stated it.
+        Errors name `option`, the command-line option that stated the address.
         """
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -82,7 +80,7 @@ class Address:
 def check_plaintext(option: str, address: Address) -> None:
     """Raise an error if data sent to `address` without TLS could leave this machine.
 
-    The error names the command's `option` that stated the address.
+    The error names `option`, the command-line option that stated the address.
     """
     if not address.is_loopback:
         raise InvalidValue(
@@ -95,8 +93,8 @@ def check_plaintext(option: str, address: Address) -> None:
 class Greeting:
     """A party's first message on a stream.
 
-    `session` identifies the sender's process. `known` is the session of the receiver with which the
-    sender last communicated, and `arrived` the number of messages that it received from that
+    `session` identifies the sender's process. `known` is the receiver's session with which the
+    sender last communicated. `arrived` is the number of messages that the sender received from that
     session.
     """
 
@@ -113,7 +111,7 @@ class Greeting:
     def from_bytes(cls, data: bytes, kind: str, peer: str, party: str) -> Greeting:
         """Decode a greeting of `peer` to `party`. `kind` is "hello" or "welcome".
 
-        Raises PeerRefused if it is malformed, or has another kind or version of the protocol.
+        Raises PeerRefused if the greeting is malformed, or has another kind or protocol version.
         """
         try:
             message = decode(data)

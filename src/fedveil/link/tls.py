@@ -7,8 +7,7 @@
     DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own: `tls_settings`
 
 Each party gets only its own folder. A certificate names its party by a DNS name or an IP address
-among the subject's alternative names. It may contain other names, but no other party's. Both ends
-of a link present their certificates, and each end checks the other's.
+among the subject's alternative names.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ _MADE_BY = "; `fedveil vertical certificates` makes it"
 class Credentials:
     """A party's certificate, key and trusted authorities in PEM, validated when they were read.
 
-    `certificate` begins with the party's own certificate, followed by intermediate ones. `key` is
-    not encrypted. `parties` are all parties of the job, including this one.
+    `certificate` begins with the party's own certificate, followed by intermediate certificates.
+    `key` is not encrypted. `parties` are all parties of the job, including this one.
     """
 
     party: str
@@ -69,8 +68,7 @@ class Credentials:
     def read(cls, folder: Path, party: str, parties: Iterable[str] = ()) -> Credentials:
         """Read and check a party's credentials from `folder`, or from its subfolder named `party`.
 
-        `parties` are the parties of the job. Raises CertificateError for a file that is missing or
-        invalid.
+        `parties` are the parties of the job. Raises CertificateError for a missing or invalid file.
         """
         folder = folder / party if (folder / party).is_dir() else folder
         settings = TlsSettings.read(folder)
@@ -100,10 +98,10 @@ class Credentials:
         return found[0] if len(found) == 1 else None
 
     def check_peer(self, certificate: x509.Certificate, others: Iterable[x509.Certificate]) -> None:
-        """Raise PeerRefused if the peer's certificate, or one of its issuers', is weak or revoked.
+        """Raise PeerRefused if the peer's certificate, or an issuer's, is weak or revoked.
 
-        `others` are the further certificates that the peer sent. The TLS library has already
-        checked that they lead to a trusted authority.
+        `others` are the further certificates that the peer sent. The TLS library checks the path to
+        a trusted authority.
         """
         roots = load_chain(self.authority, self.settings.path(self.settings.authority))
         chain = ascent(certificate, [*others, *roots])
@@ -114,7 +112,7 @@ class Credentials:
             raise PeerRefused(fault)
 
     def check_usage(self, *, listens: bool) -> None:
-        """Raise CertificateError if this party's certificate is not allowed at its end of the link.
+        """Raise CertificateError if this party's certificate does not fit its end of the link.
 
         `listens` is True at the leader's end, which is a TLS server. A follower is a TLS client.
         """
@@ -132,7 +130,7 @@ class Credentials:
             )
 
     def revocations(self) -> RevocationLists | None:
-        """Read the revocation lists from their file. Returns None if the settings name none."""
+        """Read the revocation lists. Returns None if the settings name no file of lists."""
         path = self.settings.crl_path
         return None if path is None else RevocationLists.read(path)
 
@@ -169,10 +167,10 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Write one certificate authority, and for each party a folder with its certificate and key.
+    """Write a certificate authority, and for each party a folder with its certificate and key.
 
-    Returns the paths of the parties' folders. The certificates are valid for `days` days. An
-    existing folder is never overwritten.
+    Returns the paths of the parties' folders. The parties' certificates are valid for `days` days.
+    An existing folder is never overwritten.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)
@@ -189,10 +187,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the party that the certificate in `folder` names, one of `parties`.
-
-    Returns None if it names none of them, or several.
-    """
+    """Return the only one of `parties` that the certificate in `folder` names, else None."""
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():
@@ -365,7 +360,7 @@ def _load_authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _no_password() -> str:
-    """Return an empty password, which keeps OpenSSL from asking for one on the terminal."""
+    """Return an empty password, which keeps OpenSSL from asking on the terminal."""
     return ""
 
 

@@ -1,16 +1,7 @@
-"""`tls.yaml` in a party's folder: its TLS files, its key's password, and names of the parties.
+"""`tls.yaml` in a party's folder: its TLS files, its key's password, names and rights of parties.
 
-    certificate: fl01.pem           its certificate, then the intermediate ones (certificate.pem)
-    key: fl01.key                   its private key (key.pem)
-    authority: bank-root.pem        the roots that it trusts (authority.pem)
-    password_file: password         or `password_env: NAME`, if the key is encrypted
-    crl: crl.pem                    the revocation lists of all authorities, if there are any
-    names: {left: fl.left.example}  a party's DNS name or IP address in its certificate
-    roles: {left: [train, predict]} what each certificate's holder may do here (`roles`)
-
-All keys are optional. Their defaults are in parentheses. Paths are relative to the folder. Messages
-show no value of this file except the parties' names, so a password that is written here by mistake
-is never logged.
+All keys are optional, and paths are relative to the folder. Errors never show the values of
+`password_file` and `password_env`, which a user may confuse with the password itself.
 """
 
 from __future__ import annotations
@@ -68,10 +59,7 @@ class TlsSettings:
         return None if self.crl is None else self.path(self.crl)
 
     def name_of(self, party: str) -> str:
-        """Return the DNS name or IP address that the party's certificate must contain.
-
-        It is in normal form, so that it can be compared.
-        """
+        """Return the DNS name or IP address in a party's certificate, in normal form."""
         return normal_name(self.names.get(party, party))
 
     def check_names(self, parties: Iterable[str]) -> None:
@@ -118,10 +106,9 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Return the content of a file that only its owner may read.
+    """Return the content of a file. Raises CertificateError if others than its owner can read it.
 
-    Raises CertificateError if others may read it. The error calls it `file`, and its content
-    `what`.
+    The error calls the file `file`, and its content `what`.
     """
     try:
         data, mode = read_bytes(path, MOST_KEY_BYTES), path.stat().st_mode & 0o777

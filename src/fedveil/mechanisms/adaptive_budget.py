@@ -18,16 +18,14 @@ _ZERO_SIMILARITY = 1e-12
 class AdaptiveBudget:
     """Sets the next round's epsilon from the angle between the last two global models.
 
-    The next epsilon is eps / A, where A = 1 - angle / π, in (0, 1], and the angle is that between
-    the flattened models of rounds t and t + 1. eps is always the epsilon of the constructor, so
-    divisions do not accumulate over the rounds.
+    The next epsilon is eps / A, where A = 1 - angle / π. The angle is between the flattened models
+    before and after a round. In every round, eps is the epsilon of the constructor.
 
     Privacy: a round's epsilon depends on earlier outputs. So the total loss of a run may only be
-    bounded by the plain sum of the rounds' pure losses, and not by tighter composition.
+    bounded by the sum of the rounds' pure losses, not by tighter composition.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
-    2. The source states that the total budget does not change. That is wrong: eps / A is never
-    below eps, so the loss of the whole run grows.
+    2. Contrary to the source, the total budget grows: eps / A is never below eps.
 
         >>> from fedveil.mechanisms import AdaptiveBudget
         >>> budget = AdaptiveBudget(eps=1.5)
@@ -43,9 +41,7 @@ class AdaptiveBudget:
     def next(self, previous_model: npt.ArrayLike, new_model: npt.ArrayLike) -> float:
         """Return the next round's epsilon, eps / (1 - angle / π), for the angle between two models.
 
-        The models are those before and after a round, as flat vectors of equal length. Raises
-        `InvalidValue` if they point in opposite directions, where the divisor is 0, or if one of
-        them is zero.
+        The models are flat vectors. Raises `InvalidValue` if they are opposite, or if one is zero.
         """
         previous = finite_vector("previous_model", previous_model).astype(np.float64)
         new = finite_vector("new_model", new_model).astype(np.float64)
@@ -73,5 +69,4 @@ def _unit(name: str, vector: Float64s) -> Float64s:
 
 
 def _angle(a: Float64s, b: Float64s) -> float:
-    """Return the angle between two unit vectors, accurate even for tiny angles."""
     return 2 * math.atan2(float(np.linalg.norm(a - b)), float(np.linalg.norm(a + b)))

@@ -41,8 +41,8 @@ class CentralNoise:
 
     Output: `clipped` returns a vector of whole numbers z with step · |z| <= clip, in exact
     arithmetic. `add_to` adds an independent discrete Gaussian to each entry of a sum of such
-    vectors. It has the parameter s² that a `GaussianMechanism` with the same eps, delta and clip
-    uses on a grid with this `step`.
+    vectors. The noise's parameter s² is that of a `GaussianMechanism` with the same eps, delta,
+    clip and `step`.
 
     Privacy: (eps, delta) for one client's whole vector in the sum, replace-one, against everyone
     who reads only the noisy sum. The number of vectors in the sum is public. Nothing is guaranteed
@@ -84,13 +84,9 @@ class CentralNoise:
     ) -> CentralNoise:
         """Return noise whose standard deviation is `ratio` times the sensitivity.
 
-        `dimension` is the number of entries of a vector. The privacy loss is stated at `delta`. The
-        grid step is chosen as in `GaussianMechanism.grid`. But if the noise is large, a smaller
-        step is allowed, because the rounding errors of many vectors add up in a sum.
-
-        The sensitivity is 2 · clip. If the caller promises that any two possible vectors of a
-        client are at most `apart` < 2 · clip apart, the sensitivity is `apart`. In that case the
-        step is smaller still, so that the caller can round the vectors to the grid at little cost.
+        The privacy loss is stated at `delta`. `dimension` is the number of entries of a vector. The
+        sensitivity is 2 · clip, or `apart` if given. `apart` is the caller's promise: any two
+        possible vectors of a client are at most this far apart.
         """
         delta = within("delta", delta, 0, 1, open_low=True, open_high=True)
         ratio = within("ratio", ratio, *_RATIOS)
@@ -132,8 +128,7 @@ class CentralNoise:
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """Return one clipped vector plus the noise that is meant for a whole sum, in steps.
 
-        An attacker who knows all other vectors of a sum can subtract them from the noisy sum. This
-        method returns what is then left.
+        An attacker who knows all other vectors of a sum can compute this from the noisy sum.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
@@ -149,8 +144,7 @@ class CentralSum(CentralNoise):
 
     Every contribution moves a client's sum by a vector of whole multiples of `step`, whose L2 norm
     is at most `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps
-    in absolute value. Limiting entries never increases the distance between two sums, so it costs
-    no privacy.
+    in absolute value. This limit costs no privacy.
 
     Privacy: that of `CentralNoise`, but for the replacement of one contribution instead of a
     client's whole vector. The noise's standard deviation is `ratio` times 2 · clip.
@@ -182,10 +176,7 @@ def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:
 
 @compiled(_squares_numpy, reorder=True)
 def _squares(multiples: Int32s | Int64s) -> tuple[float, int]:
-    """Return the sum of squares of `multiples` twice: as a rounded float, and exactly modulo 2^64.
-
-    If the float is far below 2^63, the integer did not overflow and is the exact sum.
-    """
+    """Return Σ multiples² twice: rounded to a float, and exactly modulo 2^64."""
     nearly, exact = 0.0, np.int64(0)
     for i in range(len(multiples)):
         number = np.int64(multiples[i])

@@ -45,13 +45,12 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 
 
 class NoiseShares:
-    """Shares of Gaussian noise, in units of the grid's step. Each client adds one to its vector.
+    """Shares of Gaussian noise, in grid steps. Each client adds one share to its vector.
 
     `shares` is the smallest number of shares that a sum may contain. A sum of exactly this many
     shares has noise of standard deviation `ratio` · √square, where `square` is the squared
-    sensitivity in steps². By default, `square` is 4 · `limit`: two vectors with squared norms of at
-    most `limit` are at most 2 √limit apart. `clients` is the largest number of vectors in a sum.
-    Subclasses state how large a sum can become.
+    sensitivity in steps². By default, `square` is 4 · `limit`, and `limit` bounds the squared norm
+    of a vector. `clients` is the largest number of vectors in a sum.
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -81,10 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise ratio of a sum: the noise's standard deviation over the sensitivity.
-
-        `shares` is the number of noise shares in the sum.
-        """
+        """Return the noise's standard deviation over the sensitivity, for this many `shares`."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -94,9 +90,9 @@ class NoiseShares:
         self._noise.add_to(numbers, entropy)
 
     def wrapped(self, total: Int64s) -> bool:
-        """Return True if `total` is too large for the sum of honest clients' vectors.
+        """Return True if `total` is too large for a sum of honest clients' vectors.
 
-        The sum of honest clients' vectors is that large with probability at most 2^-40.
+        An honest sum is that large with probability at most 2^-40.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
@@ -108,7 +104,7 @@ class DistributedGaussian(NoiseShares):
 
     1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
        to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
-       rotation's signs are public. The constructor chooses the `block` that makes reports shortest.
+       rotation's signs are public.
     2. Each entry of x / step is rounded at random to one of the two nearest whole numbers, such
        that its mean is kept to 2^-32. This gives z. If Σ z² is above `limit`, all entries are
        rounded again. That has probability at most 2^-20. After eight attempts all entries are
@@ -125,16 +121,15 @@ class DistributedGaussian(NoiseShares):
 
     Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
     probability 2^-40. This probability does not hold for vectors that were chosen with knowledge of
-    the round's signs. Privacy does not depend on wrapping. `wrapped` recognises sums that are too
-    large.
+    the round's signs. Privacy does not depend on wrapping.
 
     `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
     cover the range from -clip to clip.
 
     `apart` is a distance below 2 · clip. If it is given, the caller promises that any two possible
-    vectors of a client are at most `apart` from each other, and that each has a norm of at most
-    clip · (1 - 2^-18). Nothing checks this promise.
+    vectors of a client are at most `apart` from each other. Each must have a norm of at most clip ·
+    (1 - 2^-18). Nothing checks this promise.
     """
 
     # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance
@@ -194,10 +189,6 @@ class DistributedGaussian(NoiseShares):
     def _set(
         self, block: int, ratio: float, shares: int, clients: int, apart: float | None
     ) -> None:
-        """Compute the grid step, the noise and the ring for rotation blocks of `block` entries.
-
-        `ratio`, `shares`, `clients` and `apart` are the constructor's arguments.
-        """
         self.block, self.length = block, -(-self.dimension // block) * block
         peak = math.sqrt(self.length) / _PEAK if self.rotation else 1.0
         self.radius = (1 << (self._entry_bits - 1)) * peak
@@ -211,10 +202,7 @@ class DistributedGaussian(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the vector clipped, rotated, rounded and with a share of noise, in whole steps.
-
-        `signs` are the rotation's signs, or None without rotation.
-        """
+        """Return the vector clipped, rotated, rounded and with a share of noise, in whole steps."""
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
@@ -228,9 +216,7 @@ class DistributedGaussian(NoiseShares):
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
         """Return the clipped and rotated vector in whole steps, without noise.
 
-        `signs` are the rotation's signs, or None without rotation. The sum of the squares of the
-        result is at most `limit`. The result is int32 if the ring has at most 32 bits, otherwise
-        int64.
+        The sum of the squares of the result is at most `limit`.
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))
@@ -253,8 +239,7 @@ class DistributedGaussian(NoiseShares):
     ) -> int:
         """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
 
-        Rounds at random if `entropy` is given, otherwise towards zero. Processes the vector in
-        parts that fit in the cache. `signs` are the rotation's signs, or None without rotation.
+        Rounds at random if `entropy` is given, otherwise towards zero.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -279,8 +264,7 @@ class DistributedGaussian(NoiseShares):
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
         """Return the mean of `shares` clients' vectors, given the sum `total` of their shares.
 
-        `total` is in units of `step`, and is overwritten. `signs` are the rotation's signs, or None
-        without rotation.
+        `total` is in units of `step`, and is overwritten.
         """
         values = into_floats(total)
         if self.rotation:
@@ -339,20 +323,13 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the block lengths that a rotation may have, in ascending order.
-
-    They are powers of two. The largest holds all `dimension` entries of a vector.
-    """
+    """Return the possible block lengths of a rotation: powers of two, in ascending order."""
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits b of the smallest ring that can hold sums from -reach to reach.
-
-    A ring holds 2^b numbers. Another quarter of `reach` stays free at each end, so that a sum that
-    is a little too large can be recognised.
-    """
+    """Return the number of bits of the smallest ring that can hold sums from -reach to reach."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 
@@ -373,8 +350,7 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
     """Round each entry of `scaled` up with probability equal to its fraction, otherwise down.
 
-    The probability is exact to 2^-32. `uniform` has a random 32-bit word for each entry. Writes the
-    results to `out`, and returns the sum of their squares.
+    The probability is exact to 2^-32. Writes the results to `out`. Returns Σ out².
     """
     total = 0
     for i in range(len(scaled)):

@@ -51,11 +51,11 @@ class EmbeddingDP:
         eps          if a one-hot row is replaced by another, which changes two bits
         m · eps/2    if a vector of m values is replaced
 
-    Further releases of an example add up, unless the first release is repeated (`bits_of`).
+    The losses of further releases of an example add up. Repeating its first release costs nothing
+    (`bits_of`).
 
     Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
-    states eps for a one-hot row. It allows only one-dimensional inputs of 0 and 1, and
-    two-dimensional one-hot rows, but its own example is neither. Here all real values are allowed.
+    states eps for a one-hot row. Here all real values are allowed.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -85,11 +85,7 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """Return the perturbed bits of `values` in C order, packed with the lowest bit first.
-
-        A party sends these bytes, which are 32 times fewer than those of float32 values. The last
-        byte is padded with zeros.
-        """
+        """Return the perturbed bits of `values` in C order, packed with the lowest bit first."""
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
         if self.eps is not None and len(packed):
@@ -108,10 +104,9 @@ class EmbeddingDP:
     ) -> Packed:
         """Return the packed, perturbed bits of examples. Each key's bits are drawn once.
 
-        `values` has one example per row, and `keys` identifies the examples. For a key that has
-        been used before, the result repeats the bits stored in `memory`. That costs no privacy,
-        even if the example's values have changed, because they are not read. The memory's width
-        must be `packed_size` of one example's bits.
+        `values` has one example per row, and `keys` identifies the examples. For a key that was
+        used before, the result repeats the bits stored in `memory`, without reading `values`. This
+        costs no privacy. The memory's width must be `packed_size` of one example's bits.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
@@ -133,10 +128,7 @@ class EmbeddingDP:
 
     @staticmethod
     def unpack(packed: Packed, shape: Sequence[int]) -> Float32s:
-        """Return packed bits as an array of 0.0 and 1.0 of this shape.
-
-        Raises InvalidValue if the number of bits does not fit.
-        """
+        """Return packed bits as 0.0 and 1.0 in `shape`. Raises InvalidValue if they do not fit."""
         out = np.empty(tuple(integer("shape", size, 0) for size in shape), np.float32)
         if packed.dtype != np.uint8 or packed.shape != (packed_size(out.size, 1),):
             raise InvalidValue(
@@ -162,16 +154,13 @@ class EmbeddingDP:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """The privacy loss of one release of EmbeddingDP, per bit, one-hot row or vector replaced."""
+    """The privacy loss of one release of EmbeddingDP, per replaced bit, one-hot row or vector."""
 
     eps: float | None
 
     @property
     def per_bit(self) -> PrivacyLoss:
-        """Return the loss if one value is replaced: eps/2.
-
-        The loss has a `BitRelease`, with which a ledger composes the losses of many bits tightly.
-        """
+        """Return the loss if one value is replaced: eps/2."""
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
         return PrivacyLoss(_half(self.eps), per="bit", release=BitRelease(self.eps))
@@ -183,19 +172,15 @@ class EmbeddingLoss:
         return PrivacyLoss(whole, per="row", part=self.per_bit)
 
     def per_vector(self, values: int) -> PrivacyLoss:
-        """Return the loss if a whole vector of `values` values is replaced: values · eps/2.
-
-        For a ledger use `charges`, which gives smaller totals.
-        """
+        """Return the loss if a whole vector of `values` values is replaced: values · eps/2."""
         values = integer("values", values, 1)
         whole = math.inf if self.eps is None else plain_sum([(_half(self.eps), values)])
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the cost of one release of an example: pairs of a loss and its number of bits.
+        """Return the losses of releasing `values` values: pairs of a loss and its number of bits.
 
-        The example has `values` values. A ledger charges each bit separately. At a positive delta,
-        the bits compose to far less than values · eps/2.
+        At a positive delta, a ledger composes the bits to far less than values · eps/2.
         """
         return [(self.per_bit, integer("values", values, 1))]
 

@@ -62,8 +62,7 @@ class GaussianMechanism:
     is infinite.
 
     Source: MindSpore Federated's document on DP_ENCRYPT, W_p = W + G, applied to the update instead
-    of the weights. The document states no sensitivity. Here it is 2 · clip, because one client's
-    whole update is replaced.
+    of the weights.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure
@@ -117,8 +116,8 @@ class GaussianMechanism:
     def privatize(self, update: Vector, entropy: Entropy) -> Vector:
         """Return the noisy update: float64 for float64 and integer updates, otherwise float32.
 
-        Float32 represents discrete results exactly up to 2^24 steps. Larger ones are rounded, which
-        costs no privacy. Raises `InvalidValue` on NaN and infinity.
+        Float32 rounds discrete results above 2^24 steps, which costs no privacy. Raises
+        `InvalidValue` on NaN and infinity.
         """
         vector = _real_vector(update)
         result = np.empty_like(vector)
@@ -141,8 +140,7 @@ class GaussianMechanism:
     def log_likelihood(self, output: Float64s, update: Vector) -> float:
         """Return ln of the probability (or density) of `output` given `update`, up to a constant.
 
-        The result is -|output - clipped|² / (2 variance). It is exact for discrete noise.
-        Continuous noise in floating point has this density only approximately.
+        It is exact for discrete noise. Continuous noise has this density only approximately.
         """
         variance = self.sigma**2
         if self.noise == "discrete":
@@ -157,8 +155,7 @@ class GaussianMechanism:
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
         """Return a function that makes the result of `multiples` slice by slice.
 
-        It must be called with one slice of `packing.parts` after another. A slice stays in the
-        cache until it is packed.
+        Call it with one slice of `packing.parts` after another, in order.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))
@@ -175,10 +172,8 @@ class GaussianMechanism:
         """Return the discrete mechanism's grid for vectors of `dimension` coordinates.
 
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
-        √dimension). A coarser step would lose too much by rounding towards zero. The step is never
-        below sigma / 2^19. At that size, the rounding error is already far below the noise in the
-        mean of any cohort. With `apart`, the second limit is clip / (256 √dimension) instead,
-        because the caller rounds the vectors to the grid too.
+        √dimension), but never below sigma / 2^19. With `apart`, the second limit is clip / (256
+        √dimension).
         """
         return _grid(self.sigma, self.clip, dimension * self._finer**2)
 
@@ -205,10 +200,9 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
     """Return a grid step, the largest power of two that is small enough for the noise and the clip.
 
-    It is at most a fixed fraction of `sigma`, the standard deviation of the noise. It is also at
-    most a fixed fraction of `clip` / √dimension, the root mean square of an entry of a vector of
-    norm `clip`. If one of these limits is below `least`, the step is the largest power of two up to
-    `least` instead.
+    It is at most a fixed fraction of `sigma`, the noise's standard deviation, and of `clip` /
+    √dimension. If one of these limits is below `least`, the step is the largest power of two up to
+    `least`.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -224,9 +218,8 @@ def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     """Return `vector` in units of `step`, clipped to the norm `clip` and rounded towards zero.
 
-    The result m satisfies step · |m| <= clip in exact arithmetic. If `vector` is not longer than
-    `clip` and `step` is a power of two, each entry loses less than one step. `clip` is at most 2^30
-    steps.
+    The result m satisfies step · |m| <= clip in exact arithmetic. `clip` is at most 2^30 steps. If
+    `step` is a power of two and nothing is clipped, each entry loses less than one step.
     """
     return join_parts(len(vector), clipping_to_grid(vector, clip, step))
 
@@ -234,8 +227,7 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
     """Return a function that returns any slice of the result of `clip_to_grid`.
 
-    The scaling factor is found first, such that the norm of the whole result is at most `clip`. The
-    result is never stored as a whole, and each slice is valid until the next one is made.
+    A slice is valid until the next one is made.
     """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all
@@ -256,7 +248,7 @@ def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slic
 
 
 def stretch(vector: Vector, norm: float) -> float:
-    """Return norm / |vector|: the vector times this factor has the norm `norm`, up to rounding.
+    """Return norm / |vector|, the factor that scales `vector` to the norm `norm`.
 
     The factor is infinite if it exceeds a float's range. Raises `InvalidValue` on NaN and infinity.
     """
@@ -273,7 +265,6 @@ def stretch(vector: Vector, norm: float) -> float:
 
 
 def _real_vector(update: Vector) -> Vector:
-    """Return `update` as a contiguous float32 or float64 vector. Its entries are not checked."""
     vector = real_vector("update", update)
     if vector.dtype.itemsize > 8:
         raise InvalidValue(f"update has dtype {vector.dtype}, float64 is the widest allowed")
@@ -301,11 +292,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)² of a vector, added up in a fixed order.
-
-    `lanes` is an array of `_LANES` zeros for partial sums. The caller makes it, because numba would
-    take half a second to compile its creation.
-    """
+    """Return Σ (scale · entry)² of a vector, added up in a fixed order."""
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

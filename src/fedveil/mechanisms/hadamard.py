@@ -3,10 +3,8 @@
     R x = H S x / √B for each block x of B entries, H the B x B Walsh-Hadamard matrix, B a power of
     two, S = diag(signs)
 
-R is orthogonal, so it changes no norm, and R^T y = S H y / √B undoes it. With uniform signs, every
-entry of R x is a sum of a block's entries with independent signs, divided by √B. So its magnitude
-exceeds t · |block| / √B, and also t · |x| / √B, with probability at most 2 exp(-t² / 2)
-(Hoeffding), for every x.
+R is orthogonal. With uniform signs, an entry of R x exceeds t · |x| / √B in magnitude with
+probability at most 2 exp(-t² / 2), for every block x (Hoeffding).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
 def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
     """Return the rotated vector in the float type of `vector`. `unrotate` undoes it.
 
-    The vector is padded with zeros to as many entries as there are signs, a multiple of `block`.
+    The vector is padded with zeros to the number of signs, a multiple of `block`.
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
@@ -56,7 +54,7 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
 
 
 def spread(signed: Floats, block: int) -> None:
-    """Rotate a vector in place. It has whole blocks, and is already multiplied by the signs."""
+    """Rotate a vector of whole blocks in place. It is already multiplied by the signs."""
     walsh_hadamard(signed, block)
     signed *= signed.dtype.type(block**-0.5)
 
@@ -75,8 +73,7 @@ def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
 def walsh_hadamard(vector: Floats, block: int) -> None:
     """Multiply each block of a vector by the Walsh-Hadamard matrix, in place.
 
-    `block` is a power of two. The order of all additions and subtractions is fixed, so the result
-    is bit-identical on every machine.
+    `block` is a power of two. The result is bit-identical on every machine.
     """
     _walsh_hadamard(vector, block)
 
@@ -92,7 +89,6 @@ def _walsh_hadamard_numpy(vector: Floats, block: int) -> None:
 
 @compiled(_walsh_hadamard_numpy)
 def _walsh_hadamard(vector: Floats, block: int) -> None:
-    """Compute the transform of each block: within stretches that fit in the cache, then across."""
     stretch = min(block, _STRETCH)
     for begin in range(0, len(vector), block):
         whole = vector[begin : begin + block]
@@ -104,9 +100,9 @@ def _walsh_hadamard(vector: Floats, block: int) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute the first three levels of the transform, in groups of 8 entries. Returns 8.
+    """Compute the first three levels of the transform in place. Returns 8, the next level's `half`.
 
-    For fewer than 8 entries, computes nothing and returns 1. The result is the next level's `half`.
+    For fewer than 8 entries, computes nothing and returns 1.
     """
     if len(part) < 8:
         return 1
@@ -128,10 +124,6 @@ def _first_levels(part: Floats) -> int:
 
 @compiled()
 def _levels(part: Floats, half: int) -> None:
-    """Compute the levels `half`, 2 · `half`, ... of the transform in place, two at a time.
-
-    Level h replaces each pair of entries at distance h by their sum and their difference.
-    """
     while half < len(part):
         if 4 * half <= len(part):
             _two_levels(part, half)
@@ -152,7 +144,6 @@ def _one_level(part: Floats, half: int) -> None:
 
 @compiled()
 def _two_levels(part: Floats, half: int) -> None:
-    """Compute the levels `half` and 2 · `half` of the transform, in small blocks of columns."""
     columns = min(half, _MOST_COLUMNS)
     for start in range(0, len(part), 4 * half):
         for left in range(start, start + half, columns):

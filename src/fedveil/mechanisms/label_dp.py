@@ -129,7 +129,7 @@ LABEL_BYTES = 8
 def _lies(eps: float, classes: int) -> ExactDraw:
     """Return a sampler that decides if a label is replaced: it draws 0 to replace it, 1 to keep it.
 
-    0 has the probability (k - 1) / (e^eps + k - 1), where k is the number of `classes`.
+    It draws 0 with probability (k - 1) / (e^eps + k - 1), where k is the number of `classes`.
     """
 
     def floors(e: Fraction, bits: int) -> list[int]:
@@ -152,7 +152,6 @@ def _class_numbers(labels: Array, classes: int) -> Classes:
 
 
 def _hot_places(rows: Array) -> Classes:
-    """Return the column of each row's 1. Raises InvalidValue if a row is not one-hot."""
     wrong = ~np.isin(rows, (0, 1)).all(axis=1) | ((rows == 1).sum(axis=1) != 1)
     if wrong.any():
         raise InvalidValue(f"row {int(wrong.argmax())} of labels is not one-hot: a 1 and zeros")

@@ -1,15 +1,9 @@
 """Noise on the gradients that a leader sends to a follower, so that they reveal less about labels.
 
-The gradient of the loss in a follower's output has a different direction and length for each class,
-so the follower could read the label from it. Both defences add noise of mean 0, so the follower's
-gradients stay right on average.
-
-Neither defence states an epsilon. The amount of noise depends on the gradients and labels
-themselves. The proofs are for one gradient, and assume that the gradients of a class are Gaussian.
-If the noise is drawn anew in each of n epochs, an attacker can add up an example's gradients, which
-removes most of the noise: the sum is protected as if the noise had 1/n of its power. If the noise
-is drawn once for each example, adding up does not help, but the changes between epochs reveal
-something. Only LabelDP gives a bound that holds for every attacker.
+Both defences add noise of mean 0. Neither states an epsilon: the proofs are for one gradient, and
+assume that the gradients of a class are Gaussian. If the noise is drawn anew in each of n epochs,
+an attacker who adds up an example's gradients faces noise with 1/n of the power. Only LabelDP gives
+a bound that holds for every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -42,8 +36,7 @@ Own: TypeAlias = Callable[[int], Float64s]
 class GradientDefence(Protocol):
     """Perturbs the gradients of one batch, an array [examples, values].
 
-    `rare` is a mask of the examples of class 1. `own(k)` returns k standard normal numbers for each
-    example, [examples, k].
+    `rare` is a mask of class 1. `own(k)` returns k standard normal numbers for each example.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
@@ -57,10 +50,9 @@ class MaxNorm:
         (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j.
 
     Its mean is g_j, and its mean squared length is that of the batch's longest gradient. This hides
-    a gradient's length but not its direction. Only the sign of the direction is flipped, with
-    probability Phi(-1 / s_j), which is below 1/2 (Phi is the normal distribution function). The
-    longest gradient and gradients of length 0 are returned unchanged. The defence needs no labels,
-    and works with any number of classes.
+    the length of g_j but not its direction: only the sign flips, with probability Phi(-1 / s_j)
+    below 1/2 (Phi is the normal distribution function). The longest gradient and gradients of
+    length 0 are returned unchanged. The defence works with any number of classes.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
@@ -79,10 +71,8 @@ class Marvell:
 
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)).
 
-    The noise is computed from the normal numbers `own(k)` of the example. The four variances, along
-    and across Δ for each class, are chosen to make the two classes as hard to distinguish as
-    possible, under the condition that the mean squared length of the noise is `power` · |Δ|². They
-    minimise
+    The noise is computed from the normal numbers `own(k)` of the example. Its mean squared length
+    is `power` · |Δ|². Under this condition, the variances along_c and across_c minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
@@ -127,8 +117,8 @@ class NoiseLaw:
     """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
 
     |Δ| is the distance of the classes' mean gradients. `along` are the variances in the direction
-    of Δ, and `across` those in every other direction. `divergence` is KL(class 0 || class 1) +
-    KL(class 1 || class 0) of the noisy gradients.
+    of Δ, and `across` those in every other direction. `divergence` is the sum of the two KL
+    divergences between the classes' noisy gradients.
     """
 
     along: tuple[float, float]
@@ -141,10 +131,10 @@ class NoiseLaw:
     ) -> NoiseLaw:
         """Return the noise that leaves the smallest divergence between the classes.
 
-        `power` is the mean squared length of the noise. `values` is the number of entries of a
-        gradient, and `share` the fraction of examples that are in class 1. `spread0` and `spread1`
-        are the variances of an entry of a gradient of class 0 and 1, before the noise. `power` and
-        all variances are in units of |Δ|², the squared distance of the classes' mean gradients.
+        `power` is the mean squared length of the noise, and `values` the number of entries of a
+        gradient. `share` is the fraction of examples in class 1. `spread0` and `spread1` are the
+        variances of an entry in classes 0 and 1, before the noise. `power` and all variances are in
+        units of |Δ|², the squared distance of the classes' mean gradients.
         """
         # Let v_0 and v_1 be the classes' own variances, and
         #
@@ -183,11 +173,7 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC that an attacker can have on one gradient.
-
-    `divergence` is KL(class 0 || class 1) + KL(class 1 || class 0) of the gradients. Source:
-    theorem 1 of O. Li et al. (2022).
-    """
+    """Return the largest AUC that an attacker can have on one gradient."""
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 
@@ -204,9 +190,6 @@ def _rows(gradients: Array) -> Float64s:
 
 
 def normal(count: int, entropy: Entropy) -> Float64s:
-    """Return `count` standard normal numbers, rounded to multiples of 2^-16.
-
-    They are drawn from a discrete Gaussian.
-    """
+    """Return `count` standard normal numbers: discrete Gaussian draws in steps of 2^-16."""
     drawn: Float64s = DiscreteGaussian(1, _STEPS).draw(count, entropy) / float(1 << _STEPS)
     return drawn

@@ -21,8 +21,6 @@ _SHARE_NOISE, _MOST_LOSS = 1 / 20, 1 / 10
 class QuantileClip:
     """Clips vectors to a norm C that follows a quantile of their norms.
 
-    Each vector also reports one bit, which says if its norm is at most C.
-
     Output: under the clip C, a vector x of `dimension` entries becomes `joint(x, C)`, with one more
     entry, its clip bit:
 
@@ -42,16 +40,14 @@ class QuantileClip:
     times 2 · norm makes vectors and bits together one release `Gaussian(ratio)`. This holds for
     every C, even for one that a lying server sends or that depends on earlier releases.
 
-    The clip bits cost some accuracy, because the vectors get more noise: that of the ratio
-    (ratio^-2 - bit_noise^-2)^(-1/2). `bit_noise` is the standard deviation of the noise in the
-    number of +half bits. `bit_noise` must be above `ratio`, and half = first / √((bit_noise /
-    ratio)² - 1). The default of `bit_noise` is a twentieth of `clients`, as in the source, or √11 ·
-    ratio if that is larger. The vectors' noise is then at most √1.1 of what it is without bits.
+    `bit_noise` is the standard deviation of the noise in the number of +half bits. It must be above
+    `ratio`, and half = first / √((bit_noise / ratio)² - 1). The default is a twentieth of
+    `clients`, or √11 · ratio if that is larger. The vectors' noise is then at most √1.1 of what it
+    is without bits.
 
     Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive
-    clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed. Its bit is -½ or
-    ½, so this moves the sum of the bits by ½. Here a vector is replaced, which moves that sum by up
-    to 1.
+    clipping, 2021, theorem 1 and algorithm 1. There, a vector is added or removed, which moves the
+    sum of the bits by ½. Here a vector is replaced, which moves it by up to 1.
     """
 
     def __init__(
@@ -89,10 +85,7 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if this clip cannot occur.
-
-        All clips that can occur are between `first` / 2^20 and `first` · 2^20.
-        """
+        """Return `clip`. Raises `InvalidValue` if this clip cannot occur."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:

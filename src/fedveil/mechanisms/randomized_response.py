@@ -51,10 +51,7 @@ class BinaryRandomizedResponse:
         return float(special().expit(self.eps))
 
     def perturb(self, bits: npt.ArrayLike, entropy: Entropy) -> Array:
-        """Return `bits`, each kept or flipped at random, with unchanged shape and type.
-
-        `bits` are booleans, or numbers 0 and 1.
-        """
+        """Return `bits` (booleans, or 0 and 1), each kept or flipped at random."""
         truth = np.asarray(bits)
         if truth.dtype.kind not in "biu" or not ((truth == 0) | (truth == 1)).all():
             raise InvalidValue("bits holds other values than truth values, or integers 0 and 1")
@@ -67,11 +64,7 @@ class BinaryRandomizedResponse:
         return -lie - math.log1p(math.exp(-self.eps))
 
     def estimate_ones(self, count: float, n: int) -> float:
-        """Return an unbiased estimate of how many of n bits are 1, given `count` reports of 1.
-
-        The estimate is the solution `ones` of count = ones * P + (n - ones) * (1 - P), as in the
-        source. P is the probability of a truthful report.
-        """
+        """Return an unbiased estimate of how many of n bits are 1, given `count` reports of 1."""
         # The formula is centred at n/2, where count and estimate are equal. So rounding never moves
         # an estimate to the other side of n/2.
         count, n = number("count", count), integer("n", n, 0)
@@ -80,8 +73,5 @@ class BinaryRandomizedResponse:
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return floor(2^bits * Pr[a bit is flipped]), as a list with this one number for `ExactDraw`.
-
-    `e` is e^eps, or a fraction near it.
-    """
+    """Return [floor(2^bits * Pr[a bit is flipped])], where `e` is e^eps or a fraction near it."""
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

@@ -21,8 +21,8 @@ class ReportMemory:
     """Stores one report of `width` bytes for each key. A key is an example's number or id.
 
     Privacy: repeating a stored report reveals nothing new, so an example is charged once. A process
-    that may be interrupted must save `to_state` before a new report leaves. Otherwise a restarted
-    process would draw, and have to charge, a second report.
+    that may be interrupted must save `to_state` before a new report leaves. Otherwise it would draw
+    a second report after a restart, and have to charge it.
     """
 
     def __init__(self, width: int) -> None:
@@ -36,9 +36,9 @@ class ReportMemory:
     def reports(self, keys: Iterable[int | str] | Array, draw: Callable[[Int64s], Rows]) -> Rows:
         """Return the reports of `keys`, one row each. Calls `draw` for reports that are not stored.
 
-        `draw` receives the positions in `keys` whose reports are missing. It returns one row for
-        each position. If a key occurs twice, `draw` receives only its first position. If `draw`
-        raises an error, nothing is stored.
+        `draw` receives the positions in `keys` whose reports are missing, and returns a row for
+        each. If a key occurs twice, `draw` receives only its first position. If `draw` raises an
+        error, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {

@@ -1,8 +1,4 @@
-"""Reads NumPy arrays, torch tensors and MindSpore Tensors, but imports neither torch nor MindSpore.
-
-A caller who passes a tensor has already imported its library, so the library is found in
-`sys.modules`.
-"""
+"""Reads NumPy arrays, torch tensors and MindSpore Tensors, without importing their libraries."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ _SHARED = {"float16", "float32", "float64"}
 def values_of(name: str, tensor: Any) -> Array:
     """Return the numbers in an array or tensor, in C order and without a copy if possible.
 
-    Types that NumPy lacks, such as bfloat16, become float32, without rounding. Raises InvalidValue
-    for anything but real numbers of a known type. `name` is the tensor's name in the message.
+    Types that NumPy lacks, such as bfloat16, become float32. Raises InvalidValue for anything but
+    real numbers of a known type. `name` is the tensor's name in the message.
     """
     library = _library_of(tensor)
     if isinstance(tensor, np.ndarray):

@@ -85,7 +85,7 @@ class GaussianSum:
     ) -> Callable[[slice], Int64s]:
         """Return a function that makes the result of `multiples` slice by slice.
 
-        It must be called with one slice of `packing.parts` after another.
+        Call it with one slice of `packing.parts` after another, in order.
         """
         vector = finite_vector("update", update)
 
@@ -101,10 +101,7 @@ class GaussianSum:
         return self.multiples(update, entropy).astype(np.float64) * self.step
 
     def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:
-        """Return ln of the probability of the noisy sum `output`, up to a constant.
-
-        `update` is the sum without noise.
-        """
+        """Return ln Pr[the noisy sum is `output` | the sum is `update`], up to a constant."""
         variance = self._noise.variance * self.step**2
         return -float(np.sum((output - to_grid(update, self.step) * self.step) ** 2)) / (
             2 * variance

@@ -6,8 +6,7 @@ report of an admitted task leave. All other results of an executor stay: metrics
 examples, headers, errors.
 
 Both filters run in the job's process. They protect against a job that uses only classes that the
-site allows. They do not protect against code that the job brings (BYOC), because that code runs in
-the same process.
+site allows. They do not protect against code that the job brings (BYOC).
 """
 
 from __future__ import annotations
@@ -180,10 +179,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Return the mean update of the round's reports, and begin a new round.
-
-        The update is zero if there is no valid report.
-        """
+        """Return the mean update of the round's reports, or zeros. Begins a new round."""
         reports = self._round(fl_ctx)
         self.reset(fl_ctx)
         try:
@@ -194,10 +190,6 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, update).to_shareable()
 
     def _round(self, fl_ctx: FLContext) -> ReportSum:
-        """Return the sum of the current round's reports.
-
-        It is created at the round's first report.
-        """
         if self._sum is None:
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
             sites = [client.name for client in fl_ctx.get_engine().get_clients()]
@@ -207,10 +199,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
 
 
 def report_of(result: Shareable) -> bytes:
-    """Return the encoded report in a result that left through `SiteResultFilter`.
-
-    Raises `MessageInvalid` if there is none.
-    """
+    """Return the encoded report in a result. Raises `MessageInvalid` if there is none."""
     try:
         data = from_shareable(result).data
     except Exception as error:  # NVFlare raises many kinds of errors here
@@ -226,10 +215,9 @@ def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
 
 
 def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
-    """Return the arrays of a task's data or result, by name.
+    """Return the arrays of a task's data or result by name, and True if they are differences.
 
-    Also returns True if they are differences from the server's arrays. Raises `ModelInvalid` unless
-    the data kind is one of `kinds` and all values are NumPy arrays.
+    Raises `ModelInvalid` unless the data kind is one of `kinds` and all values are NumPy arrays.
     """
     try:
         dxo: DXO = from_shareable(shareable)

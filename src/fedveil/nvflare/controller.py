@@ -1,7 +1,7 @@
 """An NVFlare workflow that runs the server's side of a protection that the sites' filters apply.
 
-Each message of a round is a task. The message that asks for training is an ordinary training task
-with the model. Every other message is a task named `fedveil_phase`, for which no site reads data.
+The message that asks for training is an ordinary training task with the model. Every other message
+of a round is a task named `fedveil_phase`, for which no site reads data.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class ProtectedController(ModelController):  # type: ignore[misc]
             self.save_model(model)
 
     def _names(self) -> dict[ClientId, str]:
-        """Return the names of the connected sites, by their client numbers."""
         here = [client.name for client in self.engine.get_clients()]
         if self._sites is None:
             return {number_of(name): name for name in here}
@@ -95,8 +94,6 @@ class ProtectedController(ModelController):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Round:
-    """The data that all messages of a round share."""
-
     number: int
     dimension: int
     trains: str
@@ -105,8 +102,6 @@ class _Round:
 
 
 class _TaskCarrier(Carrier):
-    """Sends a round's messages as NVFlare tasks."""
-
     def __init__(self, controller: ProtectedController, of: _Round, timeout_s: int) -> None:
         self._controller, self._of, self._timeout_s = controller, of, timeout_s
         self._numbers = {name: number for number, name in of.names.items()}

@@ -14,8 +14,5 @@ class PhaseExecutor(Executor):  # type: ignore[misc]
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Return an empty result.
-
-        The site's filter puts the site's answer to the message in its place.
-        """
+        """Return an empty result, which the site's filter replaces by the site's answer."""
         return Shareable()

@@ -21,10 +21,7 @@ _MOST = 1e100
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of an axis, from `low` to `high`, and the values to label.
-
-    `ticks` has each labelled value with its text, in order.
-    """
+    """The range of an axis, `low` to `high`, and its labels in order, as (value, text) pairs."""
 
     low: float
     high: float
@@ -44,8 +41,7 @@ class Scale:
 def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
     """Return the scale of `axis` for a plot with these values.
 
-    The axis ends at labelled values. With `tight` it ends at the outermost values instead. An axis
-    of accuracies never goes beyond 1.
+    The axis ends at labelled values. With `tight`, it ends at the outermost values instead.
     """
     if axis.names:
         return Scale(-0.6, len(axis.names) - 0.4, False, list(enumerate(axis.names)))
@@ -55,10 +51,6 @@ def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Sca
 
 
 def _is_shown(value: float, *, log: bool) -> bool:
-    """Return True if an axis can show `value`. A value that it cannot show is a gap in the curve.
-
-    Values beyond 1e100 are not shown, nor those below 1e-100 on a logarithmic axis (`log`).
-    """
     return (1 / _MOST if log else -_MOST) <= value <= _MOST
 
 
@@ -101,9 +93,7 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis, in the unit of its values.
 
-    In the displayed unit (such as MB) it is 1, 2 or 5 times a power of ten, and at least `least`.
-    `extent` is the range of values on the axis, and `divisor` is the number of base units in the
-    displayed unit (1e6 for MB).
+    The displayed unit (such as MB) consists of `divisor` such units.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
@@ -115,20 +105,13 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the number of base units in the displayed unit, such as 1e6 for MB.
-
-    It is the largest unit that is at most `most`, the largest value on the axis.
-    """
+    """Return the number of base units in the displayed unit, such as 1e6 for MB."""
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)
 
 
 def _label(value: float, axis: Axis, step: float, most: float) -> str:
-    """Format a labelled value with as many digits as the distance between labels requires.
-
-    `step` is that distance, and `most` is the largest value on the axis.
-    """
     if axis.unit == "percent":
         return f"{100 * value:.{_digits(100 * step)}f}%"
     divisor = _divisor(axis, most)

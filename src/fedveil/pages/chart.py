@@ -1,7 +1,4 @@
-"""Draws a plot as SVG: a few KB of lines and text, without a script or a plotting package.
-
-A page's style sheet sets the colours. `svg.py` adds a style of its own.
-"""
+"""Draws a plot as SVG: a few KB of lines and text, without a script or a plotting package."""
 
 from __future__ import annotations
 
@@ -108,10 +105,6 @@ def _extent(curves: Sequence[Curve]) -> Iterator[float]:
 
 
 def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
-    """Yield SVG for the grid lines at the y axis's labels, and for the labels of both axes.
-
-    `x` and `y` are the scales of the axes, and `frame` is the area of the curves.
-    """
     lines, labels = "", ""
     for value, label in y.ticks:
         at = _place(y, value, frame.bottom, frame.top)
@@ -128,11 +121,7 @@ def _grid(x: Scale, y: Scale, frame: Frame) -> Iterator[str]:
 
 
 def _apart(ticks: Sequence[tuple[float, str]], width: float) -> Iterator[tuple[float, str]]:
-    """Yield every n-th label of the x axis, with n chosen so that the labels fit side by side.
-
-    `ticks` has the value and the text of each label, and `width` is the length of the axis in the
-    plot's units. Long texts are shortened.
-    """
+    """Yield every n-th label of the x axis, with n chosen so that the labels fit side by side."""
     names = [(value, fitted(label, _LONGEST_LABEL)) for value, label in ticks]
     longest = max((len(label) for _, label in names), default=0)
     every = math.ceil(len(names) * (_LETTER * longest + _SPACE) / width) or 1
@@ -145,12 +134,7 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG of a curve: its spread, its line and its markers.
-
-    `look` is the curve's colour and style, and `x` and `y` are the scales of the axes. A value that
-    they cannot show is a gap in the line. A point between two gaps always gets a marker, because no
-    line leads to it.
-    """
+    """Return the SVG of a curve. Points between two gaps get markers, as no line leads to them."""
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))
@@ -168,10 +152,6 @@ def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
 
 
 def _bars(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG of a bar chart: a bar from 0 to each value of `curve`, with an error bar.
-
-    An error bar goes from `low` to `high`. `x` and `y` are the scales of the axes.
-    """
     bars, errors, base = "", "", _place(y, 0.0, frame.bottom, frame.top)
     half = 0.4 / (x.high - x.low) * (frame.right - frame.left)
     ends = zip(curve.low or curve.y, curve.high or curve.y, strict=True)
@@ -204,11 +184,7 @@ def _attributes(curve: Curve, look: Look) -> str:
 def _pieces(
     xs: Iterable[float], ys: Iterable[float], x: Scale, y: Scale, frame: Frame
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield the points of a curve as coordinates in the plot, in pieces without gaps.
-
-    `xs` and `ys` are the values of the points, `x` and `y` the scales of the axes. A piece ends
-    where a point cannot be shown.
-    """
+    """Yield the points of a curve as coordinates in the plot, in pieces without gaps."""
     piece: list[tuple[float, float]] = []
     for across, up in zip(xs, ys, strict=True):
         if x.at(across) is not None and y.at(up) is not None:
@@ -224,10 +200,6 @@ def _pieces(
 
 
 def _spread(curve: Curve, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG path around the area between a curve's `low` and `high`, its spread.
-
-    Points at which either bound cannot be shown are left out.
-    """
     known = [
         (at, low, high)
         for at, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -243,7 +215,6 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return the curve with at most `MOST_POINTS` points, including its highest and lowest ones."""
     count = len(curve.x)
     if count <= MOST_POINTS:
         return curve
@@ -264,5 +235,5 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _sent(values: Iterable[float]) -> list[float | None]:
-    """Round values to six digits, for the page's script. Infinities and NaN become None."""
+    """Round values to six digits. Infinities and NaN become None."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

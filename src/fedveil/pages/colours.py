@@ -24,7 +24,7 @@ _OTHERS = tuple(PROTECTIONS.values())
 
 
 class Look(NamedTuple):
-    """The look of a curve: its colour, the number of its marker, and the number of its line style.
+    """The look of a curve: its colour, and the numbers of its marker and of its line style.
 
     Line style 0 is solid. `marks` is True if every point gets a marker.
     """
@@ -36,10 +36,7 @@ class Look(NamedTuple):
 
 
 def looks(curves: Sequence[Curve]) -> list[Look]:
-    """Return the colour, marker and line style of each curve.
-
-    Curves of the same protection share a colour, and differ in marker and line style.
-    """
+    """Return the look of each curve. Curves of the same protection share a colour."""
     places = {name: place for place, name in enumerate(PROTECTIONS)}
     seen, found = Counter[str](), []
     for number, curve in enumerate(curves):

@@ -43,11 +43,7 @@ def axis_of(metric: str, title: str | None = None) -> Axis:
 
 
 def at_clients(runs: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the main metric on the clients' own held-out examples, if it was measured.
-
-    One plot shows the mean over clients, one the mean of the worst tenth, and one the standard
-    deviation.
-    """
+    """Yield plots of the main metric on the clients' own held-out examples, if it was measured."""
     name = next((deciding(run.last)[0] for run in runs.values()), LOSS)
     words = {"mean": "the mean over clients", "worst_tenth": "the mean of the worst tenth",
              "spread": "the standard deviation"}  # fmt: skip

@@ -51,10 +51,7 @@ _NO_SHARES = re.compile(
 
 
 def conclusion(finding: Finding) -> str:
-    """Describe what an attacker could do, compared with chance.
-
-    If the attack failed, the sentence says that this proves nothing.
-    """
+    """Return a sentence that compares an attack's success with chance."""
     if finding.refutes:
         return f"The guarantee of {finding.protection} is refuted: {finding.refutation}."
     compared = [figure for figure in finding.figures if not math.isnan(figure.guess)]
@@ -86,9 +83,7 @@ def _under(finding: Finding) -> str:
 def _best(better: Sequence[Measured]) -> Measured:
     """Return the metric that the conclusion quotes, from metrics that are `better` than chance.
 
-    If one of them is the similarity of images (SSIM), it is the best SSIM, because readers cannot
-    judge errors of pixels. Otherwise it is the best of the metrics that measure the same quantity
-    as the first one.
+    An SSIM is preferred, because readers cannot judge errors of pixels.
     """
     first = next((figure for figure in better if _meaning(figure) == "ssim"), better[0])
     pattern = _meaning(first)
@@ -98,10 +93,7 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return a text that is equal for all metrics of one quantity, found by the metric's name.
-
-    It is the pattern in `_COULD` that matches the name, or the name itself if none matches.
-    """
+    """Return a text that identifies the quantity that a metric measures."""
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 
@@ -111,10 +103,7 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Return the end of a sentence "An attacker could ...", about one metric of an attack's result.
-
-    `figure` is the metric, which is compared with chance. `finding` is the result of the attack.
-    """
+    """Return the end of a sentence "An attacker could ...", about one metric of a result."""
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
         value, guess = _percent(figure.value), _percent(figure.guess)
@@ -129,10 +118,7 @@ def could(finding: Finding, figure: Measured) -> str:
 
 
 def shown(figure: Measured, value: float) -> str:
-    """Format `value`, the value or a bound of a metric. A share of cases becomes a percentage.
-
-    NaN becomes "-".
-    """
+    """Format a metric's value or bound. A fraction becomes a percentage, and NaN becomes "-"."""
     if math.isnan(value):
         return "-"
     if figure.is_bound or figure.name.startswith("the most"):  # an epsilon
@@ -147,10 +133,7 @@ def _percent(share: float) -> str:
 
 
 def figures(finding: Finding) -> Table:
-    """Return a table of the result's metrics, compared with guessing.
-
-    An unknown value is "" or "-", never NaN.
-    """
+    """Return a table that compares the result's metrics with guessing."""
     claimed = not all(math.isnan(figure.epsilon) for figure in finding.figures)
     columns = ["figure", "value", *(["own claim"] if claimed else []), "95% interval", "guessing"]
     rows = []

@@ -18,7 +18,7 @@ RUN = "run_every_round"
 class Says(NamedTuple):
     """Texts that explain one of the ledger's epsilons.
 
-    `name` is its label. `bounds` names the information whose leak the epsilon bounds.
+    `name` is the epsilon's label. `bounds` names the information whose leak the epsilon bounds.
     """
 
     name: str
@@ -61,9 +61,7 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each different epsilon in a record, and for each value without a finite
-    epsilon.
-    """
+    """Return one line for each different epsilon, and for each value without a finite epsilon."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -80,10 +78,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def attackers(job: Mapping[str, Any]) -> str:
-    """Describe the attackers against whom a job's protection holds.
-
-    Returns "" for a user's own protection.
-    """
+    """Describe against whom a job's protection holds. Returns "" for a user's own protection."""
     switch = job["protection"]
     protection = POSITIONS.get(str(switch["name"]))
     if protection is None:
@@ -93,10 +88,7 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Return a phrase with the success rate of the best attacker under the guarantee `figure`.
-
-    The rate is a percentage, rounded up.
-    """
+    """Describe the best attacker's success rate under `figure`, as a percentage rounded up."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"

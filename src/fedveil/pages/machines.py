@@ -12,11 +12,9 @@ from fedveil.record.recorder import Record
 
 @dataclass
 class MachineTotals:
-    """One machine's sums over several rounds: its clients, its working time, and its available
-    time.
+    """One machine's totals over the rounds for which it was ready.
 
-    `busy_s` are the seconds in which it worked. `wall_s` are the seconds in which any machine
-    worked, over the rounds that this machine was ready for.
+    This machine worked for `busy_s` seconds. At least one machine worked for `wall_s` seconds.
     """
 
     clients: int = 0

@@ -34,8 +34,7 @@ def in_notebook() -> bool:
 class LiveView:
     """Displays a run's progress. Call it with the record of every round.
 
-    Call `warn` with each early warning. `show` displays HTML in place of the previous HTML. By
-    default, it writes to the output of the current cell.
+    Call `warn` with each early warning. `show` displays HTML in place of the previous HTML.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:

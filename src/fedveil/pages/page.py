@@ -29,10 +29,7 @@ Tone: TypeAlias = Literal["", "good", "fair", "poor"]
 
 @dataclass(frozen=True)
 class Fact:
-    """A card at the top of a page: a question, a short answer, and an explanation.
-
-    `tone` is the colour of the answer.
-    """
+    """A card at the top of a page: a question, a short answer in colour `tone`, an explanation."""
 
     label: str
     value: str
@@ -91,10 +88,7 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """All plots that the page draws, in order.
-
-        A plot without a line is not among them, because the page shows it as a table.
-        """
+        """All plots that the page draws, in order. Plots without a line become tables instead."""
         plots = (plot for section in self.sections for plot in _plots(section.parts))
         return [plot for plot in plots if plot.has_line]
 
@@ -169,10 +163,7 @@ def _lead(lead: Sequence[str | Fact]) -> str:
 
 
 def _html(parts: Sequence[Part], drawn: list[Drawing]) -> str:
-    """Format the parts of a section as HTML, plots side by side.
-
-    The drawing of each plot is appended to `drawn`, for the page's script.
-    """
+    """Format the parts of a section as HTML, and append the drawing of each plot to `drawn`."""
     text = ""
     for are_plots, group in groupby(parts, lambda part: isinstance(part, Plot)):
         if not are_plots:
@@ -247,7 +238,6 @@ def _part(part: Part, drawn: list[Drawing]) -> str:
 
 
 def _table(table: Table) -> str:
-    """Format a table as HTML. Clicking on a column name sorts a table with several rows."""
     head = "".join(f'<th scope="col">{escape(str(c))}</th>' for c in table.columns)
     if any(table.columns):
         head = f"<thead><tr>{head}</tr></thead>"

@@ -23,8 +23,7 @@ _OF_A_FILE = re.compile("[A-Za-z0-9._-]{1,100}")
 class Axis:
     """An axis with its title. It is logarithmic if `log`, and begins at 0 if `zero`.
 
-    `unit` determines how values are labelled: shares as percentages, bytes with their unit. If
-    `names` are given, they label the values 0, 1, 2 and so on.
+    `unit` determines the format of the labels. `names`, if given, label the values 0, 1, 2, ...
     """
 
     title: str
@@ -36,13 +35,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve through points in order.
+    """A curve through points in order. Values that are not finite are gaps.
 
-    `low` and `high` are the bounds of the spread over several runs. Values that are not finite are
-    gaps. With `marks`, each point is drawn. `dashed` is for comparisons, and for values that were
-    read off a paper's plot instead of measured. With `bars`, each point is a bar from 0, and `low`
-    and `high` are the ends of its error bar. `protection` names the run's protection, which
-    determines the curve's colour (`colours.py`).
+    `low` and `high` are the bounds of the spread over several runs. With `marks`, each point is
+    drawn. With `bars`, each point is a bar from 0. `protection` is the name of the run's
+    protection, which determines the curve's colour.
     """
 
     name: str

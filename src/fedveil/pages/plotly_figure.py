@@ -64,10 +64,6 @@ def _line(curve: Curve, number: int, look: Look) -> dict[str, Any]:
 
 
 def _bars(curve: Curve, look: Look) -> dict[str, Any]:
-    """Return a bar chart of the curve's points, as data for plotly, with error bars.
-
-    An error bar goes from the point's `low` to its `high`.
-    """
     errors: dict[str, Any] = {}
     if curve.low:
         above = [max(0.0, high - y) for y, high in zip(curve.y, curve.high, strict=True)]
@@ -85,10 +81,7 @@ def _bars(curve: Curve, look: Look) -> dict[str, Any]:
 
 
 def _spread(curve: Curve, number: int, look: Look) -> dict[str, Any]:
-    """Return the area between a curve's `low` and `high`, where both are finite, for plotly.
-
-    `number` is the curve's position among the curves of the plot.
-    """
+    """Return the area between a curve's `low` and `high`, where both are finite, for plotly."""
     points = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=True)
@@ -123,10 +116,7 @@ def _axis(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis, points: Sequence[float]) -> dict[str, Any]:
-    """Return the tick settings of an axis that shows the values `points`.
-
-    A short axis of integers, such as rounds, has ticks only at integers.
-    """
+    """Return an axis's tick settings. A short axis of integers has ticks only at integers."""
     if axis.names:
         names = [escape(name) for name in axis.names]
         return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}

@@ -32,11 +32,7 @@ _ENDS, _BEGINS = ("finished after ", "ended after "), ("began", "went on after "
 
 @dataclass(frozen=True)
 class ReadRun:
-    """The records in a run's folder.
-
-    `job` has every key of the job, defaults included. `records` has one record per round. An
-    incomplete last line is left out.
-    """
+    """The records in a run's folder, one per round. `job` has every key, including defaults."""
 
     folder: Path
     job: Mapping[str, Any]
@@ -101,8 +97,7 @@ class ReadRun:
     def last(self) -> Record:
         """The latest value of every metric.
 
-        Metrics of the model may be from an earlier round than the others, because a model is not
-        evaluated in every round.
+        Metrics of the model may be from an earlier round: not every round evaluates the model.
         """
         last: Record = {}
         for record in self.records:
@@ -130,10 +125,7 @@ def read_party(run: ReadRun, folder: Path) -> ReadRun:
 
 
 def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
-    """Read the records in `path`, the folder of a run or of one of its parties.
-
-    `job` is the run's job, and `run` is the run's own folder, which error messages name.
-    """
+    """Read the records in `path`. Error messages name `run`, the run's own folder."""
     federated = "protection" in job
     resume = f"fedveil {'run' if federated else 'vertical run'} --resume {quote(str(run))}"
     needed = NEEDED if federated else ()
@@ -148,7 +140,6 @@ def _read(path: Path, job: Mapping[str, Any], run: Path) -> ReadRun:
 
 
 def _whole_lines(path: Path) -> str:
-    """Return a file's complete lines, or "" if the file does not exist."""
     with intact(path):
         data = read_bytes(path, MOST_LINES_BYTES) if path.exists() else b""
         return data[: data.rfind(b"\n") + 1].decode()

@@ -38,8 +38,7 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 def where(folder: Path, wrote: ReadRun) -> str:
     """Return the path of the page in `folder`, or the reason why there is none.
 
-    The reason comes from the events of `wrote`, the run that should have written it. If they give
-    none, the result names the command that writes the page.
+    `wrote` is the run that should have written the page.
     """
     if (folder / PAGE).is_file():
         return str(folder / PAGE)

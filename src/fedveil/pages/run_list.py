@@ -31,7 +31,7 @@ class ListedRun:
     """A run in a list of runs. Unknown values are None.
 
     `quality` is the value of the metric `metric`. `epsilon` is the guarantee for a client in every
-    round or, in a vertical run, the largest one in any party's account.
+    round. In a vertical run, it is the largest epsilon of any party.
     """
 
     folder: Path
@@ -66,8 +66,7 @@ class RunList:
 def run_list(folder: Path, order: Order = "when") -> RunList:
     """Read the runs below `folder`. Raises `RunFolderError` if the folder does not exist.
 
-    `order` sorts them by time (latest first), name, accuracy (highest first) or epsilon (smallest
-    first). Runs without that value are last.
+    Runs without the value by which `order` sorts come last.
     """
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "there is no such folder"
@@ -84,7 +83,7 @@ def run_list(folder: Path, order: Order = "when") -> RunList:
 
 
 def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
-    """Sort runs by `order`, and equal runs by name. Runs without that value are last."""
+    """Sort runs by `order`, and equal runs by name. Runs without the value come last."""
 
     def place(run: ListedRun) -> tuple[bool, float]:
         match order:
@@ -104,10 +103,7 @@ def ordered(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the run folders in `folder` and up to `depth` levels below it.
-
-    Does not search inside a run or follow links.
-    """
+    """Yield the run folders in `folder` and up to `depth` levels below it, following no links."""
     try:
         found = _is_run(folder)
         inner = [] if found else sorted(path for path in folder.iterdir() if path.is_dir())

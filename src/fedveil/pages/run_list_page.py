@@ -19,10 +19,7 @@ _NOTHING = "-"
 
 
 def runs_table(found: RunList, file: Path | None = None) -> Table:
-    """Return the runs that were found as a table.
-
-    On the page `file`, each name is a link to the run's page.
-    """
+    """Return a table of the runs. On the page `file`, each name is a link to the run's page."""
     rows = [
         [
             run.name if file is None else _linked(run, file),
@@ -58,7 +55,6 @@ def run_list_page(found: RunList, file: Path) -> Page:
 
 
 def _quality(run: ListedRun) -> str:
-    """Format a run's accuracy, or another metric together with its name."""
     if run.metric is None or run.quality is None:
         return _NOTHING
     text = digits(run.metric, run.quality)

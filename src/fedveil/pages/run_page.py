@@ -75,10 +75,6 @@ def _rounds(run: ReadRun, last: Record) -> Iterator[Section]:
 
 
 def _language(run: ReadRun, last: Record) -> Iterator[Section]:
-    """Yield a section that compares a language model before and after the run.
-
-    `last` has the latest value of every metric. Nothing is yielded without a comparison.
-    """
     if not run.compared:
         return
     figure = figure_of(last, "run_every_round")
@@ -200,11 +196,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each limitation of the guarantee.
-
-    Examples are a release without a finite epsilon, a server that must be trusted, and the seeded
-    noise of a simulation.
-    """
+    """Yield a sentence for each limit of the guarantee, such as a server that must be trusted."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -238,7 +230,6 @@ def _costs(run: ReadRun) -> Table:
 
 
 def _machines(run: ReadRun) -> Iterator[Part]:
-    """Yield a table of the cluster's machines, if the run used a cluster."""
     rows = [
         [name, f"{of.clients:,}", duration(of.busy_s), f"{100 * of.idle:.0f}%"]
         for name, of in machine_totals(run.records).items()
@@ -303,7 +294,6 @@ def _finding(folder: Path, finding: Finding) -> Iterator[Part]:
 
 
 def _png(folder: Path, name: str) -> bytes | None:
-    """Return a picture from the run's folder, or None if there is no such PNG in it."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         return None

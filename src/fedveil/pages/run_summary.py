@@ -1,7 +1,4 @@
-"""The three conclusions of a run: the model's quality, the privacy guarantee, and the next step.
-
-They stand at the top of the run's page, and at the end of the command's output.
-"""
+"""The three conclusions of a run: the model's quality, the privacy guarantee, and the next step."""
 
 from __future__ import annotations
 
@@ -50,9 +47,7 @@ def vertical_ending(
 ) -> Ending:
     """Return the three conclusions of a vertical run.
 
-    `leader` is the leader's part of the run. `accounts` are the lines of all parties' privacy
-    accounts. `apart` means that the parties are on different machines, so only one party's folder
-    is here.
+    `apart` is True if the parties are on different machines.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
@@ -72,7 +67,6 @@ def vertical_ending(
 
 
 def _quality_of_parties(leader: ReadRun) -> Fact:
-    """Return the quality of a split model: accuracy or the first metric, then the other metrics."""
     metrics = {
         key.removeprefix("test_"): value
         for key, value in leader.last.items()
@@ -188,11 +182,7 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return a sentence with the command that repeats `job` with another protection.
-
-    `position` is the name of this protection, which adds noise. A model's buffers get no noise, so
-    if there are any, the sentence asks for a model without them.
-    """
+    """Return a sentence with the command that repeats `job` with the protection `position`."""
     changes = switched(run.job, position)
     command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):
@@ -206,10 +196,7 @@ def _again(run: ReadRun, job: str) -> str:
 
 
 def _then(run: ReadRun) -> list[str]:
-    """Return lines that say how to start the Flower app that the command of `_again` creates.
-
-    The list is empty for a simulated job, because the command itself runs it.
-    """
+    """Return lines that say how to start the job's Flower app, or [] for a simulated job."""
     return ["`flwr run DIR` starts it on the clients"] if run.deployed else []
 
 
@@ -219,10 +206,7 @@ def _protection(name: str) -> type[Protection]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Return a sentence with the command of an attack that works on the run's job.
-
-    If no attack works on it, the command is the audit of all mechanisms.
-    """
+    """Return a sentence with the command of an attack on the run's job, or else of an audit."""
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"
@@ -237,10 +221,7 @@ def _trial(job: str) -> str:
 
 
 def _deploying(run: ReadRun, job: str) -> str:
-    """Return a sentence with the command that deploys a simulated job.
-
-    Returns "" if the job cannot be deployed, or already was.
-    """
+    """Return a sentence with the command that deploys `job`, or "" if that is not possible."""
     kept = run.job["stopping"]
     judged = kept["keep"] == "best" or kept["target"] is not None or kept["patience"] is not None
     if run.deployed or (run.job["clients"]["own_layers"] and judged):
@@ -276,10 +257,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step for a party on its own machine, in short and in detail.
-
-    `worst` is the line of its privacy account with the largest epsilon, or None.
-    """
+    """Return the next step for a party on its own machine, in short and in detail."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

@@ -43,9 +43,9 @@ def parties_of(run: ReadRun) -> dict[str, ReadRun]:
 
 
 def leader_of(run: ReadRun, parties: dict[str, ReadRun]) -> ReadRun:
-    """Return the party whose records have metrics on held-out examples: the leader.
+    """Return the leader: the party whose records have metrics on held-out examples.
 
-    If no party has any, returns any party of this machine or, without parties, the run itself.
+    If no party has such metrics, returns any local party. Without parties, returns the run itself.
     """
     has = f"{HELD_OUT}loss"
     looked = (party for party in parties.values() if any(has in r for r in party.records))
@@ -110,9 +110,7 @@ def what_it_is(run: ReadRun) -> str:
 
 
 def how_ended(leader: ReadRun) -> str:
-    """Return the leader's event that describes the run's end, or a phrase that the run has not
-    ended.
-    """
+    """Return the leader's event about the run's end, or a phrase that the run has not ended."""
     return leader.ended or "still running, or killed"
 
 
@@ -127,10 +125,7 @@ def accounts_of(parties: Mapping[str, ReadRun]) -> list[Line]:
 
 
 def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps, counted over all epochs, whose records have the metric `key`.
-
-    Also returns the values of the metric in these steps.
-    """
+    """Return the steps with the metric `key`, counted over all epochs, and the metric's values."""
     having = [record for record in records if key in record and "step" in record]
     return (
         [record["epoch"] * record["steps"] + record["step"] for record in having],
@@ -139,10 +134,7 @@ def steps(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def learning(leaders: Mapping[str, ReadRun]) -> Iterator[Plot]:
-    """Yield plots of the loss per step and of the held-out metrics, with a curve per run.
-
-    `leaders` has the leader's records of each run, by the run's name.
-    """
+    """Yield plots of the loss and the held-out metrics over the steps, a curve for each run."""
     curves = [Curve(name, *steps(leader.records, "loss")) for name, leader in leaders.items()]
     if drawn := [curve for curve in curves if curve.x]:
         yield Plot(

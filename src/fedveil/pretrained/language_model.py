@@ -30,7 +30,7 @@ _MOST_SCORES = 1 << 23
 class Adapter:
     """Settings of low-rank adapters: their `rank`, and their scale `alpha` / `rank`.
 
-    `targets` are names of layers. If empty, peft chooses.
+    `targets` names the layers to adapt. If it is empty, peft chooses the layers.
     """
 
     rank: int
@@ -133,12 +133,7 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model without adapters, and its digest. All models of a process share its weights.
-
-    The weights of a folder are memory-mapped, so that all processes of a machine share them.
-    `stamp` is the state of the folder's files: after a change, the model is loaded again.
-    `own_config` is JSON that replaces the folder's configuration, or "". `seed` is for new weights.
-    """
+    """Return the model without adapters, whose weights all models share, and its digest."""
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
     library = transformers()
@@ -162,11 +157,7 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load the weights in the folder with the class `maker` of `transformers`.
-
-    `settings` is the model's configuration, and `attention` is passed to `maker`. The last layer
-    may be missing in the folder if `whole` is False.
-    """
+    """Load the folder's weights with `maker`. Unless `whole`, the last layer may be missing."""
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,

@@ -1,7 +1,6 @@
 """A folder with a language model in the format of `transformers`. Nothing is ever downloaded.
 
-Weights are read from safetensors files only, which cannot run code. The folder's own code is never
-run (`trust_remote_code`).
+No code of the folder is ever run (`trust_remote_code`). Weights must be safetensors files.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ class ModelFolder:
 
     @classmethod
     def of(cls, name: str, own_config: Mapping[str, Any] | None = None) -> ModelFolder:
-        """Return the folder that `hf:PATH` names. Raises `ModelInvalid` if there is none.
-
-        If `own_config` is given, it replaces the folder's configuration, and all weights are
-        random.
-        """
+        """Return the folder that `hf:PATH` names. Raises `ModelInvalid` if it does not exist."""
         path = Path(name.removeprefix(PREFIX)).expanduser()
         if not path.is_dir():
             raise ModelInvalid(
@@ -97,11 +92,7 @@ class ModelFolder:
         return tuple(self._tokens("eos")) or (self.padding,)
 
     def _tokens(self, kind: str) -> list[int]:
-        """Return the tokens for padding ("pad") or for the end of a text ("eos").
-
-        The model's configuration and its configuration for generation name them, otherwise that of
-        the tokeniser.
-        """
+        """Return the tokens for padding ("pad") or for the end of a text ("eos")."""
         key, found = f"{kind}_token_id", list[int]()
         has_generation = (self.path / GENERATION).exists()
         for settings in (self.config, self._mapping(GENERATION) if has_generation else {}):
@@ -159,10 +150,7 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager: suppresses the warnings of transformers and peft.
-
-    They are about settings that fedveil chooses and a user cannot change.
-    """
+    """Context manager: suppresses the warnings of transformers and peft."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

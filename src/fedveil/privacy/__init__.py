@@ -1,7 +1,4 @@
-"""Privacy accounting: (epsilon, delta) guarantees, and the joint cost of several releases.
-
-`fedveil.privacy.audit` tries to refute such guarantees.
-"""
+"""Privacy accounting: (epsilon, delta) guarantees, and the joint cost of several releases."""
 
 from fedveil.privacy.compose import compose
 from fedveil.privacy.guarantee_strength import Figure, attacker_wrong, promise, told

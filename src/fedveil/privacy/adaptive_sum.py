@@ -1,10 +1,9 @@
 """The joint cost of charges that were chosen one after the other, depending on earlier results.
 
-- If all charges are equal, only their number was chosen. They are composed exactly (`compose`).
-- Gaussian losses compose to one Gaussian loss. The squares of their inverse noise ratios add up.
-  This holds even for losses chosen adaptively, within a fixed limit (Smith and Thakurta, 2022).
-- Different charges cost the smaller of two numbers: the sum of their epsilons (Rogers, Roth, Ullman
-  and Vadhan, 2016), or the epsilon of a Rényi filter (`renyi_filter`).
+If all charges are equal, they are composed exactly (`compose`). Gaussian losses compose to one
+Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of their epsilons (Rogers,
+Roth, Ullman and Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is
+smaller.
 
 Each of these bounds holds at the stated delta. If earlier results also decide whether all charges
 are equal, a limit on epsilon holds at twice the delta.
@@ -30,10 +29,7 @@ _ROUNDING = 1e-9
 
 
 class AdaptiveSum:
-    """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases.
-
-    `add` only counts, so it is equally fast for any number of reports.
-    """
+    """A sum of charges, and its epsilon. A charge is a privacy loss and its number of releases."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Kind] = Counter()
@@ -62,10 +58,7 @@ class AdaptiveSum:
 
     @property
     def composed(self) -> bool:
-        """Return True if the charges are composed exactly: if all are equal, or all are Gaussian.
-
-        Otherwise the epsilon comes from one of the weaker bounds for different charges.
-        """
+        """Return True if the charges are composed exactly: if all are equal or all are Gaussian."""
         self.settle()
         return len(self._kinds) <= 1 or self._gaussian
 

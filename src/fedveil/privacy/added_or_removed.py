@@ -1,13 +1,9 @@
 """Gaussian noise, if one contribution to a sum is added or removed, as in most papers.
 
-This serves only for comparison with papers, because fedveil's own losses are for replacing. With
-the clip c, replacing a contribution moves a sum by at most 2c. Adding or removing one moves it by
-at most c, so the same noise is twice as large relative to the sensitivity.
-
-Let a contribution be in the sum with a secret probability q. Without the contribution, the sum's
-distribution is Q = N(0), and with it P = (1 - q) N(0) + q N(c). The loss of P against Q differs
-from that of Q against P (Mironov, Talwar and Zhang, 2019). The larger of the two composed curves is
-the bound (Zhu, Dong and Wang, 2022).
+This serves only for comparison with papers. With the clip c, replacing a contribution moves a sum
+by at most 2c. Adding or removing a contribution moves it by at most c. The losses for adding and
+for removing differ (Mironov, Talwar and Zhang, 2019). The larger of the two composed curves is the
+bound (Zhu, Dong and Wang, 2022).
 """
 
 from __future__ import annotations
@@ -38,10 +34,10 @@ _ERROR = 1e-12
 class OneSided:
     """Gaussian noise on a sum that includes a contribution with probability `rate`.
 
-    The contribution has a norm of at most c. `ratio` is the noise's standard deviation divided by
-    c. `order` chooses one of the two losses in the module's docstring: with "removed", the outputs
-    are drawn with the contribution (the loss of P against Q), with "added" without it (Q against
-    P).
+    The contribution has a norm of at most c, and `ratio` is the noise's standard deviation over c.
+    In units of c, the sum's distribution is Q = N(0) without the contribution, and P = (1 - rate)
+    N(0) + rate N(1) with it. The loss is that of P against Q for the `order` "removed", and of Q
+    against P for "added".
     """
 
     ratio: float

@@ -1,14 +1,9 @@
 """Tries to refute a privacy claim by telling apart a mechanism's outputs for two inputs.
 
-(epsilon, delta)-differential privacy says that for every event and all inputs a and b
-
-    Pr[event | a] <= e^epsilon * Pr[event | b] + delta.
-
-The audit runs the mechanism on both inputs. It looks for an event with very different probabilities
-in one half of the outputs, and counts it in the other half. Clopper-Pearson bounds on the two
-counts give a lower bound on epsilon. It is wrong with probability at most 1 - confidence, whatever
-the mechanism is and however the event was found. A bound above the claim refutes the claim. A bound
-below proves nothing: another event, other inputs or more trials might still refute it.
+The audit chooses an event by one half of the outputs, and counts it in the other half.
+Clopper-Pearson bounds on the counts give a lower bound on epsilon. It is wrong with probability at
+most 1 - confidence, whatever the mechanism is. A bound above the claim refutes the claim. A bound
+below the claim proves nothing.
 """
 
 from __future__ import annotations
@@ -125,8 +120,7 @@ def of_scores(
     """Test a claim by scores of a mechanism's outputs for two inputs a and b.
 
     `ahead` has the scores of outputs for a, and `back` those for b, equally many. Outputs that are
-    likelier for a must have larger scores. The first half of each input's scores chooses a
-    threshold. Scores above it are counted in the second half.
+    likelier for a must have larger scores.
     """
     trials = integer("scores", len(ahead), _MIN_TRIALS)
     if len(back) != trials:
@@ -160,8 +154,8 @@ def lower_bound(
     `mechanism` is a function of (input, entropy), or an object with such a method named
     `privatize`, `perturb` or `select`. The bound is for epsilon at `delta`. It is above the true
     epsilon with probability at most 1 - `confidence`. It is 0 if no difference was found, and at
-    most about log(trials / 15) at the default confidence. `score`, a function of one output,
-    replaces the scores that are otherwise trained on the outputs.
+    most about log(trials / 15) at the default confidence. `score` is a function of one output.
+    Without it, scores are trained on the outputs.
 
     Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these.
     """
@@ -203,10 +197,7 @@ def _played(
 ) -> float:
     """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
 
-    `ahead` has the outputs for one input as rows, `back` those for the other. The rows are split in
-    three: those before the index `learn` were used to train `scorers`, those from `learn` to the
-    middle choose one of `scorers` and a threshold, and those after the middle are counted. The
-    bound is wrong with probability at most 1 - `confidence`.
+    The bound is wrong with probability at most 1 - `confidence`.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -222,8 +213,7 @@ def _played(
 class _Event:
     """The event that an audit counts: sign * score >= `threshold`, for a row of output.
 
-    `score` computes a row's score, and `sign` is 1 or -1. The event is likelier for the first
-    input, or for the second if `swapped` is True.
+    The event is likelier for the first input, or for the second if `swapped` is True.
     """
 
     score: Scorer
@@ -238,11 +228,6 @@ class _Event:
 def _choose(
     scorers: Sequence[Scorer], ahead: Float64s, back: Float64s, error: float, delta: float
 ) -> _Event:
-    """Return the event with the largest lower bound on epsilon in these outputs.
-
-    `ahead` has the outputs for the first input as rows, `back` those for the second. `error` and
-    `delta` are as in `_bound`.
-    """
     best, event = -math.inf, _Event(scorers[0], 1.0, math.inf, False)
     for score in scorers:
         plain = score(ahead), score(back)
@@ -264,9 +249,8 @@ def _choose(
 def _bound(hits: Array, others: Array, n: int, error: float, delta: float) -> Float64s:
     """Return a lower bound on epsilon at `delta`, log((p - delta) / q), from counts of an event.
 
-    The event occurred in `hits` of n outputs for one input, and in `others` of n for the other. p
-    is a lower bound on its probability for the first input, q an upper bound for the second
-    (Clopper and Pearson). Each is wrong with probability at most `error`.
+    The event occurred in `hits` of n outputs for one input, and in `others` of n for the other. The
+    Clopper-Pearson bounds p and q are each wrong with probability at most `error`.
     """
     from scipy.special import betaincinv  # a third of a second to import
 

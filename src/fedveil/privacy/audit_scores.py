@@ -20,10 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Convert outputs of any kind to rows of numbers. The first number of a row is their count.
-
-    Shorter rows are padded with NaN.
-    """
+    """Convert outputs of any kind to rows of numbers. The first number of a row is their count."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -59,10 +56,7 @@ def _numbers(output: Any) -> Iterator[Float64s]:
 
 
 def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
-    """Return several scorers, trained to tell outputs for one input from those for another.
-
-    `ahead` has the outputs for the first input as rows, `back` those for the second.
-    """
+    """Return several scorers, trained to tell outputs for one input from those for another."""
     columns = [_Column(i, ahead[:, i], back[:, i]) for i in range(ahead.shape[1])]
     telling = [column for column in columns if column.excess > 5.0]
     best = max(columns, key=lambda column: column.excess)
@@ -75,11 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row of an output by the value in one column, or by the bin that contains this value.
-
-    The score is a log-likelihood ratio between the two inputs. It is estimated from how often the
-    value, or the bin, occurs in outputs for each input.
-    """
+    """Scores a row by the log-likelihood ratio of one column's value, or of the value's bin."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index
@@ -136,10 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a function that scores rows by how often they occur, or None if rows hardly repeat.
-
-    A row's score is the log ratio of its frequencies in `ahead` and in `back`.
-    """
+    """Return a function that scores rows by how often they occur, or None if rows hardly repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

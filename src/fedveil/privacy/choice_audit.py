@@ -1,13 +1,8 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
-In many mechanisms an independent random draw decides if the truth is reported. An example is the
-draw that decides if a bit is flipped. An auditor who knows a client's update knows the truth, and
-counts how often it is reported. Let a choice with the epsilon eps report the truth with probability
-`chance(eps)`. If k of n choices do, every epsilon at which k or more is too unlikely is refuted
-(Clopper and Pearson).
-
-Two choices with independent draws both report the truth with probability chance(eps)². If a
-mechanism wrongly uses one draw for both, they agree far more often, so pairs refute its claim.
+A choice with the epsilon eps reports the truth with probability `chance(eps)`. If k of n choices
+do, every epsilon at which k or more is too unlikely is refuted (Clopper and Pearson). If a
+mechanism wrongly uses one random draw for two choices, counting pairs of choices refutes its claim.
 """
 
 from __future__ import annotations
@@ -25,12 +20,11 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of random choice in a report. A choice either reports the truth or does not.
+    """A kind of random choice in a report, which reports the truth or does not.
 
-    An example is the choice to flip a bit. A report has `count` choices of this kind, in the same
-    order in every report. `claim` is the claimed epsilon of one choice, at delta = 0. `chance(eps)`
-    is the probability that a choice with the epsilon `eps` reports the truth. It never falls as eps
-    grows.
+    A report has `count` choices of this kind, in the same order in every report. `claim` is the
+    claimed epsilon of one choice, at delta = 0. `chance(eps)` is the probability that a choice with
+    the epsilon `eps` reports the truth. It never falls as eps grows.
     """
 
     name: str
@@ -53,18 +47,17 @@ class Counted:
     def lower_bound(self, chance: Callable[[float], float], *, error: float) -> float:
         """Return a lower bound on the epsilon of one choice, from the counted hits.
 
-        It is the largest epsilon that the hits exclude, or 0 if they exclude none. `chance(eps)` is
-        the probability that a choice with the epsilon `eps` reports the true value. The result is
-        above the true epsilon with probability at most `error`.
+        It is 0 if the hits exclude no epsilon. `chance(eps)` is the probability that a choice with
+        the epsilon `eps` reports the truth. The result is above the true epsilon with probability
+        at most `error`.
         """
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
         """Return the largest true epsilon at which the counts would probably not refute `claim`.
 
-        At a larger true epsilon, enough choices are expected to report the truth to refute the
-        claim. The result is infinite if the counts could not refute the claim even if all choices
-        reported the truth. `chance` and `error` are as in `lower_bound`.
+        The result is infinite if the counts could not refute the claim even if all choices reported
+        the truth. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):
@@ -81,10 +74,7 @@ class Counted:
         return self._least_share(hits, error) > chance
 
     def _least_share(self, hits: int, error: float) -> float:
-        """Return a lower bound on the probability of the truth, given `hits` truthful choices.
-
-        The bound is wrong with probability at most `error`.
-        """
+        """Return a lower bound on Pr[truth]. It is wrong with probability at most `error`."""
         within("error", error, 0, 1, open_low=True, open_high=True)
         integer("hits", hits, 0, self.tries)
         if not hits:
@@ -93,10 +83,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return a function from eps to the probability that two independent choices are both truthful.
-
-    `chance` is such a function for one choice. Both choices have the epsilon eps.
-    """
+    """Return a function from eps to the probability that two independent choices are truthful."""
     return lambda eps: chance(eps) ** 2
 
 
@@ -105,10 +92,7 @@ def told_true(eps: float) -> float:
 
 
 def _largest(chance: Callable[[float], float], share: float) -> float:
-    """Return the largest epsilon at which `chance(epsilon)` is below `share`, rounded down.
-
-    Returns 0 if there is none.
-    """
+    """Return the largest epsilon with `chance(epsilon)` < `share`, rounded down, or 0."""
     low, high = _LEAST, _MOST
     if chance(low) >= share:
         return 0.0

@@ -1,8 +1,7 @@
 """The memory of a ledger: each client's charges, in a few bytes for each client.
 
-A `kind` is the combination of charges of one report. Many reports have the same kind. If kinds are
-fixed in advance, the tally counts each client's reports of each kind, so that they can be composed
-later. The charges of an adaptive run are only added, so the tally stores their sums.
+A `kind` is the combination of charges of one report. The tally counts each client's reports of each
+kind, so that they can be composed later. In an adaptive run, it stores only sums of charges.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class Tally(ABC):
 
     @abstractmethod
     def add(self, kinds: Sequence[Kind], kind: int, clients: Clients) -> None:
-        """Charge each of `clients` for one report. The charges of the report are `kinds[kind]`.
-
-        `clients` are sorted and distinct.
-        """
+        """Charge each of `clients` for one report. The charges of the report are `kinds[kind]`."""
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
@@ -61,10 +57,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load an untrusted result of `to_state`. Raises `MessageInvalid` for impossible arrays.
-
-        `times[k]` is the number of rounds in which kind k was charged.
-        """
+        """Load an untrusted result of `to_state`. Raises `MessageInvalid` for impossible arrays."""
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
         self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()
@@ -72,10 +65,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if clients cannot have these charges.
-
-        `times[k]` is the number of rounds in which kind k was charged.
-        """
+        """Raise `MessageInvalid` if clients cannot have these charges."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""
@@ -119,12 +109,7 @@ class Counts(Tally):
             raise MessageInvalid("clients have not paid what its rounds cost")
 
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest composed epsilon of any client, or an upper bound on it.
-
-        A client is skipped if another client has at least as many reports of every kind. If too
-        many clients remain, the result is the epsilon of a fictitious client with the largest count
-        of each kind.
-        """
+        """Return the largest composed epsilon of any client, or an upper bound on it."""
         histories = _unsurpassed(self._columns)
         if len(histories) > _MAX_HISTORIES:
             histories = histories.max(axis=0, keepdims=True)
@@ -163,10 +148,7 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return `clients`, the client numbers in an untrusted state.
-
-    Raises `MessageInvalid` unless each number is larger than the one before.
-    """
+    """Return an untrusted state's client numbers. Raises `MessageInvalid` unless they ascend."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients

@@ -1,11 +1,8 @@
 """Composition: the joint cost of many releases.
 
-At delta = 0, pure losses add up. For delta > 0, whole privacy curves are composed. Gaussian noise
-has its own curve. A mechanism with a loss distribution has the curve of that distribution. For a
-loss that only states (epsilon, delta), the curve is that of the worst mechanism that the statement
-allows: randomised response that fails completely with probability delta (Kairouz, Oh and Viswanath,
-2015). Every result is an upper bound: grids round up, and possible floating-point errors are added
-to delta.
+At delta = 0, pure losses add up. For delta > 0, whole privacy curves are composed. For a loss that
+only states (epsilon, delta), the curve is that of the worst mechanism that the statement allows
+(Kairouz, Oh and Viswanath, 2015). Every result is an upper bound, floating-point errors included.
 
 This is valid for losses that were fixed before the first release. If losses were chosen after
 seeing earlier outputs, their epsilons and deltas are added instead (`adaptive`), which is a valid
@@ -62,8 +59,7 @@ def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = F
 def cost(charges: Sequence[Charge], delta: float, *, adaptive: bool = False) -> float:
     """Return the epsilon at `delta` that a ledger states for all releases in `charges` together.
 
-    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`,
-    whose parameters are the same.
+    A single pure release has exactly its stated epsilon. Otherwise the result is that of `compose`.
     """
     if len(charges) == 1 and charges[0][1] == 1 and charges[0][0].pure:
         return charges[0][0].epsilon
@@ -97,10 +93,7 @@ def plain_sum(terms: Iterable[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _Pure:
-    """`count` releases of randomised response with this epsilon. Their joint loss is binomial.
-
-    Randomised response is the worst mechanism for a loss that states only an epsilon.
-    """
+    """`count` releases of randomised response with this epsilon. Their joint loss is binomial."""
 
     epsilon: float
     count: int
@@ -128,10 +121,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together, as one release.
-
-    It is equivalent to two normal distributions of variance 1 at the distance √`square`.
-    """
+    """All Gaussian releases together, as a choice between N(0, 1) and N(√`square`, 1)."""
 
     square: float
     count: int = 1
@@ -244,12 +234,7 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon at `delta`, and the share of `delta` that covers errors.
-
-    `total` is the distribution of the sum of all losses, tilted by `tilt`. `bound` is an upper
-    bound on the epsilon. The errors are those of `total`, which lacks a small part of the
-    probability.
-    """
+    """Return the least epsilon at `delta`, and the share of `delta` that covers errors."""
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
     # The exponents are differences of numbers as large as these. log n! is below 30 n.
@@ -257,7 +242,6 @@ def _untilt(
     rounding = 1e-9 + SUM_ERROR * most + 1e-15 * max(abs(log_mass), tilt * bound, 30 * most)
 
     def log_delta(epsilon: float) -> float:
-        """Return ln of the delta at `epsilon`, from the tilted weights of the losses above it."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above = losses[start:] - epsilon
         tail = float((weights[start:] * np.exp(-tilt * above) * -np.expm1(-above)).sum())
@@ -269,10 +253,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt that was used.
-
-    If the distribution cannot be computed with `tilt`, the tilt is halved, as often as needed.
-    """
+    """Return the tilted distribution of the sum of all losses, and the tilt that was used."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -309,11 +290,7 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts for `_total`.
-
-    With one of these tilts, `_total` computes a distribution from which a smaller epsilon usually
-    follows.
-    """
+    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts for `_total`."""
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #
     #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).

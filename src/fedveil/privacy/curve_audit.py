@@ -1,17 +1,11 @@
 """A lower bound on epsilon from how often an attacker guesses which of two inputs was used.
 
 If a release has the privacy curve delta(eps), every attacker is right with probability at most (1 +
-delta(0)) / 2. A bare (epsilon, delta) statement allows far more than the mechanism does: at epsilon
-2, the attacker may be right in 88% of cases, but with Gaussian noise only in 60%. So refuting the
-bare statement needs rare outputs and very many trials. Refuting the mechanism's own curve does not.
-
-The hypotheses are a family of curves, one for each value of a parameter. Examples are Gaussian
-noise of every size, and the composed choices of a mechanism at every epsilon. Clopper and Pearson
-give a lower bound on the probability of a right guess. It refutes every curve whose (1 + delta(0))
-/ 2 is smaller. The result is the largest epsilon of a refuted curve. It is above the true epsilon
-with probability at most 1 - confidence, if some curve of the family dominates the release. Dong,
-Roth and Su (2022) compare mechanisms by such curves, and Mahloujifar, Melis and Chaudhuri (2024)
-audit them.
+delta(0)) / 2. So a lower bound on the probability of a right guess (Clopper and Pearson) refutes
+every curve with a smaller (1 + delta(0)) / 2. The hypotheses are a family of curves, such as
+Gaussian noise of every size. The result is the largest epsilon of a refuted curve. It is above the
+true epsilon with probability at most 1 - confidence, if some curve of the family dominates the
+release. Sources: Dong, Roth and Su (2022), and Mahloujifar, Melis and Chaudhuri (2024).
 """
 
 from __future__ import annotations
@@ -36,9 +30,8 @@ Family = Callable[[float], Sequence[Charge]]
 def least_advantage(right: int, guesses: int, confidence: float) -> float:
     """Return a lower bound on 2 p - 1, where p is the probability that a guess is right.
 
-    2 p - 1 is the advantage over blind guessing: 0 for blind guesses, and 1 if all guesses are
-    right. `right` of `guesses` guesses were right. The bound is wrong with probability at most 1 -
-    `confidence`.
+    2 p - 1 is the advantage over blind guessing. `right` of `guesses` guesses were right. The bound
+    is wrong with probability at most 1 - `confidence`.
     """
     guesses, right = integer("guesses", guesses, 1), integer("right", right, 0, guesses)
     error = 1 - within("confidence", confidence, 0, 1, open_low=True, open_high=True)

@@ -73,11 +73,7 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the claimed epsilon with which this lower bound is compared.
-
-        It is the metric's own `epsilon`. If that is NaN, it is `finding`, the epsilon that is
-        claimed for the whole finding.
-        """
+        """Return the epsilon claimed for this lower bound: its own, or `finding` if that is NaN."""
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
@@ -139,18 +135,14 @@ class Finding:
 
     @property
     def unseen(self) -> Sequence[str]:
-        """Return, for each lower bound, a phrase that says which true epsilons it would not detect.
-
-        Bounds with an unknown `unseen` or an infinite claim are left out.
-        """
+        """Return, for each lower bound, a phrase about the true epsilons it would not detect."""
         return [_unseen(bound, claim) for bound, claim in self._known()]
 
     @property
     def limits(self) -> str:
         """Return a phrase that says how small a violation the lower bounds could have missed.
 
-        The phrase names the most sensitive bound, and counts the bounds that could not have refuted
-        their claims. Returns "" if `unseen` is known for no bound.
+        Returns "" if `unseen` is known for no bound.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
@@ -179,10 +171,7 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return, in words, the smallest difference between a claim and its lower bound.
-
-        Returns "" if the difference is infinite.
-        """
+        """Return the smallest gap between a claim and its bound in words, or "" if infinite."""
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

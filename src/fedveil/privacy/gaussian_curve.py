@@ -46,8 +46,7 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
     """Return True if Gaussian noise of this ratio is certainly (epsilon, delta)-private.
 
-    `ratio` is the noise's standard deviation over the sensitivity. If the ratio is only just large
-    enough, rounding errors may make the result False.
+    `ratio` is the noise's standard deviation over the sensitivity. Rounding errors may give False.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)
@@ -56,8 +55,7 @@ def keeps(ratio: float, epsilon: float, delta: float) -> bool:
 def ratio_for(epsilon: float, delta: float, releases: int) -> float:
     """Return the least noise ratio at which `releases` releases together cost (epsilon, delta).
 
-    The ratio is the noise's standard deviation over the sensitivity of one release. The result is
-    rounded up, so that the ledger of a run with this ratio never states more than `epsilon`.
+    The ratio is the noise's standard deviation over the sensitivity of one release, rounded up.
     """
     # Releases of ratio z cost together what one release of ratio z / √releases costs. A ledger
     # rounds its epsilon up.
@@ -89,9 +87,7 @@ def _difference(x: float, y: float, eps: float) -> float:
 def _is_private(x: float, y: float, eps: float, delta: float) -> bool:
     """Return True if Gaussian noise with these `x` and `y` is (eps, delta)-private.
 
-    With mu = sensitivity / sigma, x is eps / mu - mu / 2, and y is eps / mu + mu / 2. The noise is
-    private if Phi(-x) - e^eps Phi(-y) is at most `delta`, where Phi is the normal distribution
-    function. The comparison is accurate even if the two terms nearly cancel.
+    With mu = sensitivity / sigma, x is eps / mu - mu / 2, and y is eps / mu + mu / 2.
     """
     if x < -1:  # delta(x) > 0.68: compare the complements
         return float(special().ndtr(x) + 0.5 * math.exp(-0.5 * x * x) * _scaled(y)) >= 1 - delta

@@ -1,8 +1,8 @@
 """The sensitivity of a sum of clipped contributions that is rounded to a grid.
 
-A client's sum over its batch is not clipped. Only each example's contribution is. The sum is
-rounded after adding. So if one contribution is removed, the rounded sum can move by a little more
-than the contribution's length. The bounds here hold for every input, in exact arithmetic.
+Only each example's contribution is clipped, and the sum is rounded after adding. So a contribution
+can move the rounded sum by a little more than its own length. The bounds here hold for every input,
+in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def to_grid(vector: npt.NDArray[np.floating[Any]], step: float, limit: int = LAR
 def moved(clip: float, step: float, dimension: int) -> float:
     """Return the largest distance by which adding a contribution moves a rounded sum.
 
-    The contribution's norm is at most `clip`. The distance is clip + sqrt(dimension) * step,
-    because rounding moves each entry by up to half a step, both with and without the contribution.
-    If a contribution is replaced, the sum moves by at most twice this distance.
+    The contribution's norm is at most `clip`. The distance is clip + sqrt(dimension) * step. If a
+    contribution is replaced, the sum moves by at most twice this distance.
     """
     # Rounding moves the sums with and without the contribution by at most half a step per entry.
     # Limiting entries moves no two sums apart.
@@ -54,11 +53,7 @@ def moved(clip: float, step: float, dimension: int) -> float:
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return a clip for contributions such that each of them moves the update by at most `clip`.
-
-    The result is a little below `clip`, because `as_update` rounds and sums in floating point have
-    errors.
-    """
+    """Return a clip for contributions such that each of them moves the update by at most `clip`."""
     # Rounding moves the update by up to sqrt(dimension) steps. For errors of sums, 2^-13 of the
     # clip is reserved. Adding up n terms in float64, in any order, is wrong by at most n * 2^-53
     # times the sum of their magnitudes. Two sums of up to 2^18 contributions are therefore wrong by

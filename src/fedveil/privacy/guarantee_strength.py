@@ -1,16 +1,12 @@
 """Words for the strength of an (epsilon, delta) guarantee, from "strong" to "none".
 
 Each word describes the best possible attacker. This attacker knows everything except which of two
-equally likely inputs was used. It sees the release, and guesses which input it was. The guess is
-right with probability at most
+equally likely inputs was used. Its guess is right with probability at most
 
-    (e^epsilon + delta) / (1 + e^epsilon).
+    (e^epsilon + delta) / (1 + e^epsilon)     (Kairouz, Oh and Viswanath, 2015).
 
-This bound is reached against the worst mechanism with this guarantee (Kairouz, Oh and Viswanath,
-2015). `MEANS` lists the words, and how often this attacker is right at most for each.
-
-With probability delta everything may be revealed. An average over all outcomes hides this. So if
-delta is above 1/1,000, the word is at best "next to none", however small epsilon is.
+With probability delta everything may be revealed. So if delta is above 1/1,000, the word is at best
+"next to none", however small epsilon is.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ def share(
 ) -> Measured:
     """Return the metric `hits` / `cases` with the exact Clopper-Pearson interval.
 
-    The interval contains the true share with at least this `confidence`. `guess` is the value that
-    guessing would reach.
+    The interval contains the true share with at least this `confidence`.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
@@ -41,8 +40,7 @@ def median(
 ) -> Measured:
     """Return the median of `values` as a metric, with an exact interval between two of the values.
 
-    The interval is valid for every distribution. It is NaN if there are too few values. `guess` is
-    the value that guessing would reach.
+    The interval is valid for every distribution. It is NaN if there are too few values.
     """
     # The interval goes from the k-th smallest of the n values to the k-th largest, with the
     # greatest k that `confidence` allows. It misses the true median only if fewer than k values are
@@ -64,9 +62,8 @@ def area(
 ) -> Measured:
     """Return the area under the ROC curve as a metric.
 
-    It is the probability that a random member has a higher score than a random non-member. Ties
-    count half. `members` and `others` are their scores. The interval is DeLong's (1988), on the
-    scale of log-odds, so that it stays within [0, 1].
+    It is the probability that a random member scores higher than a random non-member. Ties count
+    half. The interval is DeLong's (1988), on the scale of log-odds.
     """
     # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
     # or if there are fewer than 10 members or others. The interval is then the exact one for as
@@ -93,9 +90,8 @@ def area(
 def chance_of_ranks(members: Float64s, others: Float64s) -> float:
     """Return the probability that random scores would rank all members as high as these scores do.
 
-    Let k of n others score at least as high as the lowest of m members. The result is the
-    probability that in a random order at most k others rank above the lowest member: C(m + k, m) /
-    C(m + n, m).
+    It is C(m + k, m) / C(m + n, m), if k of n others score at least as high as the lowest of m
+    members.
     """
     m, n = len(members), len(others)
     if not m or not n:

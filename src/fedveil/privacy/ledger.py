@@ -77,8 +77,7 @@ class Ledger:
     """Records the privacy loss of every client of a run.
 
     With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
-    and deltas (basic composition), which stays valid. It then stores no parameters of the
-    mechanisms, from which a tighter bound could be computed.
+    and deltas (basic composition), which stays valid.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -93,10 +92,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in `round`.
-
-        Rounds may come in any order.
-        """
+        """Charge `client` for `count` releases of `loss` in `round`. Rounds come in any order."""
         self._record([(loss, count)], round, [client])
 
     def record_many(
@@ -109,9 +105,9 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
-        Rounds must come in order. All earlier rounds are closed to save memory: nothing more can be
-        recorded for them. With `ahead`, the earlier rounds stay open. Use `ahead` for an
-        interrupted round that will be repeated and recorded again.
+        Rounds must come in order, because nothing more can be recorded for earlier ones. With
+        `ahead`, the earlier rounds stay open. Use it for an interrupted round that will be recorded
+        again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -173,8 +169,7 @@ class Ledger:
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
         """Return the charges of the reports of a client that took part in every round.
 
-        Each combination of charges comes with its number of rounds. If the clients of a round had
-        different charges, the costliest ones count.
+        Each combination of charges comes with its number of rounds. A round's costliest one counts.
         """
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
@@ -227,7 +222,6 @@ class Ledger:
         self._join(self._open.setdefault(round, {}), charges, members)
 
     def _join(self, groups: dict[int, Clients], charges: Kind, members: Clients) -> None:
-        """Add `charges` to those of `members` in `groups`, a round's clients by kind, in place."""
         for kind, others in list(groups.items()):
             both = np.intersect1d(others, members, assume_unique=True)
             if not len(both):
@@ -260,7 +254,6 @@ class Ledger:
         return [self._kinds[k] for k in sorted({k for kinds, _ in self._rounds() for k in kinds})]
 
     def _everything(self) -> Tally:
-        """Return the tally of all rounds, closed and open. It is cached until the next record."""
         if self._counted is None:
             self._counted = self._tally.copy()
             for _, groups in sorted(self._open.items()):
@@ -307,9 +300,8 @@ def project(
 ) -> dict[str, Figure | None]:
     """Return the epsilons of a run before it starts, if a report costs `spendings` in each round.
 
-    They are named as in `Ledger.figures`. `run_most_drawn` is None, because nobody knows how often
-    a client will be drawn. In an adaptive run, the others are valid only if no later loss is larger
-    than the first.
+    They are named as in `Ledger.figures`. `run_most_drawn` is None, because it is unknown. In an
+    adaptive run, the others are valid only if no later loss is larger than the first.
     """
     ledger = projected(spendings, rounds, adaptive=adaptive)
     return {**ledger.figures(delta), "run_most_drawn": None}
@@ -329,10 +321,7 @@ def _stated(epsilon: Callable[[float], float], delta: float) -> Figure:
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return the charges of `spendings` as (loss, count) pairs, with equal losses merged.
-
-    With `bare`, losses are stored without the description of their release.
-    """
+    """Return the charges of `spendings` as (loss, count) pairs, with equal losses merged."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -366,16 +355,11 @@ def _sorted_clients(clients: Iterable[int] | Array) -> Clients:
 
 
 def _costliest(kind: Kind, per: Unit, delta: float) -> float:
-    """Return the largest epsilon at `delta` of one bit, one parameter or one client, by `per`."""
     return max(cost(charges, delta) for charges in _exposures(kind, per))
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the charges on one bit, one parameter or one client, as `per` says.
-
-    A bit may be in one of several kinds of releases. The result has a list for each such case, of
-    which the costliest counts. For a parameter or a client there is one list.
-    """
+    """Return the charges on one bit, one parameter or one client, as `per` says."""
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or

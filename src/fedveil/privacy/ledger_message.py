@@ -1,7 +1,4 @@
-"""Encodes a ledger's charges and rounds as named arrays, for a checkpoint.
-
-A kind is a combination of charges: pairs of a loss and its number of releases.
-"""
+"""Encodes a ledger's charges and rounds as named arrays, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ MAX_ROUND = (1 << 62) - 1
 
 
 def kinds_to_state(kinds: Sequence[Kind]) -> Flat:
-    """Encode combinations of charges as named arrays, which `kinds_from_state` decodes.
-
-    Each different loss is stored once. If a loss has a `part`, that loss is stored before it.
-    """
+    """Encode combinations of charges as named arrays, which `kinds_from_state` decodes."""
     losses: dict[PrivacyLoss, int] = {}
     for kind in kinds:
         for loss, _ in kind:
@@ -78,8 +72,8 @@ def rounds_to_state(
     """Encode which charges a ledger has recorded in its rounds, as named arrays.
 
     A kind, a combination of charges, is given by its index in the ledger's list of kinds. `closed`
-    maps each set of kinds to the number of closed rounds in which exactly these were charged.
-    `opened` maps each open round to its kinds, and each kind to the clients that were charged.
+    maps each set of kinds to its number of closed rounds. `opened` maps each open round to its
+    kinds, and each kind to the clients that were charged.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]
@@ -97,9 +91,9 @@ def rounds_from_state(
 ) -> tuple[Counter[tuple[int, ...]], dict[int, dict[int, Clients]]]:
     """Decode the closed and the open rounds of a ledger from `state`, which `rounds_to_state` made.
 
-    The first result counts the closed rounds by the set of kinds that was charged in them. The
-    second maps each open round to its kinds, and each kind to its clients. Raises an error unless
-    all kinds are below `kinds`, the number of kinds, and all open rounds are `first_open` or later.
+    The first result counts the closed rounds by their set of kinds. The second maps each open round
+    to its kinds, and each kind to its clients. Raises an error unless all kinds are below `kinds`,
+    and all open rounds are `first_open` or later.
     """
 
     def checked(kind: int) -> int:

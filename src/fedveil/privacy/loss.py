@@ -50,10 +50,7 @@ class Described(Protocol):
     """
 
     def distribution(self) -> LossDistribution:
-        """Return a privacy-loss distribution that is an upper bound for every pair of inputs.
-
-        It never states less than the true loss.
-        """
+        """Return a privacy-loss distribution that is an upper bound for every pair of inputs."""
 
 
 Release: TypeAlias = Gaussian | LossDistribution | Described
@@ -151,10 +148,7 @@ class PrivacyLoss:
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return this loss in a form that can be stored in a file.
-
-        If it has a release that is not Gaussian, the release is replaced by its loss distribution.
-        """
+        """Return this loss in a form that can be stored in a file."""
         part = None if self.part is None else self.part.resolved()
         release = self.release
         if release is not None and not isinstance(release, Gaussian):
@@ -168,10 +162,7 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return a loss that has a release but states no epsilon: its epsilon is infinite.
-
-        Composition uses the release's distribution instead.
-        """
+        """Return a loss that has a release but states no epsilon: its epsilon is infinite."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

@@ -6,9 +6,9 @@ loss's distribution under P determines the whole privacy curve of the pair,
     delta(eps) = sup_S P(S) - e^eps Q(S) = E_P[max(0, 1 - e^(eps - loss))].
 
 Independent releases add their losses. A distribution dominates a mechanism if its curve is nowhere
-below the curve of any pair of inputs. The worst pair may differ from epsilon to epsilon. If each
-release is dominated, the sum of the dominating losses dominates the composed mechanism (Zhu, Dong,
-Wang: Optimal Accounting of Differential Privacy via Characteristic Function, 2022, theorem 10).
+below the curve of any pair of inputs. If each release is dominated, the sum of the dominating
+losses dominates the composed mechanism (Zhu, Dong, Wang: Optimal Accounting of Differential Privacy
+via Characteristic Function, 2022, theorem 10).
 """
 
 from __future__ import annotations
@@ -169,11 +169,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows, and an estimate of the largest RMS loss.
-
-    The rows of `table` are output distributions. RMS is the root mean square. The estimate compares
-    the first row with each of the others.
-    """
+    """Return the largest finite loss between two rows, and an estimate of the largest RMS loss."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

@@ -1,13 +1,10 @@
 """Distributions of sums of independent privacy losses, by FFT and with an accurate tail.
 
-The relevant part of a sum is a tail of mass delta, perhaps 1e-9. But an FFT is wrong by about 1e-16
-of the whole mass for each term. So each loss's distribution is tilted first: its masses are
-multiplied by e^(tilt * loss) and divided by their sum. The sum of tilted losses is the tilted sum,
-and the right tilt moves the tail into the middle. The error is then relative to delta (Wilson and
-Keich: Accurate pairwise convolutions of non-negative vectors via FFT, 2016).
-
-Every step errs on the safe side. `slack` is an upper bound on the tilted mass that is missing.
-Moving mass to grid points never lowers a privacy curve.
+The relevant tail of a sum has mass delta, perhaps 1e-9, but an FFT is wrong by about 1e-16 of the
+whole mass. So each loss's distribution is tilted first: its masses are multiplied by e^(tilt *
+loss) and divided by their sum. The right tilt moves the tail into the middle (Wilson and Keich:
+Accurate pairwise convolutions of non-negative vectors via FFT, 2016). Every step errs on the safe
+side.
 """
 
 from __future__ import annotations
@@ -54,11 +51,7 @@ class Tilted:
         return self.origin + self.step * np.arange(len(self.weights), dtype=np.float64)
 
     def log_moment(self, order: float) -> float:
-        """Return ln of the sum of weight * e^(order * loss), or a slightly larger number.
-
-        Each block of 16 neighbouring weights counts as one weight, at the end of the block with the
-        larger exponential.
-        """
+        """Return ln of the sum of weight * e^(order * loss), or a slightly larger number."""
         logarithms, lowest, highest = self._runs
         exponents = logarithms + order * (highest if order > 0 else lowest)
         largest = float(exponents.max())
@@ -66,10 +59,7 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return three arrays with one entry per block of 16 neighbouring weights.
-
-        The entries are the log of the block's total weight, its lowest loss and its highest loss.
-        """
+        """Return the log weight and the lowest and highest loss of each block of 16 weights."""
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))
@@ -126,8 +116,7 @@ Part: TypeAlias = tuple[Tilted, int]
 def add(parts: Sequence[Part], tilt: float) -> Tilted:
     """Return the tilted distribution of a sum of independent losses.
 
-    Each part is a tilted distribution and its number of copies in the sum. All have the same
-    `tilt`.
+    Each part is a tilted distribution and its number of copies in the sum.
     """
     parts = [(part.trimmed(), count) for part, count in parts]
     low, high = _window(parts)
@@ -159,9 +148,7 @@ def add(parts: Sequence[Part], tilt: float) -> Tilted:
 def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
     """Return parts whose sum is the sum of `count` independent copies of `block(0)`.
 
-    `block(k)` must return the distribution of the sum of BLOCK copies of `block(k - 1)`. Its width
-    and its grid step should grow with the square root of the number of copies, so that all blocks
-    have about the same number of points.
+    `block(k)` must return the distribution of the sum of BLOCK copies of `block(k - 1)`.
     """
     parts, level = [], 0
     while count:
@@ -173,10 +160,7 @@ def repeat(block: Callable[[int], Tilted], count: int) -> list[Part]:
 
 
 def _window(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return an interval that contains the sum of `parts`, except for a small part of the mass.
-
-    At most TAIL of the mass lies below the interval, and at most TAIL above it.
-    """
+    """Return an interval that holds the sum of `parts`, except for a mass of TAIL on each side."""
     lowest = math.fsum(n * p.origin for p, n in parts)
     highest = lowest + math.fsum(n * p.step * (len(p.weights) - 1) for p, n in parts)
     deviation = math.sqrt(math.fsum(n * p.variance() for p, n in parts))
@@ -193,7 +177,6 @@ def _window(parts: Sequence[Part]) -> tuple[float, float]:
 
 
 def _lowest(bound: Callable[[float], float], orders: Sequence[float]) -> float:
-    """Return the lowest of the bounds `bound(order)` over `orders`, which are all valid."""
     # The search starts at the order that is best for a Gaussian, and continues in either direction
     # until the value rises. A moment's logarithm is convex, so no lower value follows.
     first = _FACTORS.index(1.0)

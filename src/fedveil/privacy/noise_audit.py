@@ -2,13 +2,11 @@
 
 An auditor who knows a release without its noise knows the noise of every entry. If the noise is
 Gaussian with the same sigma in all n entries, the sum of its squares is sigma² times a chi-square
-variable with n degrees of freedom. Other deviations that are independent of the noise only make
-this sum larger. So sigma is at most √(squares / q), where q is the quantile of the chi-square
-distribution at the allowed error.
+variable with n degrees of freedom. So sigma is at most √(squares / q), where q is the quantile of
+the chi-square distribution at the allowed error.
 
-Let replacing a client move a release by `moved`. The release reveals at least as much as one draw
-from N(0, 1) for one data set and N(moved / sigma, 1) for the other. For r releases with equal
-noise, the second is N(√r · moved / sigma, 1).
+Let replacing a client move each of r releases by `moved`. The releases reveal at least as much as
+one draw from N(0, 1) for one data set and N(√r · moved / sigma, 1) for the other.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ class MeasuredNoise:
         return {"releases": self.releases, "squares": self.squares, "fewest": fewest}
 
     def restore(self, state: Message) -> None:
-        """Load the measured noise from `state`, which comes from an untrusted checkpoint.
-
-        Raises `ValueError` for impossible values.
-        """
+        """Load noise from an untrusted checkpoint. Raises `ValueError` for impossible values."""
         self.releases = integer("releases", take(state, "releases", int), 0)
         self.squares = within("squares", take(state, "squares", float), 0, math.inf, open_high=True)
         fewest = within("fewest", take(state, "fewest", float), 0, math.inf, open_high=True)
@@ -63,17 +58,14 @@ class MeasuredNoise:
         """Return a lower bound on the epsilon at `delta` of a client in `rounds` rounds.
 
         Replacing the client moves a release by the distance `moved`. The bound is above the true
-        epsilon with probability at most `error`. Half of this probability is spent on a bound from
-        the noise of all releases together, and half on a bound from the release with the least
-        noise. The larger bound is returned.
+        epsilon with probability at most `error`.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
         """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
-        The result is in units of the standard deviation of the noise. It is 0 if nothing was
-        released. The arguments are as in `lower_bound`.
+        The unit is the standard deviation of the noise. The arguments are as in `lower_bound`.
         """
         if not self.releases:
             return 0.0
@@ -86,9 +78,8 @@ class MeasuredNoise:
     def distance_of_least(self, moved: float, *, error: float) -> float:
         """Return a lower bound on the distance by which a client moves the least noisy release.
 
-        Replacing the client moves every release by the distance `moved`. The result is in units of
-        the standard deviation of the noise. Unlike in `distance`, the releases may depend on each
-        other.
+        Replacing the client moves every release by `moved`. The unit is the standard deviation of
+        the noise. Unlike in `distance`, the releases may depend on each other.
         """
         if not self.releases:
             return 0.0
@@ -96,10 +87,7 @@ class MeasuredNoise:
         return _ratio(moved, _most(self.fewest, self.entries, error / self.releases))
 
     def sigma(self, error: float) -> float:
-        """Return an upper bound on the standard deviation of the noise.
-
-        The true standard deviation is larger with probability at most `error`.
-        """
+        """Return an upper bound on the noise's sigma, wrong with probability at most `error`."""
         return _most(self.squares, self.releases * self.entries, error)
 
 
@@ -108,12 +96,11 @@ def moved_distance(
 ) -> tuple[float, float]:
     """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
-    The unit is the standard deviation of the noise. Unlike in `MeasuredNoise.distance`, the effect
-    of a client is measured too. `moves` has an entry for each client: the distance by which the
-    releases are shifted in the direction of the client's update, averaged over the rounds, in the
-    units of `noise`. The bound is too large with probability at most `error`. Half of this
-    probability is spent on the mean of the moves (Student's t), and half on the noise. The second
-    result is the amount by which the uncertainty of the mean has lowered the bound.
+    The unit is the standard deviation of the noise. `moves` has an entry for each client: the
+    distance by which the releases are shifted in the direction of the client's update, averaged
+    over the rounds, in the units of `noise`. The bound is too large with probability at most
+    `error`. The second result is the amount by which the uncertainty of the mean has lowered the
+    bound.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -126,10 +113,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return an upper bound on sigma, from the sum of the squares of `entries` noisy entries.
-
-    The true sigma is larger with probability at most `error`.
-    """
+    """Return an upper bound on sigma, wrong with probability at most `error`."""
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

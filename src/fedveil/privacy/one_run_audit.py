@@ -1,17 +1,17 @@
 """A lower bound on the epsilon of a run, from that run alone.
 
 Each of m canaries has a secret fair coin. The coin decides which of two inputs the canary puts into
-the run: the first if the coin shows 1 (the canary is "in"), the second if it shows 0. Here an input
-is a client's whole data, so the two data sets are neighbours (replace-one). An observer of the
-run's releases computes a score for every canary, and guesses some of the coins by the scores. If
-the run is (epsilon, delta)-differentially private, the number of right guesses is limited. The
-canaries' outcomes need not be independent (Steinke, Nasr and Jagielski, 2023):
+the run: the first if the coin shows 1 (the canary is "in"), the second if it shows 0. An input is a
+client's whole data, so the two data sets are neighbours (replace-one). An observer computes a score
+for every canary from the run's releases, and guesses some of the coins. If the run is (epsilon,
+delta)-differentially private, then, even for dependent canaries (Steinke, Nasr and Jagielski,
+2023):
 
     Pr[right >= v] <= b(v) + 2 m delta max over i of (b(v - i) - b(v)) / i,
 
 where b(v) = Pr[Binomial(guesses, e^epsilon / (1 + e^epsilon)) >= v]. If the right-hand side is
 below 1 - confidence, that epsilon is refuted. The bound is the largest refuted epsilon. The number
-of guesses must not depend on the coins, so it is computed from the claim only.
+of guesses is computed from the claim only, because it must not depend on the coins.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
 
-    Each score belongs to a canary, a test input that a fair coin put into the run or left out.
-    Scores of larger magnitude give surer guesses. A score must be likelier positive if the canary
-    is in. Averaged over the coin, the distribution of a score must be symmetric about 0.
+    Each score belongs to a canary, a test input that a fair coin put into the run or left out. A
+    score must be likelier positive if the canary is in. Averaged over the coin, the distribution of
+    a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -67,8 +67,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    It holds for every (epsilon, delta)-private run, by the theorem in this module's docstring. Of
-    the `canaries` in the run, `guesses` were guessed to be in or out.
+    It holds for every (epsilon, delta)-private run. Of the `canaries` in the run, `guesses` were
+    guessed to be in or out.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))
@@ -98,8 +98,7 @@ def gaussian_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon that is valid only for a run with Gaussian noise.
 
-    It is larger than that of `lower_bound`, which has the same arguments. For a run with other
-    noise, the result may be above the true epsilon.
+    It is larger than that of `lower_bound`, which has the same arguments.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
@@ -140,10 +139,9 @@ class OneRunAudit:
     independent. Both are right at the same time with probability at least `confidence`. `reachable`
     is what `bound` would be if every guess were right.
 
-    `unseen` and `unseen_alone` say how wrong a claim can be without being noticed. If the run's
-    true epsilon is at most `unseen`, `bound` probably does not refute the claim. `unseen_alone`
-    says this of `alone`. They are infinite if the claim is not refuted even when every guess is
-    right.
+    If the run's true epsilon is at most `unseen`, `bound` probably does not refute the claim.
+    `unseen_alone` says this of `alone`. They are infinite if the claim is not refuted even when
+    every guess is right.
     """
 
     claim: Figure
@@ -183,8 +181,7 @@ def audit_run(
 
     A canary is a test input that a fair coin put into the run or left out. `included` holds the
     coins. A positive score means that the canary seems to be in. `gaussian` is True if the claim is
-    about Gaussian noise. Otherwise only the epsilon and delta of the claim are used, and the bounds
-    are smaller.
+    about Gaussian noise, which gives larger bounds.
     """
     scores = np.asarray(finite_vector("scores", scores), np.float64)
     m = integer("canaries", len(scores), 1)
@@ -234,8 +231,7 @@ def alone(
 ) -> Alone:
     """Guess for every canary if it is in the run. Returns the resulting lower bound on epsilon.
 
-    A canary with a positive score is guessed to be in. The bound is valid only if the canaries'
-    outcomes are independent. The arguments are those of `audit_run`.
+    The bound is valid only if the canaries' outcomes are independent.
     """
     m, delta = len(scores), claim.delta
 
@@ -260,8 +256,7 @@ def _unseen(
     """Return the largest true epsilon at which `claim` would probably not be refuted, or infinity.
 
     `refutes(right)` is True if that number of right guesses, of all `guesses`, refutes the claim.
-    `share(epsilon)` is the expected share of right guesses in a run with this true epsilon. The
-    result is infinite if the claim is not refuted even when every guess is right.
+    `share(epsilon)` is the expected share of right guesses in a run with this true epsilon.
     """
     if claim.epsilon >= _MOST or not refutes(guesses):
         return math.inf
@@ -276,8 +271,7 @@ def _unseen(
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
     """Return how many of the `canaries` to guess, for the largest expected lower bound on epsilon.
 
-    The number is best if the run's true epsilon equals the claim. It does not depend on which
-    canaries are in the run, or on their scores. `gaussian` and `confidence` are as in `audit_run`.
+    It is best if the true epsilon equals the claim, and depends on no coin and no score.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.
@@ -302,10 +296,9 @@ def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) 
 def expected_share(mu: float, share: float) -> float:
     """Return the expected share of guesses that are right, if only the surest guesses are made.
 
-    A canary is a test input that a fair coin put into the run or left out. Its score is N(mu² / 2,
-    mu²) if it is in, and N(-mu² / 2, mu²) if it is out. Scores farther from 0 give surer guesses. A
-    canary is guessed only if its score is farther from 0 than a threshold. The threshold is such
-    that this has probability `share`.
+    A canary's score is N(mu² / 2, mu²) if it is in the run, and N(-mu² / 2, mu²) if it is out. A
+    canary is guessed only if its score is farther from 0 than a threshold. This has probability
+    `share`.
     """
 
     def beyond(threshold: float) -> Float64s:
@@ -323,9 +316,8 @@ def expected_share(mu: float, share: float) -> float:
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
     """Return True if the guesses refute that a run is as private as Gaussian noise at `mu`.
 
-    `mu` is the distance of two means in standard deviations. `right` of `guesses` guesses about m
-    canaries were right. A true hypothesis is refuted with probability at most `error` (Mahloujifar,
-    Melis and Chaudhuri, 2024, algorithm 3).
+    `mu` is the distance of two means in standard deviations. A true hypothesis is refuted with
+    probability at most `error` (Mahloujifar, Melis and Chaudhuri, 2024, algorithm 3).
     """
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m
@@ -338,10 +330,7 @@ def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) ->
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return the distance at which two normal distributions cost exactly (epsilon, delta).
-
-    The distance is between their means, in units of their common standard deviation.
-    """
+    """Return the distance mu at which N(0, 1) and N(mu, 1) cost exactly (epsilon, delta)."""
     return 1 / analytic_sigma(max(epsilon, _LEAST), delta, 1.0)
 
 

@@ -19,8 +19,7 @@ _BATCH = 1 << 20
 def ordered_pairs(table: Float64s) -> Pairs:
     """Return all ordered pairs of different rows, as pairs of row indices.
 
-    If reversing the order of rows and of columns leaves the table unchanged, a pair and its mirror
-    image have equal privacy curves. Then only one of the two is returned.
+    If reversing rows and columns leaves the table unchanged, mirrored pairs are returned once.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)
@@ -84,12 +83,7 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`.
-
-    `logs` is ln of `table`. `table`, `pairs`, `largest`, `error` and `infinite` are as in
-    `largest_curve`. The other arguments are constants of its grid: `growth` is e^(epsilon - error)
-    at each point, `decay` is e^-step, and `share` is 1 - `decay`.
-    """
+    """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`."""
     # An output whose loss lies between two grid points is split into two outputs on them that
     # preserve its mass under both rows. Merging the two gives the original distribution, so the
     # split pair loses no less.

@@ -1,11 +1,10 @@
 """The epsilon of losses whose order and number are chosen depending on earlier results.
 
-For each order a of a fixed grid, a loss has the Rényi cost log E[exp((a - 1) L)] / (a - 1), where L
-is its privacy loss. Costs of one order add up. This holds even if each loss is chosen adaptively,
-as long as the sum stays within a fixed limit (Feldman and Zrnic, Individual Privacy Accounting via
-a Rényi Filter, 2021). By Markov's inequality, the total loss exceeds the sum by more than log(1 /
-delta) / (a - 1) with probability at most delta. The result is the best bound over all orders, so
-each order gets an equal share of delta.
+For each order a of a fixed grid, a loss L has the Rényi cost log E[exp((a - 1) L)] / (a - 1). Costs
+of one order add up, even if each loss is chosen adaptively, as long as the sum stays within a fixed
+limit (Feldman and Zrnic, Individual Privacy Accounting via a Rényi Filter, 2021). The total loss
+exceeds the sum by more than log(1 / delta) / (a - 1) with probability at most delta (Markov). Each
+order gets an equal share of delta.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Gaussian noise on the sum of a secretly sampled batch, if one example is replaced.
 
-Each example of a client is taken into a batch independently with probability q. Nobody else learns
-which examples were taken. Each taken example adds a vector of L2 norm at most c to a sum. The
-vector may depend on everything public. Noise N(0, sigma²) is added to every coordinate of the sum.
-dp-accounting composes the same mechanism under REPLACE_ONE.
+Each example of a client is taken into a batch independently and secretly with probability q. Each
+taken example adds a vector of L2 norm at most c to a sum. The vector may depend on everything
+public. Noise N(0, sigma²) is added to every coordinate of the sum.
 """
 
 # Data sets that differ in one example have these output distributions, given which of the other

@@ -1,9 +1,8 @@
 """The client's answer to the request for a report. Under a guarantee a client always answers.
 
-The server chooses the weights from which clients train. A lying server can choose weights with
-which the training of one particular client fails. A missing report would then reveal something that
-no noise covers. So under a protection with a guarantee, an unusable update is replaced by an update
-of zero before the protection sees it, and the report is sent.
+A lying server can choose weights with which the training of one particular client fails. A missing
+report would then reveal something that no noise covers. So under a protection with a guarantee, an
+unusable update is replaced by an update of zero, and the report is sent.
 """
 
 from __future__ import annotations
@@ -42,13 +41,12 @@ def answer_trained(
     """Train, and return the client's answer to `message`, which asks for the report.
 
     `train` returns the update and the client's number of examples. `half` takes that number and
-    returns a `ClientRound`, the client's side of the round. If the update is unusable, `spare`
-    returns another `ClientRound` in the same state, which reports an update of zero.
+    returns the client's `ClientRound`. If the update is unusable, `spare` returns another
+    `ClientRound` in the same state, which reports an update of zero.
 
     Under a protection without a guarantee, any error that prevents a report is raised. Under a
     protection with a guarantee, or if `always` is True, only errors that `message` itself causes
-    are raised: these also occur for an update of zero. Every other error is returned in the
-    `Reply`, for the client's own log.
+    are raised. Every other error is returned in the `Reply`, for the client's own log.
     """
     try:
         update, examples = train()

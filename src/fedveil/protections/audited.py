@@ -34,10 +34,7 @@ class Outcome(Protocol):
 
 
 class Audited(ABC):
-    """The methods of a protection that an audit calls.
-
-    The default methods are for a protection that releases updates unperturbed.
-    """
+    """The methods of a protection that an audit calls."""
 
     #: True if a round's aggregate must include the released sum. An audit sets it.
     audited: bool = False
@@ -53,10 +50,7 @@ class Audited(ABC):
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the kinds of random choices that a report makes, in the order of `Reading.truths`.
-
-        An example is the choice to flip a bit. The list is empty if an audit cannot check any.
-        """
+        """Return the kinds of random choices that a report makes, in order of `Reading.truths`."""
         return ()
 
     def domain(self, round: int) -> Domain:

@@ -75,8 +75,7 @@ class JobContext:
     - `apart` is a bound on the L2 distance between any two possible updates of a client, rounding
       included. It is None unless the code that makes the updates guarantees a distance below twice
       the norm clip.
-    - `combining` says how the server combines reports: by their mean, their median or in another
-      way.
+    - `combining` says how the server combines reports, for example by their mean.
     - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
       the number of all clients if each takes part with probability `turn_rate`.
     """
@@ -176,8 +175,7 @@ class Aggregate:
 
     `update` is the combined update of `reports` clients, and `state` the protection's state for the
     next round. `released` is the sum before it was decoded to the update, or None if no audit needs
-    it. `divisor` is the number by which the sum was divided to get `update`. None stands for
-    `reports`.
+    it. `divisor` is the number by which the sum was divided (None: `reports`).
     """
 
     update: npt.NDArray[np.float64]
@@ -188,10 +186,7 @@ class Aggregate:
 
 
 class ServerRound(ServerHalf, Protocol):
-    """The server's half of a protection in one round: it sends messages, and adds up the answers.
-
-    `rounds.loop.drive` calls its methods.
-    """
+    """The server's half of a protection in one round: sends messages and adds up the answers."""
 
     def opening(self) -> Message:
         """Return the first message, which is equal for every invited client."""
@@ -219,9 +214,8 @@ class ClientRound(Protocol):
     def keep(self) -> State:
         """Return the state from which a new `ClientRound` of this client can continue the round.
 
-        An engine saves it if each message is handled in a new process. The state is secret and must
-        be restored only once. It is empty if the client will answer no further message in this
-        round.
+        The state is secret and must be restored only once. It is empty if the client will answer no
+        further message in this round.
         """
 
     def take_up(self, kept: State) -> None:
@@ -258,19 +252,14 @@ class Protection(Description):
 
     @property
     def adaptive(self) -> bool:
-        """True if the cost of a round depends on the outcome of earlier rounds.
-
-        The ledger then adds the losses, because tighter composition is invalid for adaptively
-        chosen costs.
-        """
+        """True if the cost of a round depends on the outcome of earlier rounds."""
         return self.adapts(self.settings)
 
     @cached_property
     def always_reports(self) -> bool:
         """True if a client sends a report whatever its update is.
 
-        This is the case if reports are perturbed or have a finite epsilon, because no epsilon
-        covers what a missing report would reveal.
+        This is the case if reports are perturbed or have a finite epsilon.
         """
         return self.perturbs or self.most_of_a_report()[0] < math.inf
 
@@ -316,8 +305,7 @@ class Protection(Description):
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
         """Return the next state after a round that was interrupted and has no aggregate.
 
-        `state` is the state at the round's start. `cost` is what its reports cost: each loss with
-        its number of releases.
+        `state` is that at the round's start. `cost` has each loss with its number of releases.
         """
         return state
 
@@ -342,8 +330,7 @@ class Protection(Description):
     def carried(self, update: Update, told: Message) -> Update:
         """Return `update` as a report would contain it without noise, for example clipped.
 
-        `told` is the server's message that asks for the report. By default, `update` is not
-        changed.
+        `told` is the server's request for the report. By default, `update` is not changed.
         """
         return update
 
@@ -370,8 +357,7 @@ class Protection(Description):
         """Return the best estimate of a client's update that an attacker can make from `report`.
 
         The client is the first in the cohort of `context`. By default, the estimate is the
-        aggregate of a round with only this report, and there is no likelihood. This suits a
-        protection with a single phase and equal weights.
+        aggregate of a round with only this report, and there is no likelihood.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

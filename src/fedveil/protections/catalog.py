@@ -29,10 +29,7 @@ POSITIONS: dict[str, type[Protection]] = {position.name: position for position i
 
 
 def find(name: str) -> type[Protection]:
-    """Return the class of a protection, given its `name` in a job.
-
-    `name` is the name of a built-in protection, or `package.module:Name` for a user's own class.
-    """
+    """Return the class of a protection, given a built-in `name` or `package.module:Name`."""
     if name in POSITIONS:
         return POSITIONS[name]
     key = f"protection = {name!r}"
@@ -49,9 +46,8 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
     """Map phase names of all protections to phases of `position`, for plans of simulated faults.
 
-    A plan that was written for another protection may name phases that `position` does not have. A
-    phase of `position` maps to itself. Any other phase maps to the training phase of `position`, or
-    to None if it comes after training in the protection that has it.
+    A phase of `position` maps to itself. Any other phase maps to the training phase of `position`,
+    or to None if it comes after training in the protection that has it.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

@@ -1,8 +1,4 @@
-"""central_gaussian: clients clip their updates, and a trusted server adds noise to the sum.
-
-It serves as a comparison: it shows the accuracy that is possible if the server is trusted. The
-server adds noise once for a whole cohort, while `dp_encrypt` adds noise to every report.
-"""
+"""central_gaussian: clients clip their updates, and a trusted server adds noise to the sum."""
 
 from __future__ import annotations
 
@@ -75,8 +71,7 @@ class CentralGaussianSettings(AdaptiveClipSettings):
     def ratio(self, delta: float, rounds: int) -> float:
         """Return the standard deviation of a round's noise as a multiple of the sensitivity.
 
-        It is the noise multiplier or, if a target epsilon is set instead, the ratio that meets the
-        target at `delta` over `rounds` rounds.
+        It is the noise multiplier, or the ratio that meets the target epsilon at `delta`.
         """
         if self.target_epsilon is not None:
             return ratio_for(self.target_epsilon, delta, rounds)
@@ -239,10 +234,6 @@ class CentralGaussianServerRound(OneReportRound):
         self._sum += other._sum
 
     def _aggregate(self) -> Aggregate:
-        """Return the noisy sum, divided by the number of reports.
-
-        With secret cohorts it is divided by the expected number instead.
-        """
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
         divisor = job.clients_per_round if job.poisson else self.reports

@@ -70,8 +70,7 @@ class Clipping:
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
     With a moving clip (`QuantileClip`), the input is the update followed by its clip bit, which
     says whether the update was shortened. The input has `length` entries and a norm of at most
-    `norm`. A moving clip is the protection's state, and the server sends it with the request for a
-    report. Clients accept every clip that can occur in a run.
+    `norm`. Clients accept every clip that can occur in a run.
     """
 
     def __init__(
@@ -111,36 +110,22 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`, which ends with a clip bit if the clip moves.
-
-        The clip is read from `told`, the message with which the server asks for the report.
-        """
+        """Return the mechanism's input for `update`. It ends with a clip bit if the clip moves."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given `mean`, the mean of the mechanism's inputs with noise.
-
-        If the clip moves, `mean` ends with the mean of the clip bits, which is left out. `state`
-        has the clip of the round.
-        """
+        """Return the mean update, given `mean`, the mean of the mechanism's inputs with noise."""
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the clipped update, given `clipped`, the mechanism's input: removes the clip bit.
-
-        The clip is read from `told`, the message with which the server asks for the report.
-        """
+        """Return the clipped update without the clip bit that may end the input `clipped`."""
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 
     def aggregate(self, mean: Float64s, reports: int, state: State) -> Aggregate:
-        """Return the round's aggregate: the mean update, and the next clip as the new state.
-
-        `mean` is the mechanism's result for `reports` reports, and `state` has the clip of this
-        round.
-        """
+        """Return the round's aggregate: the mean update, and the next clip as the new state."""
         update, next_state = self._parted(mean, state)
         return Aggregate(update, reports, next_state)
 

@@ -21,9 +21,8 @@ class CostKey:
     - `start` is where the search starts if the parameter is null.
     - `instead` are other parameters that determine the same quantity. Setting `parameter` sets them
       to null.
-    - `total` is a parameter that limits the cost of an adaptive run, which ends before it costs
-      more. It is None if there is no such parameter. Then no value can be found for an adaptive
-      run, because the cost of later rounds is unknown.
+    - `total` is a parameter that limits the cost of an adaptive run, or None. Without it, no value
+      can be found for an adaptive run.
     """
 
     parameter: str
@@ -40,11 +39,7 @@ class CostKey:
         return self.start if value is None else float(value)
 
     def changes(self, settings: Mapping[str, Any], value: float) -> Iterator[tuple[str, Any]]:
-        """Yield the changes of a protection's `settings` that set the parameter to `value`.
-
-        A change is the path of a parameter within the block, and its new value. Alternatives of the
-        parameter (`instead`) are set to None.
-        """
+        """Yield the changes of a protection's `settings` that set the parameter to `value`."""
         yield from ((name, None) for name in self.instead if settings.get(name) is not None)
         yield self.parameter, value
 

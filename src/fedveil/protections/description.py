@@ -1,7 +1,4 @@
-"""A protection's properties that depend only on its class: names, rules, advice and others.
-
-They can be used without creating a protection for a job.
-"""
+"""A protection's properties that depend only on its class: names, rules, advice and others."""
 
 from __future__ import annotations
 
@@ -64,10 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the protection's own time limit for a phase: its key in the job, and the seconds.
-
-        None means that the protection has no limit of its own.
-        """
+        """Return the protection's time limit for a phase, as a job key and seconds, or None."""
         return None
 
     @classmethod
@@ -84,8 +78,7 @@ class Description(Audited):
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        `fedveil budget --target-epsilon` searches for its value. If the class attribute
-        `cost_parameter` is only a name, a smaller value of that parameter costs less.
+        If the class attribute `cost_parameter` is a name, a smaller value of it costs less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named

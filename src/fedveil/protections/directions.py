@@ -22,10 +22,7 @@ Direction: TypeAlias = Literal["loss", "larger", "smaller", "own", "none"]
 
 
 def directions(settings: type[BaseModel]) -> dict[str, Direction]:
-    """Return, for each field of a settings class, which change of its value weakens the protection.
-
-    The class declares this in `WEAKENS`, and inherits the entries of its base classes.
-    """
+    """Return, for each field of a settings class, which change weakens the protection."""
     found: dict[str, Direction] = {}
     for kind in reversed(settings.__mro__):
         declared: Mapping[str, Direction] = vars(kind).get("WEAKENS", {})

@@ -175,7 +175,7 @@ class DistributedDP(Clipped, SecureSum):
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. A sum of discrete Gaussians of variance 16 or more is a
     discrete Gaussian to within a factor e^±η, η = 1e-61, so the sum has the Gaussian's own
-    guarantee. Skellam noise, the alternative, adds up exactly, but needs a sampler of its own.
+    guarantee.
     """
 
     name = block = "distributed_dp"
@@ -344,8 +344,7 @@ class DistributedDP(Clipped, SecureSum):
     def domain(self, round: int) -> Domain:
         """Return the vector space in which the round's sum is released.
 
-        It is the space of rotated vectors. Without a rotation, or if the clip moves, it is the
-        space of updates.
+        It is that of rotated vectors, or of updates without a rotation or if the clip moves.
         """
         signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
@@ -365,8 +364,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the round's noisy sum as a vector in `domain`, in the units of updates.
 
-        It is the sum before the rotation is undone. If the clip moves, it is the decoded sum
-        instead.
+        It is the sum before the rotation is undone or, if the clip moves, the decoded sum.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

@@ -80,9 +80,8 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 class DPEncrypt(Protection):
     """Every client sends its clipped update plus Gaussian noise. The server takes the mean.
 
-    MindSpore Federated sends old weights + noised update. The server knows the old weights, so this
-    protection sends only the noised update. Clients have equal weights, because numbers of examples
-    are not protected and therefore not sent.
+    Clients have equal weights, because numbers of examples are not protected and therefore not
+    sent.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
     everyone who reads the report, as `GaussianMechanism` states. With continuous noise (a
@@ -156,11 +155,7 @@ class DPEncrypt(Protection):
         return DPEncryptClientRound(context, self._form)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the noised update, and its likelihood given any clipped update.
-
-        Values beyond the report's limit are written as the limit, which happens to fewer than one
-        in 10^22. The likelihood ignores this.
-        """
+        """Return the noised update, and its likelihood given any clipped update."""
         output = self._form.read(report).astype(np.float64) * self._form.step
 
         def log_likelihood(update: Update) -> float:
@@ -242,8 +237,7 @@ class _GridForm(GridReport):
     """Encodes reports as whole multiples of the grid's step.
 
     `limit` is the largest possible entry of an update plus ten standard deviations of the noise, in
-    steps. A value beyond it is written as the limit. That happens to fewer than one value in 10^22,
-    and costs no privacy.
+    steps. A larger value is written as the limit, which costs no privacy.
     """
 
     def __init__(
@@ -277,8 +271,6 @@ class _GridForm(GridReport):
 
 
 class _FloatForm:
-    """Encodes reports as float32."""
-
     fields: tuple[str, ...] = ("update",)
     step = 1.0
 

@@ -31,11 +31,7 @@ _SIGNLESS = np.uint32(0x7FFFFFFF)
 
 
 class ExactSum:
-    """An exact running sum of `weight * vector`, over float32 vectors of equal length.
-
-    `_near` holds the sum of ordinary terms as integers in units of 2^-44. Before it could overflow,
-    its content is moved to `_far`. Larger terms are added to `_far` directly.
-    """
+    """An exact running sum of `weight * vector`, over float32 vectors of equal length."""
 
     def __init__(self, length: int) -> None:
         self.terms = 0
@@ -44,10 +40,7 @@ class ExactSum:
         self._far: _WideSum | None = None
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        """Add `weight * vector`.
-
-        Raises ValueError, and adds nothing, if an entry is NaN or too large.
-        """
+        """Add `weight * vector`. For NaN or too large terms, adds nothing and raises ValueError."""
         self._claim(1)
         if self._near_terms == _NEAR_TERMS:
             self._move_away()
@@ -184,8 +177,7 @@ def _add_below(
 ) -> bool:
     """Add `factor * vector` to `units`, if the bit pattern of each entry is below `limit`.
 
-    Returns False, and adds nothing, if a pattern reaches `limit`. Each block of entries is checked
-    and then added while it is in the cache.
+    Returns False, and adds nothing, if a pattern reaches `limit`.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

@@ -20,9 +20,8 @@ _BEYOND = "field multiples holds a value beyond its range"
 class GridReport:
     """Encodes a vector whose values are whole multiples of `step`, as the fields of a report.
 
-    A value is sent as its multiple: the number of steps, from -`limit` to `limit`. Each multiple
-    gets as many bits as this range needs, so all reports have equal length. `dimension` is the
-    number of values. `kind` is the integer type of the array that `read` returns.
+    A value is sent as its number of steps, from -`limit` to `limit`. All reports have equal length.
+    `dimension` is the number of values. `kind` is the integer type that `read` returns.
     """
 
     fields: tuple[str, ...] = ("multiples", "step")
@@ -43,8 +42,7 @@ class GridReport:
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
         """Return the fields of a report: all values, packed, and `step`.
 
-        The function `multiples` is called with one slice after another. It returns the values at
-        the positions in this slice, as whole multiples of `step`.
+        `multiples` returns the values in a slice, as multiples of `step`. Slices come in order.
         """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}
@@ -54,10 +52,7 @@ class GridReport:
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:
-        """Return the values of an untrusted report, as multiples of `step`.
-
-        Raises an error if a field is wrong.
-        """
+        """Return an untrusted report's values in steps. Raises an error if a field is wrong."""
         packed = self._packed(message)
         multiples = reused_memory.empty(self._dimension, self._kind)
         if not unpack(packed, -self.limit, self.limit, self.width, multiples):
@@ -65,10 +60,7 @@ class GridReport:
         return multiples
 
     def add(self, message: Message, total: Int64s) -> None:
-        """Add the values of an untrusted report to `total`, as multiples of `step`.
-
-        Raises an error if a field or a value is wrong.
-        """
+        """Add an untrusted report to `total`, in steps. Raises an error if a value is wrong."""
         packed = self._packed(message)
         if not add_within(packed, -self.limit, self.limit, self.width, total):
             raise MessageInvalid(_BEYOND)

@@ -31,10 +31,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue` if the protection `name` cannot state an epsilon for this job.
-
-    Gaussian noise in a sum needs equal weights of all clients and a delta above 0.
-    """
+    """Raise `InvalidValue` if the protection `name` cannot state an epsilon for this job."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

@@ -16,10 +16,8 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report.
 
-    It checks the sender and the round of a report, and subclasses add up the rest. A round's
-    clients may be distributed over several objects of this class. `merge` combines these at the
-    end, and the result does not depend on the distribution. Pickling saves only the data that
-    `merge` needs.
+    It checks the sender and the round of a report, and subclasses add up the rest. Several objects
+    of this class may share a round's clients. `merge` combines them at the end.
     """
 
     mergeable = True

@@ -12,10 +12,7 @@ from fedveil.protections.base import Protection
 
 @contextmanager
 def own_errors(protection: Protection) -> Iterator[None]:
-    """A context that turns exceptions of a user's own protection into `RunStopped`.
-
-    fedveil's own errors, and exceptions from elsewhere, are not changed.
-    """
+    """A context that turns exceptions of a user's own protection into `RunStopped`."""
     try:
         yield
     except FedveilError:

@@ -96,10 +96,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the messages that open the current phase, by client.
-
-        They go to the clients that `answered` the previous phase.
-        """
+        """Return the messages that open the current phase, for each client in `answered`."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod

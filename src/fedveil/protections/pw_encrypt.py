@@ -1,8 +1,6 @@
 """pw_encrypt: secure aggregation with pairwise masks, which survives dropouts.
 
-The server learns the weighted mean of the survivors' updates, and nothing else about them (see
-`SecureSum`). The mean itself has no guarantee unless the server adds noise to it. Then the
-guarantee of `CentralNoise` holds against everyone but the server.
+The server learns the weighted mean of the survivors' updates, and nothing else about them.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ class PWEncryptSettings(SecureSumSettings):
     ) -> CentralNoise | None:
         """Return the noise that the server adds to sums in multiples of `step`.
 
-        Returns None without `central_eps`. `dimension` is the number of entries of an update.
-        `apart` is as in `JobContext`.
+        Returns None without `central_eps`. `apart` is as in `JobContext`.
         """
         if self.central_eps is None:
             return None
@@ -245,9 +242,7 @@ class PWEncrypt(SecureSum):
     ) -> npt.NDArray[np.int64]:
         """Return the sum `total` with central noise.
 
-        Nothing else about `total` is released, not even an error. A lying client may have moved an
-        entry to the end of its range, where the noise makes it wrap. The guarantee holds in that
-        case as well.
+        Nothing else about `total` is released, not even an error if an entry wraps.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

@@ -1,7 +1,4 @@
-"""The information that an attacker can get from one client's report.
-
-Attacks on reports use readings only, so they work against every protection, including a user's own.
-"""
+"""The information that an attacker can get from one client's report."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ class Reading:
 
     @classmethod
     def nothing(cls, dimension: int) -> Reading:
-        """Return the `Reading` of a report that reveals nothing about the update.
-
-        `dimension` is the number of entries of an update.
-        """
+        """Return the `Reading` of a report that reveals nothing about the update."""
         empty = np.zeros(dimension)
         return cls(empty, empty, log_likelihood=lambda candidate: 0.0)
 

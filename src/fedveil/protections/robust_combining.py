@@ -45,10 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports in the chosen way.
-
-        `plain` is an empty sum that adds reports exactly. The mean and the norm bound use it.
-        """
+        """Return an empty sum that combines reports in the chosen way."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -78,10 +75,9 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of the middle values.
 
-    So dividing the value by the number of reports gives that mean. The middle values are found
-    entry by entry, by dropping the largest and the smallest ones. `cut` is the share of the values
-    that is dropped at each end, rounded up to whole reports. At least the one or two middle values
-    remain.
+    The middle values are found entry by entry, by dropping the largest and the smallest ones. `cut`
+    is the share of the values that is dropped at each end, rounded up to whole reports. At least
+    the one or two middle values remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -148,7 +148,6 @@ class Unary(Protection):
         return {"eps": self.settings.eps, "spent": "0"}
 
     def check_state(self, state: State) -> None:
-        """Raise `MessageInvalid` unless a round of this job can end with `state`."""
         only_fields(state, *self.initial_state(), *(["stop"] if "stop" in state else []))
         eps = take(state, "eps", float)
         if eps < self.settings.eps or (eps > self.settings.eps and not self.adaptive):
@@ -298,11 +297,7 @@ class UnaryServerRound(_ServerRound):
 
 
 class UnaryCohortRound(_ServerRound):
-    """Counts the clients' exact states, and draws the sum of their reports when all have arrived.
-
-    The key of the draw is the exclusive or of the clients' random bytes, so it does not depend on
-    their order.
-    """
+    """Counts the clients' exact states, and draws the sum of their reports."""
 
     sums = ("_cohort", "_key")
     packed = "states"

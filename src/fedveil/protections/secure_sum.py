@@ -213,7 +213,6 @@ class SecureSum(Protection):
         return hashlib.sha256(origin + encode(words)).digest() if words else origin
 
     def _model_digest(self, context: RoundContext | ClientContext) -> bytes:
-        """Return a digest of the vector that clients receive for training. Caches the last one."""
         if context.origin:
             return context.origin
         kept = self._digested

@@ -69,20 +69,16 @@ class SecureSumSettings(Settings):
         return "a server that follows the protocol"
 
     def sharing_clients(self, clients: int) -> int:
-        """Return the largest number of clients that share secrets, in a round of `clients` clients.
-
-        It is ceil(share_secrets_ratio * clients). The ratio is taken as the decimal in the job
-        file, so 0.07 of 100 clients is 7.
-        """
+        """Return the largest number of clients that share secrets, in a round of `clients`."""
         return math.ceil(Fraction(repr(self.share_secrets_ratio)) * clients)
 
     def threshold(self, clients: int) -> int:
         """Return how many of `clients` clients are needed to reconstruct a secret.
 
-        The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret.
-        With it, a server that lies and colludes with a third of these clients cannot unmask the
-        others (docs/secure-aggregation.md). The default is at most s - 1, so that one client may
-        drop out, and at least 2.
+        The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret, but
+        at least 2 and at most s - 1. With it, a server that lies and colludes with a third of these
+        clients cannot unmask the others (docs/secure-aggregation.md). If the number of neighbours
+        is automatic and the graph sparse, the default is `SPARSE_THRESHOLD`.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold
@@ -102,8 +98,7 @@ class SecureSumSettings(Settings):
     def graph_degree(self, clients: int) -> int | None:
         """Return each client's number of neighbours in the masking graph. None if it is complete.
 
-        `clients` is the number of clients that share secrets. Raises `InvalidValue` if that number
-        is too large.
+        `clients` is the number that share secrets. Raises `InvalidValue` if it is too large.
         """
         integer("sharing", clients, 1, MAX_CLIENTS)
         if isinstance(self.neighbours, int):

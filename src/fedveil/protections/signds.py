@@ -155,10 +155,7 @@ class SignDSProtection(Protection):
         return SignDSClientRound(context, self)
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
-        """Return the estimate of an attacker: the report's sign in the selected dimensions.
-
-        All other dimensions have weight 0.
-        """
+        """Return the estimate of an attacker: the report's sign in the selected dimensions."""
         estimate = super().reading(context, report).estimate
         sign, bit = take(report, "sign", int), report.get("bit")
         code, dim_out = take(report, "indices", bytes), self.mechanism.plan(self.dimension).dim_out

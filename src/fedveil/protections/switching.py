@@ -11,12 +11,7 @@ from fedveil.settings.settings import Settings
 
 
 def switched(job: Mapping[str, Any], position: str) -> list[str]:
-    """Return the settings that change the protection of `job` to `position`, which adds noise.
-
-    Each is "key=value". They include equal weights of clients, and the mean as the way to combine
-    reports, because noise needs both. Settings that both protections inherit from the same class
-    keep their values.
-    """
+    """Return the "key=value" settings that change the protection of `job` to `position`."""
     changes = {"protection": position} if job["protection"]["name"] != position else {}
     if job["server"]["weighting"] == "by_size":
         changes["server.weighting"] = "equal"
@@ -27,11 +22,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings, as "key=value", that the protection `other` takes over from the job.
-
-    `switch` is the job's protection block. Only parameters that both protections inherit from one
-    class are taken over, and only values other than the default.
-    """
+    """Return the settings, as "key=value", that the protection `other` takes over from the job."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

@@ -27,10 +27,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the privacy costs of a run that are saved in the run folder `path`, if any.
-
-    Call it within the context `intact`, which explains errors.
-    """
+    """Return the privacy costs in the run folder `path`. Call it within the context `intact`."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

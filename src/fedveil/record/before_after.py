@@ -17,7 +17,7 @@ BEFORE_AFTER = "before-after.jsonl"
 class BeforeAfter:
     """A result before and after training: the value of a metric, or the continuation of a prompt.
 
-    `kind` says which of the two it is. `what` is the metric's name or the prompt.
+    `what` is the metric's name or the prompt.
     """
 
     kind: str

@@ -1,9 +1,8 @@
 """The account of a data set: what all trainings and questions together cost one of its clients.
 
-All trainings and questions on a data set name the same file. Each training or question charges the
-account before it asks for reports, and stops if the charge would exceed the account's limit.
-Charges are never taken back. A charge is the cost of a client that takes part in everything, so the
-account bounds every client's cost.
+A training or question charges the account before it asks for reports, and stops if the charge would
+exceed the limit. Charges are never taken back. A charge is the cost of a client that takes part in
+everything, so the account bounds every client's cost.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ class DataAccount:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge the losses of one round, `spendings`, to the account, and save it.
+        """Charge the losses of one round to the account, and save the account.
 
-        `what` is the round's name in errors. Raises `LimitReached`, and charges nothing, if the
-        account would exceed epsilon `limit` at `delta`. A `limit` of None means no limit.
+        Raises `LimitReached`, and charges nothing, if the total would exceed `limit` at `delta`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):

@@ -63,17 +63,13 @@ class EventLog:
 def anchor(party: str, head: tuple[int, str]) -> str:
     """Return the log line with which a party records the state of another party's chain.
 
-    `party` is the other party. `head` is the number of lines in its log, and its chain's last
-    digest.
+    `head` is the number of lines in the log of `party`, and the last digest of its chain.
     """
     return f"the log of {party} has {quantity(head[0], 'line')} and ends in {head[1]}"
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the records of other parties' chains in the log `path`.
-
-    Each has the party's name, the number of lines of its log, and the chain's last digest.
-    """
+    """Yield other parties' chains recorded in a log: party, number of lines, last digest."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
@@ -82,8 +78,7 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
     """Return sentences about lines of a log that were changed, removed or added.
 
-    `said` are the states of this log's chain that other parties have recorded (`anchor`): the
-    number of lines at that time, and the chain's last digest.
+    `said` are the states of this log's chain that other parties have recorded (`anchor`).
     """
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]

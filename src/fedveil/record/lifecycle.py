@@ -15,18 +15,14 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a phrase for the log: "began", or "went on after round 3" for a resumed run.
-
-    `unit` is "round" or "step", and `done` the number of completed ones.
-    """
+    """Return a phrase for the log: "began", or "went on after round 3" for a resumed run."""
     return f"went on after {unit} {done}" if done else "began"
 
 
 def introduce(event: Callable[[str], None], what: str, began: float, lines: Iterable[str]) -> None:
     """Log the versions of libraries, the seconds since `began`, and `lines`.
 
-    `began` is the value of `time.perf_counter` at the start. `event` logs a line. `what` is a
-    phrase that says what this process runs.
+    `began` is a value of `time.perf_counter`. `what` describes the work of this process.
     """
     event(
         f"{what}: fedveil {__version__}, Python {platform.python_version()}, "
@@ -41,10 +37,7 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """A context that adds `note()`, which says how to resume the run, to errors of type `ends`.
-
-    Errors of the user's model get no note, because they would occur again.
-    """
+    """A context that adds `note()`, which says how to resume the run, to errors of type `ends`."""
     try:
         yield
     except (ends, KeyboardInterrupt) as end:

@@ -16,36 +16,24 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Return a record's metrics, except the loss.
-
-    Each name is mapped to "higher" or "lower", the direction that is better.
-    """
+    """Return the better direction, "higher" or "lower", of each metric except the loss."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return the metric that decides which model is best, and its better direction.
-
-    It is the first metric of `record`, or the loss if there is no other.
-    """
+    """Return the first metric of a record, or else the loss, and the metric's better direction."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of a record's metrics, each once.
-
-    The first is the metric that decides which model is best. Then come the loss and the others.
-    """
+    """Return the names of a record's metrics: the deciding metric, the loss, then all others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the highest or lowest of a metric's `figures`, as `better` says.
-
-    It is NaN only if all of them are.
-    """
+    """Return the highest or lowest of a metric's `figures`. NaN only if all figures are NaN."""
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 
@@ -59,18 +47,12 @@ def title(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return True if the metric `name` is a fraction of the examples, such as an accuracy.
-
-    It is shown as a percentage.
-    """
+    """Return True if the metric `name` is a fraction of the examples, such as an accuracy."""
     return name.replace("_", " ").split(" ")[-1] == "accuracy"
 
 
 def digits(name: str, value: float) -> str:
-    """Format a value of the metric `name` for people: three digits, or a percentage.
-
-    NaN, the result of a diverged model, becomes "undefined".
-    """
+    """Format a metric for people: three digits, or a percentage. NaN becomes "undefined"."""
     if math.isnan(value):
         return "undefined"
     # A metric of the user's own may have this name and another range.

@@ -21,8 +21,7 @@ from fedveil.record.run_folder import MODEL, RunFolder, explained
 def write_model(folder: RunFolder, model: nn.Module) -> None:
     """Write every tensor of the model's state dict, except a pretrained model's base weights.
 
-    Base weights are never changed by training. If several names share a tensor, it is written once,
-    and the other names are listed in the file's metadata.
+    A tensor with several names is written once. The file's metadata lists its other names.
     """
     tied, base, target = tied_names(model), base_names(model), folder.path / MODEL
     tensors = {

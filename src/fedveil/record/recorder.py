@@ -76,10 +76,7 @@ class Recorder:
         return self._digest.hexdigest()
 
     def record(self, record: Record) -> None:
-        """Append a round's record to the metrics, as a line of strict JSON.
-
-        Call `sync` to wait until it is on disk.
-        """
+        """Append a round's record to the metrics. Call `sync` to wait until it is on disk."""
         line = json.dumps(strict(record), allow_nan=False) + "\n"
         with explained(self._folder.path):
             _append(self._metrics, line)
@@ -96,10 +93,7 @@ class Recorder:
             os.fsync(self._metrics.fileno())
 
     def event(self, text: str) -> None:
-        """Append `text` to the event log, with the time.
-
-        Control characters and line breaks in it are replaced.
-        """
+        """Append `text` to the event log, with the time. Control characters are replaced."""
         stamp = datetime.now().isoformat(timespec="seconds")
         with explained(self._folder.path):
             self._events.append(f"{stamp} {escaped('; '.join(text.splitlines()))}")
@@ -125,10 +119,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics file. A checkpoint states `size` and `digest`.
-
-        Raises an error unless these bytes have the SHA-256 digest `digest`.
-        """
+        """Read the first `size` bytes of the metrics. Raises an error unless `digest` matches."""
         path = folder.path / METRICS
         if size == 0:
             return cls()
@@ -154,8 +145,7 @@ def read_whole_lines(
 ) -> list[Record]:
     """Parse the text of the metrics file `path`. An incomplete last line is ignored.
 
-    Raises RunFolderError for a line that is no record, or that lacks one of the keys `needed`. The
-    error says that the command `resume` continues the run.
+    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`.
     """
     records = list[Record]()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):

@@ -41,10 +41,9 @@ class RunFolder:
     def create(
         cls, path: str | Path | None, name: str = "run", command: str | None = "fedveil run"
     ) -> RunFolder:
-        """Create a run's folder, or use an empty one. It is locked.
+        """Create and lock a run's folder. An existing folder must be empty.
 
-        Without a `path`, it is created under runs/ and named after `name` and the time. If the
-        folder has a run already, the error suggests `command` to resume it, unless that is None.
+        The default `path` is a new folder under runs/, named after `name` and the time.
         """
         if path is None:
             path = _new_path(name)
@@ -74,10 +73,7 @@ class RunFolder:
             return cls(path, _take_lock(path))
 
     def within(self, name: str) -> RunFolder:
-        """Return a subfolder, which this folder's lock protects too.
-
-        Do not close the subfolder. Closing this folder is enough.
-        """
+        """Return a subfolder, which this folder's lock protects too. Do not close the subfolder."""
         path = self.path / name
         with explained(path):
             make_inner_folder(path)
@@ -111,10 +107,7 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if `path` cannot become the folder of a new run.
-
-    If `path` has a run, the error suggests `command` to resume it.
-    """
+    """Raise RunFolderError if `path` cannot become the folder of a new run."""
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)

@@ -29,10 +29,7 @@ J = TypeVar("J", bound=AnyJob)
 
 
 def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
-    """Save a job in `folder`, and the paths from which the user's own modules were imported.
-
-    `names` are the job's names of the form `module:function`. Other names are ignored.
-    """
+    """Save a job, and the paths from which the user's modules in `names` were imported."""
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
     folder.write_atomically(_BEGAN, yaml)
@@ -40,10 +37,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
 
 
 def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
-    """Save in `folder` the paths from which the user's own modules were imported.
-
-    `names` are names of the form `module:function`. Other names are ignored.
-    """
+    """Save the paths from which the modules in `names` (`module:function`) were imported."""
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     folder.write_atomically(IMPORTS, "".join(f"{root}\n" for root in roots).encode())
 
@@ -51,8 +45,7 @@ def keep_imports(folder: RunFolder, names: Iterable[str]) -> None:
 def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tuple[RunFolder, J]:
     """Open the folder of an earlier run, and load its job with `load`, which reads a job file.
 
-    The folder is closed when the exit stack `stack` is. Raises `RunFolderError` if the job file was
-    edited. The run's saved import paths are appended to the module search path.
+    `stack` closes the folder. Raises `RunFolderError` if the job file was edited.
     """
     folder = RunFolder.reopen(Path(path))
     stack.callback(folder.close)
@@ -94,10 +87,7 @@ def look_beside(job: Path) -> None:
 
 
 def look_where_a_run_looked(path: Path) -> bool:
-    """Append the import paths saved in folder `path` to the module search path.
-
-    Returns False if there are none.
-    """
+    """Append the import paths saved in `path` to sys.path. Returns False if none are saved."""
     imports = path / IMPORTS
     if not imports.exists():
         return False

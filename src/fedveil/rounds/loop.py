@@ -69,7 +69,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Send `messages`, and yield the answers. Each is valid until the next is requested."""
+        """Send `messages` and yield the answers. An answer is valid until the next is requested."""
 
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
@@ -85,10 +85,7 @@ class Carrier(ABC):
 
 @dataclass
 class Outcome:
-    """The result of a round: its counts of bytes and clients. `void` says why it has no aggregate.
-
-    `void` is None if the round has an aggregate.
-    """
+    """The result of a round. `void` says why there is no aggregate, or is None if there is one."""
 
     void: RoundVoid | None = None
     bytes_up: int = 0
@@ -238,10 +235,7 @@ class _Phase:
                 outcome.reported.add(client)
 
     def _refusal(self, client: ClientId, data: bytes | memoryview) -> str | None:
-        """Pass a client's encoded message to the server. Returns the server's reason to refuse it.
-
-        Returns None if the server accepts the message.
-        """
+        """Pass a client's encoded message to the server. Returns why it was refused, or None."""
         try:
             self._outcome.timed(lambda: self._server.receive(client, decode(data, self._longest)))
         except ReportRejected as rejected:
@@ -261,10 +255,7 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message with the clients that receive it, so that it is encoded only once.
-
-    Consecutive clients in `messages` are grouped if their message is the same object.
-    """
+    """Yield each message object with the consecutive clients that receive it."""
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

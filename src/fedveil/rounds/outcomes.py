@@ -17,8 +17,7 @@ _LONGEST_REASON = 200
 class Effort:
     """The times and warnings of an answer, as far as they are known.
 
-    If several clients train together, the answer of the first of them has the time and the warnings
-    of all of them.
+    If several clients train together, the first client's answer has the values of all of them.
     """
 
     training_s: float = 0.0
@@ -81,10 +80,7 @@ class Unreached(Answer):
 
 
 def short(reason: str) -> str:
-    """Return text from an untrusted client in a form that is safe for logs and records.
-
-    It is one line of at most 200 characters. It is escaped if any character is unprintable.
-    """
+    """Return an untrusted client's text as one printable line of at most 200 characters."""
     text = reason[: _LONGEST_REASON + 1]  # however long it is, no more of it is read
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
@@ -96,10 +92,7 @@ def check_sender(
     asked: Collection[ClientId],
     answered: Collection[ClientId],
 ) -> None:
-    """Raise `ReportRejected` unless the client was asked in this phase and has not yet answered.
-
-    `invited` are the clients of the round, `asked` and `answered` those of this phase.
-    """
+    """Raise `ReportRejected` unless the client was asked in this phase and has not yet answered."""
     if client not in invited:
         raise ReportRejected(client, "unknown sender")
     if client not in asked:

@@ -34,9 +34,8 @@ class Client:
 
     Under active security, it discloses shares only if `threshold` survivors have signed the same
     text as this client. The text covers the list of survivors and everything that the server has
-    shown before: the terms, all clients' keys, the clients that share secrets, and `origin`. This
-    client's own new keys are among the keys. The caller must make sure that a client sends only one
-    vector in a round.
+    shown before: the terms, all clients' keys, the clients that share secrets, and `origin`. The
+    caller must make sure that a client sends only one vector in a round.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -165,10 +164,7 @@ class Client:
         return answer
 
     def _share(self, message: Message) -> dict[str, Value]:
-        """Return shares of this client's seed and mask key, encrypted for each of its neighbours.
-
-        Each share comes with a tag, by which the server recognises a wrong share.
-        """
+        """Return shares of this client's seed and mask key, encrypted for each neighbour."""
         cipher_keys = self._read_neighbourhood(message)
         members = list(cipher_keys)
         secrets = [self._seed, self._mask.secret]
@@ -196,11 +192,7 @@ class Client:
         return keys.unseal(keys.seal_key(self._channels[dealer], *ends), *ends, box)
 
     def _read_neighbourhood(self, message: Message) -> dict[int, bytes]:
-        """Return the cipher key of each member of this client's neighbourhood, from `message`.
-
-        Raises an error for a wrong message. Saves the members' mask keys and a digest of the
-        content.
-        """
+        """Return the cipher key of each member of this client's neighbourhood, from `message`."""
         members = take_ids(message, "clients")
         cipher_keys = take_rows(message, "cipher_keys", len(members), keys.KEY_BYTES)
         mask_keys = take_rows(message, "mask_keys", len(members), keys.KEY_BYTES)
@@ -249,10 +241,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt and save the shares that other clients, their dealers, sent to this client.
-
-        `sealed` has each dealer's encrypted shares. Returns the dealers whose shares are invalid.
-        """
+        """Decrypt and save other clients' shares. Returns the clients whose shares are invalid."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]

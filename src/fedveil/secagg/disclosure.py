@@ -48,10 +48,7 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return, for each client that dealt shares to `holder`, the number of that share.
-
-        It is the position of `holder`, from 0, in the dealer's neighbourhood.
-        """
+        """Return, for each client that dealt shares to `holder`, the number of that share."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
@@ -81,16 +78,14 @@ class Disclosure:
     def decide(self, survivors: Collection[int]) -> None:
         """Record which clients are in the sum.
 
-        Holders will disclose shares of these clients' mask seeds, and of all other clients' mask
-        keys.
+        Holders will disclose shares of their mask seeds, and of all other clients' mask keys.
         """
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
         """Return the smallest number of holders that a dealer has among the clients `answered`.
 
-        A holder is a client with a valid share of the dealer's secrets. All secrets can be
-        reconstructed only if this number reaches the threshold.
+        A holder is a client with a valid share of the dealer's secrets.
         """
         there = frozenset(answered)
         counted: dict[int, int] = {}
@@ -161,10 +156,7 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """Return the first `threshold` clients that disclosed valid shares of this dealer.
-
-        `chosen` caches, for each neighbourhood, the clients that disclosed shares.
-        """
+        """Return the first `threshold` clients that disclosed valid shares of this dealer."""
         number = self._graph.numbers[dealer]
         if number not in chosen:
             chosen[number] = [m for m in self._graph.members[number] if m in self._shares]
@@ -174,10 +166,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of `dealer`'s share among the shares that `holder` disclosed.
-
-        `index` caches each holder's list of dealers, by neighbourhood.
-        """
+        """Return the position of `dealer`'s share among the shares that `holder` disclosed."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

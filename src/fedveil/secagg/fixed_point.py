@@ -35,10 +35,7 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector clipped, scaled to whole numbers and randomly rounded.
-
-        The rounding draws from `entropy`. The result is written to `out` if it is given.
-        """
+        """Return the vector clipped, scaled to whole numbers and randomly rounded."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
@@ -66,8 +63,7 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
     """Write each entry to `out`: clipped, scaled, and rounded up or down at random.
 
-    The probability of rounding up is the fractional part of the scaled entry. `words` are uniform
-    random numbers of 64 bits.
+    The probability of rounding up is the fractional part of the scaled entry.
     """
     scale = largest / clip
     for i in range(len(part)):

@@ -106,8 +106,6 @@ def run_round(
 
 @dataclass
 class _InMemory(Carrier):
-    """Carries messages between server and clients in one process, encoded as on a network."""
-
     clients: Mapping[int, Client]
     numbers: Vectors
     silent: Mapping[str, Collection[int]]
@@ -150,10 +148,7 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return the vectors as whole numbers, the largest magnitude in them, and a decoder.
-
-    The decoder converts a sum back to real numbers. It is None for integer vectors.
-    """
+    """Return the vectors as whole numbers, the largest magnitude in them, and a decoder."""
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

@@ -52,10 +52,7 @@ class KeyPair:
         return cls(Secret(entropy.token(SECRET_BYTES)))
 
     def agree(self, public: X25519PublicKey) -> bytes:
-        """Return the X25519 shared secret of this key pair and the owner of `public`.
-
-        Raises `InvalidValue` for a key of low order.
-        """
+        """Return the secret agreed with `public`. Raises `InvalidValue` for a key of low order."""
         try:
             return self._private.exchange(public)
         except ValueError:
@@ -70,10 +67,7 @@ def public_key(raw: bytes) -> X25519PublicKey:
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Return True if `raw` is a public key of low order.
-
-    With such a key, the agreed secret is zero for every private key.
-    """
+    """Return True if `raw` is a public key of low order."""
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -84,8 +78,7 @@ def has_low_order(raw: bytes) -> bool:
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
     """Return the seed of the mask between clients `one` and `other`. Both derive the same seed.
 
-    `shared` is the agreed secret of their mask keys. `view` is a digest of everything that the
-    server has shown to both.
+    `shared` is the agreed secret of their mask keys, `view` the digest of what both were shown.
     """
     # HKDF-SHA256 (RFC 5869): the salt is `view`, what the two were shown; the input is `shared`,
     # the agreed secret of their mask keys; the info is a label and both identities, the smaller
@@ -97,8 +90,7 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
     """Return the key that encrypts shares from `sender` to `receiver`. Both derive the same key.
 
-    `shared` is the agreed secret of their cipher keys. `view` is a digest of everything that the
-    server has shown to both.
+    `shared` is the agreed secret of their cipher keys, `view` the digest of what both were shown.
     """
     return _derive(shared, view, b"sealed shares" + _ENDS(sender, receiver))
 
@@ -113,10 +105,7 @@ def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> 
 
 
 def unseal(key: bytes, view: bytes, sender: int, receiver: int, sealed: bytes) -> bytes | None:
-    """Decrypt the bytes `sealed`, if `seal` encrypted them with these arguments.
-
-    Returns None for any other bytes.
-    """
+    """Decrypt `sealed`, which `seal` returned for these arguments. Returns None for other bytes."""
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, view + _ENDS(sender, receiver))
     except InvalidTag:
@@ -151,18 +140,12 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that `client` signs when it sends its public `keys`.
-
-    `context` is the digest of the round's terms.
-    """
+    """Return the text that `client` signs when it sends its public `keys`."""
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """Return the text that a client signs for a list of survivors.
-
-    It includes `view`, a digest of everything that the server has shown to the client.
-    """
+    """Return the text that a client signs for a list of survivors. It includes `view`."""
     return b"fedveil survivors" + view + _ids(survivors)
 
 

@@ -1,9 +1,8 @@
 """Masks: vectors of uniform numbers modulo 2^bits, each the AES-256-CTR keystream of a seed.
 
-A vector is stored in unsigned integers of 32 bits (lanes), or of 64 bits if an element needs more.
-Lanes wrap around, which is arithmetic modulo a multiple of 2^bits, and `Ring.reduce` cuts the
-result to the ring's own bits. The keystream is read as whole little-endian lanes, so their low
-bits, which are the elements, are uniform.
+A vector is stored in unsigned integers (lanes) of 32 bits, or of 64 bits if an element needs more.
+Lanes wrap around, and `Ring.reduce` cuts them to the ring's bits. The keystream is read as whole
+little-endian lanes, so their low bits, which are the elements, are uniform.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Ring:
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
         """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        They are not reduced to the ring's number of bits yet. `used_up` says that the caller needs
-        `values` no more, so the result may reuse its memory.
+        They are not reduced to 2^bits yet. With `used_up`, they may reuse the memory of `values`.
         """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)
@@ -61,7 +59,7 @@ class Ring:
     def signed(self, lanes: Lanes, out: Int64s | None = None) -> Int64s:
         """Convert ring elements to whole numbers in -2^(bits-1) .. 2^(bits-1) - 1.
 
-        `lanes` may share memory with the beginning of `out`: the conversion starts at the end.
+        `lanes` may share memory with the beginning of `out`.
         """
         numbers = reused_memory.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits
@@ -73,10 +71,7 @@ class Ring:
 
 
 def add_masks(vector: Lanes, seeds: Sequence[tuple[bytes, bool]]) -> None:
-    """Add the mask of each seed to a vector in place.
-
-    A seed comes with a flag. If the flag is False, the mask is subtracted instead.
-    """
+    """Add the mask of each seed to a vector in place, or subtract it if its flag is False."""
     # Each stretch of the vector gets all masks before the next stretch, so the vector is read from
     # memory once.
     per_block = _BLOCK_BYTES // vector.itemsize

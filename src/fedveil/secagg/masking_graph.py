@@ -35,8 +35,7 @@ class MaskingGraph:
     """The neighbourhoods of all clients. A neighbourhood is a client and its neighbours.
 
     `numbers` maps a client to the number of its neighbourhood, and `members` a number to the
-    clients of that neighbourhood, in order. In the complete graph all clients share neighbourhood
-    0, so work for a neighbourhood is done only once.
+    clients of that neighbourhood, in order. All clients of a complete graph share neighbourhood 0.
     """
 
     numbers: dict[int, int]
@@ -113,10 +112,9 @@ def automatic(clients: int, threshold: int) -> int | None:
 
 
 def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability that a random group of clients has at least `least` marked members.
+    """Return the probability that at least `least` of `drawn` random clients are marked.
 
-    The group has `drawn` of `clients` clients, of which `marked` are marked. Numbers of marked
-    members far from the mean are omitted. Together they have a probability below 2^-180.
+    Of all `clients`, `marked` are marked. Terms far from the mean, below 2^-180, are omitted.
     """
     mean, reach = drawn * marked / clients, 8 * math.sqrt(drawn)
     low = max(least, math.floor(mean - reach), drawn + marked - clients, 0)

@@ -124,8 +124,7 @@ def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, by
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
     """Return a mapping from clients to byte strings as two fields of a message.
 
-    The field `ids` has the clients in ascending order, and the field `name` a row of `size` bytes
-    for each.
+    The field `ids` has the clients in order, and the field `name` a row of `size` bytes for each.
     """
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -38,9 +38,6 @@ class Server:
     more clients answer than may share secrets. `origin` is a digest of the data that the vectors
     were made from. It must be equal on server and clients.
 
-    Memory: the sum, and for each pair of a client and a neighbour two tags, a pair of encrypted
-    shares until it is passed on, and finally one share.
-
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
         >>> terms = Terms(b"a job", 0, length=4, bits=16, threshold=2, sharing=3)
@@ -209,7 +206,6 @@ class Server:
         return answered
 
     def _decide_survivors(self, answered: list[int]) -> list[int]:
-        """Record that the sum has the vectors of the clients `answered`. Returns these clients."""
         self.survivors = frozenset(answered)
         self._disclosure.decide(self.survivors)
         return answered
@@ -220,17 +216,12 @@ class Server:
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
         """Return the smallest number of holders that a dealer has among the clients `answered`.
 
-        A holder has a valid share of the dealer's secrets. Also returns the threshold, which this
-        number must reach.
+        A holder has a valid share of the dealer's secrets. Also returns the threshold.
         """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return the number of vectors that arrived, and the number that the sum needs.
-
-        If enough vectors arrived, the shares are checked next: the result is that of
-        `_count_holders`.
-        """
+        """Return the number of vectors that arrived, and the number that the sum needs."""
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)
@@ -245,10 +236,6 @@ class Server:
     def _to_each(
         self, clients: Iterable[int], make: Callable[[int], Message]
     ) -> dict[int, Message]:
-        """Return a message for each client. `make(client)` creates it.
-
-        All clients with the same neighbours get the same message, which is created once.
-        """
         numbers, made = self._graph.numbers, dict[int, Message]()
         for client in clients:
             if numbers[client] not in made:
@@ -286,11 +273,6 @@ class Server:
         return dict.fromkeys(asked, self._message("consistency", survivors=as_ids(asked)))
 
     def _send_requests(self, asked: list[int]) -> dict[int, Message]:
-        """Return messages that ask clients for shares, by client.
-
-        A message names the clients that dealt shares to its receiver, in two lists: the survivors,
-        and the clients that dropped out.
-        """
         signed: dict[str, Value] = {}
         if self.terms.active_security:
             signed = {"signers": as_ids(asked), "signatures": self._signatures_of(asked)}
@@ -323,11 +305,7 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the masks from the sum, with the secrets that clients' shares have revealed.
-
-        `seeds` has the mask seeds of the survivors. `pairs` has the mask keys of the clients that
-        dropped out, from which the masks between these clients and the survivors follow.
-        """
+        """Remove the masks from the sum, with the secrets that clients' shares have revealed."""
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

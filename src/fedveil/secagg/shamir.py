@@ -4,9 +4,6 @@ A 256-bit secret is cut into five limbs of 52 bits. Each limb is the constant te
 of degree threshold - 1, whose other coefficients are uniform in the field. A share is the values of
 the five polynomials at one point other than zero, in forty bytes (eight each, little endian). Fewer
 shares than the threshold are uniform for every secret.
-
-For this prime, products are reduced by shifts, because 2^61 = 1 in the field. NumPy's 64-bit
-integers suffice.
 """
 
 from __future__ import annotations
@@ -59,8 +56,8 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
     """Reconstruct secrets from shares. The result is None for shares that fit no secret.
 
     `shares` is an array [secrets, shares, limbs]. `points` are the shares' points: [shares] if all
-    secrets have the same, otherwise [secrets, shares]. Each secret needs at least as many shares as
-    the threshold. More shares give the same secret.
+    secrets have the same, otherwise [secrets, shares]. Fewer shares than the threshold are not
+    enough.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
@@ -117,7 +114,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write the values of several polynomials to `values`: row i has the values at the point i + 1.
+    """Write the values of several polynomials to `values`: row i has those at the point i + 1.
 
     Each column is one polynomial, and `coefficients` begins with the constant terms.
     """
@@ -151,7 +148,6 @@ def _times_small(value: Field, factor: Field) -> Field:
 
 
 def _times(one: Field, other: Field) -> Field:
-    """Return the product of two field elements, from four products of 32-bit halves."""
     a1, a0 = one >> _32, one & _LOW32
     b1, b0 = other >> _32, other & _LOW32
     middle = a1 * b0 + a0 * b1  # below 2^62
@@ -172,8 +168,7 @@ def _sum(values: Field) -> Field:
 def _lagrange_at_zero(points: Field) -> Field:
     """Return the weights that give a polynomial's value at 0 from its values at `points`.
 
-    `points` has a row for each polynomial, and so has the result: p(0) = sum of weight_i * p(x_i)
-    with weight_i = product over j != i of x_j / (x_j - x_i).
+    `points` has a row for each polynomial, and so has the result.
     """
     numerator, denominator = np.ones_like(points), np.ones_like(points)
     for j in range(points.shape[1]):

@@ -1,26 +1,12 @@
 """The states of a client and of the server in a round, and the allowed transitions.
 
-A round runs in lockstep: the server asks, the clients answer, and no phase starts before the
-previous one is closed. Each side is in one state, which is a row of its table. An event leads to
-the state that the row names. Events that the row does not name are refused. Only `RoundState`
-changes the state of a side. The tables do not contain how messages are processed, or which clients
-have answered.
-
-A client's state is the phase whose message it waits for. An answer leads to the next phase, so a
-repeated message is out of order: a client that answered twice could be made to disclose both kinds
-of share of one peer. A message that is refused or out of order leads to the final state `withheld`,
-because a server that has lied once gets nothing more. After its last answer a client is `done`.
+Only `RoundState` changes a state. A client's state is the phase whose message it waits for. A
+message that is refused or out of order leads to the final state `withheld`: a client that answered
+twice could be made to disclose both kinds of share of one peer.
 
 The server's state is the phase whose answers it accepts. An answer of another phase is refused and
-changes nothing. Closing a phase leads to the next one if enough clients have answered. Otherwise
-the round ends in `void`, because fewer clients than the threshold can unmask nothing. After the
-last phase the state is `unmasking`, and then `complete`, or `void` if a dealer's shares do not
-match its secret.
-
-With active security there is one more phase before any share is disclosed. In it, the survivors
-sign the list of survivors that they were shown, so the server cannot show different lists.
-
-A second table names the server's actions in each phase.
+changes nothing. Closing a phase leads to the next one if enough clients have answered, otherwise to
+`void`. With active security, survivors sign the list of survivors before any share is disclosed.
 """
 
 from __future__ import annotations
@@ -36,11 +22,7 @@ State: TypeAlias = Literal[Phase, "done", "withheld", "unmasking", "complete", "
 
 
 class Event(Enum):
-    """An event that changes the state of a round and is not a message.
-
-    An accepted message also changes the state, but is not a member of this class. The tables name
-    it by its phase (`Phase`).
-    """
+    """An event that changes the state of a round and is not a message."""
 
     REFUSAL = "the client refuses to answer"
     ENOUGH = "the phase is closed, and enough have answered it"

@@ -30,10 +30,8 @@ class Terms:
 
     - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
     - `sharing` is the largest number of clients that share secrets in the round.
-    - `threshold` is the number of clients of a neighbourhood that can together reconstruct a
-      secret.
-    - `neighbours` is each client's number of neighbours in the masking graph. None is the complete
-      graph.
+    - `threshold` is the number of clients of a neighbourhood that can reconstruct a secret.
+    - `neighbours` is each client's number of neighbours in the graph (None: the complete graph).
     - `active_security` makes clients sign their keys and the list of survivors. `roster` returns a
       client's Ed25519 public key, or None if it has none.
     - `least` is the smallest number of vectors that a sum must have before a client helps to unmask

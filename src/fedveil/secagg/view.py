@@ -3,13 +3,11 @@
 In the complete graph, the digest covers everything that a server could show differently to
 different clients; in a sparse graph, only what all clients are shown alike. The keys of encrypted
 shares, and the masks, are derived from the digest of what was shown before. So clients with
-different views cannot decrypt each other's shares. Their masks do not cancel either, and the sum
-stays noise. This costs one hash of the neighbourhood's keys, and no extra phase.
+different views cannot decrypt each other's shares, and their masks do not cancel.
 
-This alone does not stop a lying server. The server knows every view and may have replaced clients'
-keys by its own, so the keys of enough clients still remove masks. Active security adds signatures:
-each client signs its view together with the survivors that it was shown, and discloses a share only
-if t survivors have signed the same.
+This alone does not stop a lying server, which may have replaced clients' keys by its own. With
+active security, each client signs its view together with the survivors that it was shown, and
+discloses a share only if t survivors have signed the same.
 """
 
 # Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's

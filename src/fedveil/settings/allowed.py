@@ -143,10 +143,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of the blocks, if the field maps the user's names to blocks.
-
-    Returns None for any other field.
-    """
+    """Return the class of the blocks, if a field maps the user's names to blocks, else None."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)
@@ -155,10 +152,7 @@ def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
 
 @cache
 def keys(model: type[BaseModel], prefix: Path = ()) -> tuple[Path, ...]:
-    """Return the path of every value in `model`, in order. Each path begins with `prefix`.
-
-    In a path, `NAME` stands for a key that the user names.
-    """
+    """Return the path of every value in `model`, in order. Each path begins with `prefix`."""
     paths = list[Path]()
     for name, field in model.model_fields.items():
         block, blocks = block_of(field), blocks_of(field)
@@ -231,8 +225,7 @@ def shown(value: object) -> str:
 def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], FieldInfo | None]:
     """Follow a key's `path` from the settings class `root` into its blocks, as far as they exist.
 
-    Returns the number of keys followed, the last block, and the field of the next key in it. The
-    field is None at the path's end, or if the block lacks that key.
+    Returns the number of keys followed, the last block, and the next key's field in it or None.
     """
     block, named = root, False
     for i, key in enumerate(path):
@@ -270,8 +263,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    If the error is inside a mapping, `rest` is the path that pydantic reports below `path`: the key
-    in the mapping, and a mark if the key itself is wrong.
+    If the error is inside a mapping, `rest` is the path that pydantic reports below `path`.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

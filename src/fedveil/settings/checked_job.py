@@ -16,10 +16,7 @@ from fedveil.settings.settings import Settings
 
 
 class CheckedJob(Settings):
-    """Typed settings of a job.
-
-    Raises JobError with all problems of single values and of combinations.
-    """
+    """Typed settings of a job. Raises JobError with all problems of values and of combinations."""
 
     def __init__(self, /, **data: Any) -> None:
         wrong: dict[allowed.Path, str] = {}

@@ -11,10 +11,7 @@ _NOTHING: Any = object()
 
 
 def differences(these: Any, those: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield each key that differs: its dotted path, and its values in `these` and in `those`.
-
-    Values are formatted as YAML. The path begins with `place`, the path of both mappings.
-    """
+    """Yield each key that differs: its dotted path below `place`, and both values as YAML."""
     if not (isinstance(these, Mapping) and isinstance(those, Mapping)):
         if these != those:
             yield place, _shown(these), _shown(those)

@@ -37,10 +37,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Parse a reference page. Returns each key's table row, as plain text by column.
-
-    `part` limits the result to one key, or to the keys of one block.
-    """
+    """Parse a reference page. Returns each key's table row, as plain text by column."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:
@@ -64,8 +61,7 @@ def _said(page: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _tables(model: type[BaseModel], place: str, told: _Told) -> Iterator[str]:
     """Yield a table of the keys of `model`, whose path is `place`, then tables of its blocks.
 
-    `told` maps each row of earlier tables to the path of its block. If several rows are in an
-    earlier table too, one line refers to that block instead of repeating them.
+    `told` maps each row of earlier tables to its block's path, to avoid repetitions.
     """
     blocks = []
     title = f"### `{place}`" if place else "### At the top"

@@ -1,8 +1,7 @@
 """Rules between the keys of a job, and advice. All kinds of jobs use this mechanism.
 
-A broken rule is an error. It is reported together with the errors of single keys. Advice is a
-warning. Rules and advice are functions that take a job and return a sentence, or None if the job is
-fine.
+A broken rule is an error, and advice is a warning. Rules and advice are functions that take a job
+and return a sentence, or None if the job is fine.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Return a decorator that registers a rule. `reads` are the keys that the rule reads.
-
-        The rule is skipped if one of them has a wrong value.
-        """
+        """Return a decorator that registers a rule. A wrong key in `reads` disables the rule."""
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads

@@ -17,10 +17,7 @@ class Stored(Settings):
 
     @classmethod
     def read(cls, data: bytes, source: str) -> Self:
-        """Decode a result from the JSON that `written` returned.
-
-        Raises DataInvalid with a sentence that names `source`.
-        """
+        """Decode a result from JSON. Raises DataInvalid with a sentence that names `source`."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:

@@ -1,8 +1,7 @@
 """Job files: reads strict YAML, applies `key=value` settings, and writes YAML.
 
-Only safe loaders are used: a job file contains data, never objects. This loader is stricter than
-PyYAML's safe loader. It refuses duplicate keys. It reads `1e-3` as a number, as YAML 1.2 does. It
-also refuses a file with too many values. A value that aliases repeat counts each time.
+A job file contains data, never objects. Duplicate keys and files with too many values are refused.
+`1e-3` is a number, as in YAML 1.2.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> None:
-        """Count one more value in a file. Raises an error for invalid text or too many values."""
         self._values += 1
         problem = None
         if self._values - self._aliased > self._most_values:
@@ -78,10 +76,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats. Raises an error if there are too many.
-
-        `stands_for` is their number. It is None, an error, for an alias inside its own block.
-        """
+        """Count the values that an alias repeats. Raises an error if there are too many."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -203,10 +198,7 @@ _DATA_JOIN = {
 
 
 def refuse_their_vertical(path: str | FilePath | None) -> None:
-    """Raise JobError for a MindSpore Federated file that configures a party of a split model.
-
-    That includes the file of its data join, which finds the examples that two parties share.
-    """
+    """Raise JobError for a MindSpore Federated file that configures a party of a split model."""
     held = {} if path is None else read(path)
     if len(_DATA_JOIN & held.keys()) > 1:
         raise JobError(
@@ -225,10 +217,7 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that are unknown to `mine` are keys of `other`.
-
-    `sentence` follows the file's name in the error: the kind of job, and the command that takes it.
-    """
+    """Raise JobError if all of a file's keys that are unknown to `mine` are keys of `other`."""
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]
@@ -253,9 +242,7 @@ def apply(
 ) -> tuple[dict[str, Any], list[str]]:
     """Apply `key=value` settings to `data`.
 
-    Returns the result, and a sentence for each wrong setting. Settings of whole blocks are applied
-    first. So `protection=signds` does not undo `protection.signds.sign_k=0.2`, in any order. If two
-    settings have the same key, the later one wins.
+    Also returns a sentence for each wrong setting. Settings of whole blocks are applied first.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -356,12 +343,7 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Return a block's content `held` after `value` was set at `path`.
-
-    A mapping `value` sets only the keys that it contains. Nothing is changed in place, because YAML
-    aliases may share one block between several places. If there is no block at `path`, validation
-    reports it later.
-    """
+    """Return a copy of a block's content `held` with `value` at `path`. Mappings are merged."""
     if isinstance(held, str):
         held = _opened(block, {}, held)
     if held is None and (path or value is not None):
@@ -393,8 +375,5 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the block's content `held`, changed so that it selects the choice `word`.
-
-    If `block` is not a `Choice`, returns `word`.
-    """
+    """Return the block's content `held`, changed so that it selects the choice `word`."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

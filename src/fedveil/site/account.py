@@ -2,9 +2,7 @@
 
 Every job, server, framework and process charges the same account. A charge is written to disk
 before the data are read, and is never undone. There are limits for a run, for a calendar month
-(UTC) and for all time. If the system clock was set back, a charge counts for the month of the last
-charge. If the clock was set ahead, a charge counts for a later month. No month exceeds its limit in
-either case.
+(UTC) and for all time. No month exceeds its limit, even if the system clock was changed.
 """
 
 from __future__ import annotations
@@ -42,10 +40,9 @@ class Release:
     """A message that leaves the site.
 
     `job` identifies the run, `through` the framework or the server, `mechanism` the protection, and
-    `what` describes this message. `spending` has the privacy losses of this message for one `unit`:
-    all data of the site as a client, or one example. `in_clear` names values that are sent
-    unprotected with it. `summed` is True for a report that the server sees only inside a sum. Such
-    a report may leave without an epsilon.
+    `what` the message. `spending` has the privacy losses of the message for one `unit`: all data of
+    the site as a client, or one example. `in_clear` names values that are sent unprotected.
+    `summed` is True for a report that the server sees only inside a sum.
     """
 
     job: str
@@ -69,8 +66,7 @@ class Release:
 class Limits:
     """The largest epsilon of a run, of a calendar month, and of all time, each at `delta`.
 
-    None means no limit. Sums without an epsilon, such as secure aggregation without noise, are
-    counted separately: `without_epsilon` is their largest number in a month.
+    None means no limit. `without_epsilon` limits a month's number of sums without an epsilon.
     """
 
     run: float | None = None
@@ -93,8 +89,8 @@ class Limits:
 class Privacy:
     """The total privacy cost of several releases.
 
-    `releases` is their number. `without_epsilon` of them have no epsilon. `figure` is the epsilon
-    and delta of the others. `in_clear` names all values that were sent unprotected.
+    `without_epsilon` of the `releases` have no epsilon. `figure` is the epsilon and delta of all
+    others. `in_clear` names all values that were sent unprotected.
     """
 
     figure: Figure
@@ -145,8 +141,7 @@ class Window:
         """Return the total privacy cost for `unit`: "client" or "example".
 
         The epsilon holds at `delta`. A charge for all data of a client also bounds the cost of each
-        example. The converse does not hold: after one charge for an example, the epsilon for a
-        client is infinite.
+        example. After a charge for an example, the epsilon for a client is infinite.
         """
         figure = self.total.figure(delta)
         if unit == "client" and self.of_examples:
@@ -155,7 +150,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if one of a charge's losses has no epsilon. `kind` has the losses."""
+    """Return True if one of the privacy losses in `kind` has no epsilon."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 
@@ -185,8 +180,8 @@ class SiteAccount:
 
         `counter` is a file that shows if the account was replaced by an older copy or deleted. Put
         it where nobody who can write to `folder` can write. By default it lies in the folder, and
-        then detects only a change of one of the two files. Raises `AccountInvalid` for an older
-        copy, a missing line, or a line that was not written with `key`.
+        does not reveal that both files were replaced. Raises `AccountInvalid` for an older copy, a
+        missing line, or a line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
@@ -196,10 +191,7 @@ class SiteAccount:
 
     @property
     def code(self) -> str:
-        """The authentication code of the account's last line.
-
-        It identifies all charges, in their order.
-        """
+        """The authentication code of the last line. It identifies all charges and their order."""
         return self._file.code
 
     def refresh(self) -> None:
@@ -237,10 +229,7 @@ class SiteAccount:
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
-        """Write the charge for a release to disk.
-
-        Raises `OverSpent`, and charges nothing, if a limit would be exceeded.
-        """
+        """Write a release's charge to disk. Above a limit, raise `OverSpent` and charge nothing."""
         kind = Ledger().charges(released.spending)
         if not kind:
             raise InvalidValue(
@@ -302,11 +291,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a line of JSON.
-
-        Losses equal to those of an earlier line are not repeated. The line then has only their
-        digest.
-        """
+        """Encode a charge as a line of JSON, in which digests replace losses of earlier lines."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}
@@ -331,10 +316,7 @@ class SiteAccount:
 
 
 def _periods(charged: Charged) -> list[tuple[Period, str]]:
-    """Return the periods that a charge counts for: its run, its month, and all time.
-
-    Each is a pair of the kind of period and a name, such as ("month", "2026-04").
-    """
+    """Return the periods that a charge counts for, such as ("month", "2026-04")."""
     return [
         ("run", charged.job),
         ("month", f"{charged.at.year}-{charged.at.month:02}"),

@@ -1,9 +1,6 @@
 """A counter that only grows: the last known number of lines of each account.
 
-Each line of the counter file has an account's name, its number of lines, the code of its last line,
-and an authentication code of the counter line itself. For each name, the largest number is valid.
-An incomplete line of a killed process is ignored. All writes append, so the file may be
-append-only.
+The counter file may be append-only. For each account, the largest number in the file is valid.
 """
 
 from __future__ import annotations
@@ -28,11 +25,9 @@ class AccountCounter:
         self._most = (0, "")
 
     def last(self) -> tuple[int, str]:
-        """Return the largest recorded number of lines, and the authentication code of the last line
-        then.
+        """Return the largest recorded number of lines, and the code of the last line then.
 
-        Returns 0 and "" if nothing was recorded for the account. An entry that repeats a smaller
-        number does not lower the result.
+        Returns 0 and "" if nothing was recorded.
         """
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < self._read:
@@ -47,10 +42,7 @@ class AccountCounter:
         return self._most
 
     def put(self, count: int, code: str) -> None:
-        """Append an entry, and wait until it is on disk.
-
-        It says that the account has `count` lines, and that `code` is the code of the last one.
-        """
+        """Record on disk the account's number of lines and the code of its last line."""
         with alone(self.path):
             if not self.path.exists():
                 write_new(self.path, b"")

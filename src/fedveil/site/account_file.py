@@ -1,13 +1,11 @@
 """A file of lines that only the holder of a key can extend.
 
-Each line has a code and a body. The code is HMAC-SHA-256 of the previous code and the body, which
-reveals a changed, moved or missing line. The first line uses a code of the account's name as the
-previous code, so two accounts cannot be swapped. A counter (`account_counter`) in another place
-reveals that the file was deleted or replaced by an older copy.
+Each line has a code, the HMAC-SHA-256 of the previous code and the line's body. It reveals a
+changed, moved or missing line. A counter (`account_counter`) in another place reveals that the file
+was deleted or replaced by an older copy.
 
-`append` returns after the line is on disk and then counted on disk. A process killed in between
-leaves one uncounted line or an incomplete line, and has sent nothing for it. The next process
-counts the line, or removes the incomplete one.
+`append` returns after the line is on disk and then counted on disk. A process that is killed in
+between has sent nothing for the line.
 """
 
 from __future__ import annotations
@@ -56,18 +54,12 @@ class AccountFile:
 
     @property
     def code(self) -> str:
-        """The authentication code of the account's last line.
-
-        It depends on all lines, so it identifies them.
-        """
+        """The authentication code of the account's last line. It depends on all lines."""
         return self._code
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the account against other processes, in a `with` block.
-
-        System errors inside the block become `AccountInvalid`.
-        """
+        """Lock the account in a `with` block. System errors inside become `AccountInvalid`."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(self.path):
@@ -80,9 +72,8 @@ class AccountFile:
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
         """Yield a flag and the body of each line that this object has not read yet.
 
-        If the flag is True, all earlier lines are void, because the file is new or was replaced.
-        Call this inside `locked`. Raises `AccountInvalid` if a line was not written with the key,
-        or is missing.
+        If the flag is True, all earlier lines are void. Call this inside `locked`. Raises
+        `AccountInvalid` if a line is missing, or was not written with the key.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):
@@ -96,10 +87,7 @@ class AccountFile:
             os.truncate(self.path, self._size)  # an incomplete line, which was never counted
 
     def append(self, body: bytes) -> None:
-        """Append a line with the content `body` to the account, and count it.
-
-        Call `bodies` first, inside the same `locked`.
-        """
+        """Append the line `body`, and count it. Call `bodies` first, inside the same `locked`."""
         if not self.path.exists():
             write_new(self.path, b"")
             sync_to_disk(self.path.parent)
@@ -133,8 +121,7 @@ class AccountFile:
     def _check_counter(self) -> None:
         """Raise AccountInvalid unless the counter has counted all lines, or all but the last one.
 
-        A killed process may have written the last line and not counted it. This method then counts
-        it.
+        A killed process may have left the last line uncounted. This method then counts the line.
         """
         count, code = self._counter.last()
         code = code or self._start

@@ -13,15 +13,12 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 
 def to_plain(kind: Kind) -> list[dict[str, Any]]:
-    """Return the privacy losses `kind` of a charge as plain data for JSON.
-
-    A loss distribution becomes the base64 text of its little-endian float64 values.
-    """
+    """Return the privacy losses `kind` of a charge as plain data for JSON."""
     return [{"count": count, **_of_loss(loss)} for loss, count in kind]
 
 
 def from_plain(losses: list[dict[str, Any]]) -> Kind:
-    """Convert plain data that `to_plain` returned back to a charge's privacy losses."""
+    """Convert plain data from `to_plain` back to a charge's privacy losses."""
     return tuple((_loss(one), one["count"]) for one in losses)
 
 

@@ -64,8 +64,7 @@ class AccountRecord:
     def left(self) -> dict[str, str]:
         """Return the epsilon that is left this month and for all time, rounded down, as texts.
 
-        Each is the limit minus the spent epsilon. A release may cost less than its own epsilon in
-        the total, so more may be possible.
+        More may be possible, because a release may add less than its own epsilon to the total.
         """
         limits = {"month": (self.limits.month, self.month), "ever": (self.limits.ever, self.ever)}
         return {name: _left(most, spent) for name, (most, spent) in limits.items()}
@@ -93,10 +92,7 @@ class AccountRecord:
         return Table([*columns, "releases", "without epsilon", "spent"], rows)
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write a page, a record, and a script that recomputes the record.
-
-        Yields their paths in `folder`.
-        """
+        """Write a page, a record and its recomputing script to `folder`. Yields their paths."""
         yield from write_dossier(folder, self.page(), self.record())
 
     def accounts(self) -> list[Account]:

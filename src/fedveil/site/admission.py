@@ -21,10 +21,7 @@ from fedveil.site.policy_blocks import DataSetSettings
 
 @dataclass(frozen=True)
 class Admission:
-    """Checks jobs against a site's policy.
-
-    `template` is the job in the file that `jobs.template` names.
-    """
+    """Checks jobs against a site's policy. `template` is the job that `jobs.template` names."""
 
     policy: Policy
     folder: Path
@@ -32,25 +29,17 @@ class Admission:
 
     @classmethod
     def of(cls, policy: Policy, folder: Path) -> Admission:
-        """Return the checks of `policy` for the site in `folder`.
-
-        Raises `JobError` for a bad template.
-        """
+        """Return the checks of a site's policy. Raises `JobError` for a bad template."""
         file = policy.jobs.template
         return cls(policy, folder, None if file is None else Job.load(folder / file))
 
     def data_set(self, job: Job) -> tuple[str, DataSetSettings] | None:
-        """Return the name and the policy block of the job's data set.
-
-        Returns None if the policy has no block for it.
-        """
+        """Return the name and the policy block of the job's data set, or None without a block."""
         sets = self.policy.data.items()
         return next(((name, block) for name, block in sets if block.named == job.data.name), None)
 
     def reasons(self, order: Order) -> Iterator[str]:
-        """Yield every reason why the policy refuses a server's job. The job may run if there is
-        none.
-        """
+        """Yield every reason why the policy refuses a job. Without a reason, the job may run."""
         yield from self._who(order)
         yield from self._strength(order.job)
         yield from self._clear(order.job)
@@ -128,9 +117,9 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Return the modules of the site's folder that the order names as the job's own code.
+        """Return the site's modules that the order names as the job's own code.
 
-        Raises `SiteRefused` unless the policy permits each one by its digest.
+        Raises `SiteRefused` unless the policy permits each module by its digest.
         """
         found = []
         for name in sorted({top(name) for name in order.code}):

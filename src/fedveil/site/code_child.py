@@ -43,10 +43,7 @@ def main(asked: str, said: str, memory: str, seconds: str) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Limit this process's memory in bytes and its processor time in seconds.
-
-    Also limits its files, and forbids the system calls that training does not need.
-    """
+    """Limit this process's memory (bytes), processor time (seconds), files and system calls."""
     limits = {
         resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _MOST_FILES, resource.RLIMIT_FSIZE: _MOST_FILE_BYTES,
@@ -58,10 +55,7 @@ def confine(memory: int, seconds: int) -> None:
 
 
 def packed(array: Array) -> bytes:
-    """Return an array of examples as bytes in NumPy's .npy format.
-
-    Python objects are not allowed.
-    """
+    """Return an array of examples, without Python objects, as bytes in NumPy's .npy format."""
     out = io.BytesIO()
     np.save(out, array, allow_pickle=False)
     return out.getvalue()

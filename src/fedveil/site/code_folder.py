@@ -1,6 +1,6 @@
 """The modules of a study that a site keeps in its folder.
 
-The policy permits each one by its digest.
+The policy permits each module by its digest.
 
     code/heart_net.py    the module heart_net
     code/lung/           the package lung

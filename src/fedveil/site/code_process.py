@@ -1,8 +1,7 @@
 """Runs a study's own code in a separate process to train for a site.
 
-The process receives the job, the server's message and the examples through a pipe. It returns only
-an update. The site checks the update's type and length, and discards all other output. It then
-clips, protects and charges the update like any other.
+The process returns only an update. The site checks the update's type and length. It then clips,
+protects and charges the update like any other.
 """
 
 from __future__ import annotations
@@ -97,10 +96,9 @@ def running(
 ) -> Iterator[Process]:
     """Start a process that can import `modules`, for the duration of a `with` block.
 
-    At the end, it and all its children are killed. `means` is the tool that isolates the process
-    (`isolation`). None means weak isolation: only resource limits and forbidden system calls.
-    `memory` is a limit in bytes, and `seconds` a limit for processor time and for the whole
-    duration.
+    At the end, the process and all its children are killed. `means` is the tool that isolates the
+    process (`isolation`). With None, only resource limits and forbidden system calls isolate it.
+    `memory` is a limit in bytes. `seconds` limits the processor time and the whole duration.
     """
     with tempfile.TemporaryDirectory(prefix="fedveil-code-") as folder:
         code, scratch = Path(folder, "code"), Path(folder, "scratch")
@@ -164,9 +162,8 @@ class CodeTraining:
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
         """Train in a separate process. Returns the update and the number of examples.
 
-        `reader` is the name of the site's own function that reads the examples
-        (`package.module:function`). It runs in this process, and the job's code in the other one.
-        Raises `SiteRefused`, or an error of the reader.
+        `reader` names the site's own function that reads the examples in this process
+        (`package.module:function`). Raises `SiteRefused`, or an error of the reader.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -176,8 +173,7 @@ class CodeTraining:
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
         """Send the examples to `process`. Returns its update and the number of examples.
 
-        `reader` is the name of the site's own function that reads the examples. Raises
-        `SiteRefused`, or an error of the reader.
+        Raises `SiteRefused`, or an error of `reader`, the site's function that reads the examples.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)
@@ -199,7 +195,7 @@ class CodeTraining:
 def _targets(answer: Mapping[str, object]) -> Targets:
     """Return the kind of targets that the job's task needs, from the process's first answer.
 
-    The process gives this answer before it receives any data. Raises `SiteRefused`.
+    The process gives this answer before it receives any data.
     """
     for known in get_args(Targets):
         if answer == {"targets": known}:

@@ -68,9 +68,9 @@ class Door:
         return job_client.answer(job, member, message, context)
 
     def member(self, archive: bytes) -> tuple[Job, Member]:
-        """Return the job of an app, and this site as a client of the job.
+        """Return the job in an app's archive, and this site as a client of the job.
 
-        `archive` has the app's bytes. Raises `SiteRefused` if the policy does not permit the job.
+        Raises `SiteRefused` if the policy does not permit the job.
         """
         order = self.order(archive)
         named = self._site.admission.data_set(order.job)
@@ -88,10 +88,7 @@ class Door:
         return order.job, replace(member, training=self._training(order) if order.code else None)
 
     def _training(self, order: Order) -> Callable[[Job, Words], CodeTraining]:
-        """Return a function that trains for a round with the order's own code, in another process.
-
-        It is called with the job and the server's message.
-        """
+        """Return a function that trains for a round with the order's code, in another process."""
         code, limit_s = self._site.policy.code, self._site.policy.clear.answer_after_s
         assert limit_s is not None, "a rule of the policy"
         modules = self._site.admission.modules(order)
@@ -100,9 +97,7 @@ class Door:
         return partial(CodeTraining, sandbox)
 
     def order(self, archive: bytes) -> Order:
-        """Return the server's job in an app's archive, or raise `SiteRefused`. Caches either
-        result.
-        """
+        """Return the server's job in an app's archive, or raise `SiteRefused`."""
         digest = hashlib.sha256(archive).digest()
         if digest not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:

@@ -19,8 +19,5 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def command(words: list[str]) -> list[str]:
-    """Return a command that runs the command `words` in a child process of this one.
-
-    The child process is killed when the thread that started it ends.
-    """
+    """Return a command that runs `words` and is killed when the thread that started it ends."""
     return [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid()), *words]

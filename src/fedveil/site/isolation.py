@@ -1,8 +1,7 @@
 """Isolates a process: it has no network and sees only the files that it is given.
 
-Bubblewrap does this if it is installed, otherwise `unshare` of util-linux. Both create a user,
-network, mount, process and IPC namespace and run the command without privileges. The file system
-contains only the given files, read-only, and a small /tmp in memory.
+Bubblewrap does this if it is installed, otherwise `unshare` of util-linux. The file system contains
+only the given files, read-only, and a small /tmp in memory.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class Interpreter(NamedTuple):
 
     @classmethod
     def own(cls) -> Interpreter:
-        """Return the interpreter of this process.
-
-        Its search path has fedveil and the installed packages, but not the user's own modules.
-        """
+        """Return this process's interpreter. Its search path excludes the user's own modules."""
         ours = str(Path(str(fedveil.__file__)).parents[1])
         base = Path(sys.base_prefix)
         path = [
@@ -66,7 +62,7 @@ def isolated(words: list[str], means: Means, shown: Mapping[str, Path], scratch:
     """Return a command that runs the command `words` in isolation.
 
     `means` names the tool that isolates. `shown` maps each path that the process sees to the file
-    or folder behind it. The interpreter's files are always visible. `scratch` is an empty folder.
+    or folder behind it. `scratch` is an empty folder.
     """
     binds = {**{str(path): str(path) for path in Interpreter.own().reads},
              **{at: str(path) for at, path in shown.items()}}  # fmt: skip

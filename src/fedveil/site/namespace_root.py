@@ -1,10 +1,6 @@
-"""A script that `unshare` starts.
+"""A script that `unshare` starts: sets up a file system for a process, and becomes the process.
 
-It sets up a file system for a process and then becomes the process.
-
-The argument is JSON. `root` is an empty folder. `shown` maps each path that the process sees to the
-file or folder behind it, all read-only. `scratch` is the number of bytes that the process may write
-to /tmp. `words` is the command. The process has no privileges.
+The argument is JSON with the parameters of `main`.
 """
 
 from __future__ import annotations
@@ -50,10 +46,7 @@ def main(root: str, shown: dict[str, str], scratch: int, words: list[str]) -> No
 
 
 def _show(path: str, seen: str, *, read_only: bool = True) -> None:
-    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it.
-
-    With `read_only`, the process cannot write there.
-    """
+    """Make the file or folder `path` visible at the path `seen`, with the mounts inside it."""
     if os.path.isdir(path):  # noqa: PTH112
         os.makedirs(seen, exist_ok=True)  # noqa: PTH103
     else:

@@ -1,8 +1,8 @@
 """Finds settings of NVFlare by which data can leave a site without passing a filter.
 
-By default, a client of NVFlare 2.9 streams its error log to the server. It also lets a job name
-classes that stream metrics and logs, or that send to other sites directly. No filter of task
-results sees these messages. So the site's filters demand that `resources.json` disables them.
+By default, a client of NVFlare 2.9 streams its error log to the server. A job can also name classes
+that send data directly. No filter of task results sees these messages, so the site's filters demand
+that `resources.json` disables them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A site's reports to a framework whose server sends tasks, such as NVFlare.
 
-`SiteReports` admits a training task: it charges the data set's account before the data are read.
-The admitted task makes exactly one report, from the arrays that the training returned. An unusable
-update is reported as zero, so a failure reveals nothing. Secure aggregation has further messages.
-`SiteReports` answers them without reading data.
+`SiteReports` charges a training task to the data set's account before the data are read. The task
+then makes exactly one report. An unusable update is reported as zero, so a failure reveals nothing.
 """
 
 from __future__ import annotations
@@ -46,9 +44,9 @@ class SiteReports:
     """Makes the reports of the data set `data` of the site in `folder`, for a framework.
 
     `through` is the framework's name in account and log. `keys` are the protection and its
-    parameters (`Terms.read`). The site chooses them, and no job can change them. A sum needs
-    `server`, the name of a block of the policy's `servers` with this site's number and roster.
-    Raises `SiteError` if the policy does not allow the protection or does not list the data set.
+    parameters (`Terms.read`), which no job can change. A sum needs `server`, the name of a block of
+    the policy's `servers`. Raises `SiteError` if the policy does not allow the protection or does
+    not list the data set.
     """
 
     def __init__(
@@ -79,10 +77,7 @@ class SiteReports:
             self._seat = self._site.seat(of, signs=asked.active_security)
 
     def check_job(self, config: Path) -> None:
-        """Raise `SiteRefused` unless the policy permits the job.
-
-        `config` is the job's configuration folder, whose digest the policy must list.
-        """
+        """Raise `SiteRefused` unless the policy lists the digest of the job's folder `config`."""
         policy, digest = self._site.policy, config_digest(config)
         if policy.starters:
             raise SiteRefused(
@@ -96,11 +91,9 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Answer a message of a secure sum that needs no trained update.
+        """Answer a message of a secure sum that needs no trained update, as encoded bytes.
 
-        Returns the encoded answer. `words` is the encoded message, and `dimension` the number of
-        entries of an update. `job`, `site` and `round` identify the run, this site and the round.
-        Raises `SiteRefused` if the message is not due.
+        `words` is the encoded message. Raises `SiteRefused` if the message is not due.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -116,8 +109,7 @@ class SiteReports:
     ) -> Round:
         """Return this site's part in a round, for the server's message `asked`.
 
-        `job` identifies the run, and `dimension` is the number of entries of an update. In a sum,
-        the part continues from the state after the previous message of the round.
+        In a sum, the part continues from the state after the previous message of the round.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
@@ -149,8 +141,8 @@ class SiteReports:
         """Charge the report of a training task, and return the admitted task.
 
         `before` are the server's arrays. `words` is the encoded message of the server's side of the
-        protection, or None if there is no such message. `job`, `task`, `site` and `round` identify
-        the task. Raises `OverSpent`, `ModelInvalid` or `SiteRefused` before any data are read.
+        protection, or None without a message. Raises `OverSpent`, `ModelInvalid` or `SiteRefused`
+        before any data are read.
         """
         started = time.monotonic()
         if words is None and self.terms.needs_controller:
@@ -209,10 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the client's side of the protection, restored to the state `kept`.
-
-        `model` has the current weights. `examples` is the number of the site's examples.
-        """
+        """Return the client's side of the protection in the state `kept`, for the given weights."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )
@@ -284,7 +273,7 @@ class Report:
 def cost(protection: Protection, asked: Message) -> list[Spending]:
     """Return an upper bound on the cost of the report that the server's message `asked` asks for.
 
-    It assumes the fewest survivors that a round allows. It assumes no noise from the server, so it
+    The bound assumes the fewest survivors that a round allows, and no noise from the server. So it
     is infinite for a protection that relies on the server's noise.
     """
     spending = list(protection.spending({**protection.initial_state(), **asked}))
@@ -294,9 +283,6 @@ def cost(protection: Protection, asked: Message) -> list[Spending]:
 
 
 def config_digest(config: Path) -> str:
-    """Return the digest of all files in a job's configuration folder.
-
-    NVFlare adds signature files to the folder, which do not count.
-    """
+    """Return the digest of a job's configuration folder, without NVFlare's signature files."""
     found = (path for path in sorted(config.rglob("*")) if path.name not in _SIGNATURES)
     return files_of(config, list(found)).digest

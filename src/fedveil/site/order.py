@@ -1,7 +1,6 @@
 """A job that a server sends in an app, read as data, with the signature of whoever started it.
 
-An app is a zip archive with Python code and a job file. This module reads only the job and the
-signature. It writes no module of the archive to disk, runs none, and imports no name of the job.
+No code of the app, a zip archive, is written to disk, run or imported.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class Order:
         return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 
     def signer(self, people: Mapping[str, str]) -> str | None:
-        """Return the name of the person whose key signed the order, or None.
-
-        `people` maps names to public keys.
-        """
+        """Return the person whose key signed the order, or None. `people` has the public keys."""
         if self.signature is None:
             return None
         for name, key in people.items():
@@ -73,10 +69,7 @@ class Order:
 
 
 def read_app(archive: bytes) -> Order:
-    """Return the order in an app's archive.
-
-    Raises `SiteRefused` if the archive cannot be read or its job is not valid.
-    """
+    """Return the order in an app's archive. Raises `SiteRefused` if there is no valid order."""
     job = _member(archive, JOB)
     if job is None:
         raise SiteRefused(f"the app has no {JOB}: a site runs only apps of `fedveil deploy`")
@@ -165,9 +158,8 @@ def _signature(data: bytes) -> bytes:
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield `key = value` for each function of a user that this process would import for a job.
 
-    The model, task and schedule of a job are not yielded, because they run in another process. The
-    data set is not yielded, because the site reads its own. `value` is the job or a part of it, and
-    `path` has the keys that lead to this part.
+    The model, task and schedule are not yielded, because another process runs them. The data set is
+    not yielded, because the site reads its own.
     """
     if isinstance(value, str):
         if is_function(value) and path not in _ONLY_NAMES:

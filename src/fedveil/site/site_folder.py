@@ -52,10 +52,9 @@ class Site:
 
     @classmethod
     def open(cls, folder: Path) -> Site:
-        """Open a site's folder.
+        """Open a site's folder. Raises `JobError` for an invalid policy.
 
-        Raises `SiteError` if `folder` is not one, or if other users may open it. Raises `JobError`
-        for an invalid policy.
+        Raises `SiteError` if `folder` is not a site's folder, or if other users may open it.
         """
         if not (folder / POLICY).is_file():
             raise SiteError(
@@ -79,7 +78,6 @@ class Site:
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
         """Return this site as a client of a server's job.
 
-        Signed rounds need this site's key and a roster, a file with the public keys of all sites.
         `data_set` is the policy's block for the job's data. `owner` charges each report.
         """
         of = self.policy.servers[server]
@@ -100,9 +98,7 @@ class Site:
     def seat(self, server: str, *, signs: bool) -> Seat:
         """Return this site's number, state and keys for the jobs of a server.
 
-        `signs` is True if the rounds are signed. Signed rounds need a roster: a file with the
-        public keys of all sites. Raises `SiteError` if `signs` is True and the policy names no
-        roster for `server`.
+        If the rounds are signed (`signs`), raises `SiteError` without a roster of public keys.
         """
         of = self.policy.servers[server]
         if signs and of.roster is None:
@@ -118,8 +114,7 @@ class Site:
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
         """Open the site's log for a server, in a `with` block.
 
-        Only one process at a time may write it. If another process has it open, waits until that
-        process closes it. Without `wait`, raises `SiteError`.
+        If another process has it open, waits for that process. Without `wait`, raises `SiteError`.
         """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,17 +162,14 @@ class SiteLog:
         self._log = log
 
     def line(self, text: str) -> None:
-        """Write a line with the time and `text`.
-
-        Control characters are escaped, and a long text is cut.
-        """
+        """Write a line with the time and `text`, whose control characters are escaped."""
         plain = escaped(" ".join(text.split()))
         short = plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
         self._log.append(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {short}")
 
 
 def server_of(policy: Policy, named: str | None) -> str:
-    """Return the name of the server to serve: `named`, or the policy's only one.
+    """Return the name of the server to serve: `named`, or the policy's only server.
 
     Raises `SiteError` if the policy has no such server, or several and `named` is None.
     """

@@ -1,10 +1,8 @@
 """A Flower SuperNode for which this process answers, instead of the uploaded code.
 
-Flower's SuperNode receives messages. It hands each one to a process that installs and imports the
-run's app. With `--isolation process` the operator provides that process, and this module is such a
-process. It takes tasks from the SuperNode's Runtime API with flwr's own client, reads the app's
-archive as data, and lets `Door` answer. The SuperNode and this process share a secret, so other
-local processes cannot take tasks.
+With `--isolation process`, Flower's SuperNode hands each message to a process of the operator. This
+module is such a process. It reads the app's archive as data, and lets `Door` answer. A shared
+secret keeps other local processes from taking tasks.
 """
 
 from __future__ import annotations
@@ -87,10 +85,7 @@ def serve(site: Site, server: str, event: Callable[[str], None]) -> None:
 
 
 def _look(tasks: RuntimeHttpClient, door: Door, log: SiteLog, port: int) -> None:
-    """Take the SuperNode's next task and answer it. If there is none, wait and return.
-
-    `port` is that of the SuperNode's Runtime API.
-    """
+    """Take the SuperNode's next task and answer it. If there is no task, wait and return."""
     kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     taken = tasks.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
     if not (taken.HasField("task") and taken.token):
@@ -126,8 +121,7 @@ def _answer(client: RuntimeHttpClient, door: Door) -> None:
 def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
     """Return the command that starts a SuperNode for a server, on a local port.
 
-    `of` has the server's settings. `secret` is a file with the secret that the SuperNode and this
-    process share.
+    `secret` is a file with the secret that the SuperNode and this process share.
     """
     words = [
         str(Path(sys.executable).parent / "flower-supernode"),

@@ -54,10 +54,7 @@ def can_forbid() -> bool:
 
 
 def forbid() -> None:
-    """Forbid the system calls in all threads of this process.
-
-    Raises OSError if the kernel refuses.
-    """
+    """Forbid the system calls in all threads of this process. Raises OSError if that fails."""
     steps = b"".join(struct.pack("<HBBI", *step) for step in _filter(platform.machine()))
     held = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(held))

@@ -33,11 +33,10 @@ class Terms:
 
     @classmethod
     def read(cls, keys: Mapping[str, Any]) -> Terms:
-        """Read the terms from configuration `keys`.
+        """Read the terms from configuration `keys`, which are those of a protected Flower app.
 
-        Raises `JobError` or `InvalidValue` for wrong ones. `keys` has the keys of a protected
-        Flower app: `protection`, `keep`, and the parameters of the protection. A sum also needs
-        `clients`, the number of sites in the sum.
+        They are `protection`, `keep`, and the protection's parameters. A sum also needs `clients`,
+        the number of sites. Raises `JobError` or `InvalidValue` for wrong keys.
         """
         options = parse({"weighting": "equal", **keys})
         terms = cls(options)
@@ -61,10 +60,7 @@ class Terms:
 
     @property
     def summed(self) -> bool:
-        """True if the server sees only the sum of the reports.
-
-        Then a round takes several messages.
-        """
+        """True if the server sees only the sum of reports. A round then takes several messages."""
         return isinstance(self.options.parameters, SecureSumSettings)
 
     @property
@@ -74,17 +70,11 @@ class Terms:
 
     @property
     def needs_controller(self) -> bool:
-        """True if the server must do more than average the reports of each round.
-
-        An NVFlare server must then run `ProtectedController`.
-        """
+        """True if averaging is not enough, and an NVFlare server must run `ProtectedController`."""
         return self.summed or getattr(self.options.parameters, "magnitude", "") == "estimated"
 
     def job(self, job: str, dimension: int) -> bytes:
-        """Return a digest of a job, of the `dimension` of its updates and of these terms.
-
-        `job` identifies the job. The digest is equal for all participants.
-        """
+        """Return a digest of the run `job`, the `dimension` of its updates and these terms."""
         words = Offer(self.options, "", dimension, self.options.clients or 1).words()
         named = {key: value for key, value in words.items() if key != ANSWER_AFTER_S}
         return hashlib.sha256(b"fedveil site tasks" + encode({**named, "job": job})).digest()
@@ -102,8 +92,7 @@ class Terms:
     ) -> Protection:
         """Return the protection for updates with `dimension` entries.
 
-        `job` is the digest that the method `job` returns. Signed rounds need `roster` and
-        `identity`.
+        `job` is the digest from the method `job`. Signed rounds need `roster` and `identity`.
         """
         context = JobContext(
             weighting="equal",
@@ -119,10 +108,7 @@ class Terms:
 
 
 class ReportSum:
-    """Adds up the reports of one round at the server.
-
-    `arrays` are the model's arrays, and `sites` the names of the sites that may report.
-    """
+    """Adds up the reports of one round at the server. Only the sites in `sites` may report."""
 
     def __init__(self, terms: Terms, arrays: Arrays, round: int, sites: Collection[str]) -> None:
         if terms.needs_controller:
@@ -134,17 +120,11 @@ class ReportSum:
         self._half: ServerRound = protection.server_round(RoundContext(cohort, round, model, state))
 
     def add(self, site: str, report: bytes) -> None:
-        """Add the report of `site`.
-
-        Raises `ReportRejected` or `MessageInvalid`, and then adds nothing.
-        """
+        """Add a site's report, or raise `ReportRejected` or `MessageInvalid` and add nothing."""
         self._half.receive(number_of(site), decode(report, self._half.longest))
 
     def mean(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the mean of the added reports as an update, in arrays by name.
-
-        Raises `RoundVoid` if there is no report.
-        """
+        """Return the mean report as arrays by name. Raises `RoundVoid` if there is no report."""
         self._half.advance()
         return shaped(self._layout, self._half.aggregate().update)
 
@@ -159,10 +139,7 @@ def number_of(site: str) -> int:
 
 
 def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Turn an update from one vector into arrays by name.
-
-    The arrays that `layout` keeps at the clients are missing.
-    """
+    """Turn an update from one vector into arrays by name, without the arrays that clients keep."""
     return {
         place.name: update[place.span].reshape(place.shape).astype(place.dtype)
         for place in layout.places

@@ -25,10 +25,7 @@ _UNCOVERED = (
 
 
 def number(value: float) -> str:
-    """Format a number for people: four significant digits, or a whole number from 1,000 on.
-
-    An infinite number is "unlimited".
-    """
+    """Format a number for people: four significant digits, or a whole number from 1,000 on."""
     if not math.isfinite(value):
         return "unlimited"
     if abs(value) >= 999.95:  # which rounds to 1,000
@@ -94,8 +91,7 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     """Yield the answer's plots: bars for cells or words, curves for quantiles.
 
-    `confidence` is the confidence of the intervals. Yields no plot for a single estimate, or for
-    too many estimates to show.
+    Yields no plot for a single estimate or for too many. `confidence` is that of the intervals.
     """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:

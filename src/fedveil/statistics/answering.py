@@ -64,10 +64,7 @@ def _groups(question: QuestionSettings) -> list[dict[str, str]]:
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
-    """Return the mean of each part's sums over the rounds.
-
-    The noise of different rounds is independent, so the mean has less noise than one round's sums.
-    """
+    """Return the mean of each part's sums over the rounds."""
     many = len(rounds)
     return [
         Sums(

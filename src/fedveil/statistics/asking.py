@@ -40,18 +40,12 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the carrier that takes the messages of a step to the clients.
-
-        `layout` and `carriage` say how a client's rows become its update.
-        """
+        """Return the carrier that takes the messages of a step to the clients."""
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean of the reports of `cohort` in a step, if the engine can draw it directly.
-
-        Returns None if it cannot. Then every client must make its own report.
-        """
+        """Return the mean report of `cohort` in a step, or None if it cannot be drawn directly."""
         return None
 
 
@@ -176,10 +170,7 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` if a round would exceed `max_epsilon` of the question file.
-
-        `spending` is what the round costs each client of `cohort`.
-        """
+        """Raise `LimitReached` if a round would exceed `max_epsilon` of the question file."""
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:
             return
@@ -193,10 +184,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge `spending` to the data set's account, if it has one, before any client is asked.
-
-        Under rr and oue only round 1 is charged, because each client is asked in only one round.
-        """
+        """Charge `spending` to the data set's account, if any, before any client is asked."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)
@@ -218,10 +206,6 @@ class Asking:
     def _add(
         self, step: Step, layout: Layout, carriage: Carriage, mean: Float64s, reports: int
     ) -> None:
-        """Add the sums of a round to the questions that it asked, and extend the prefix trees.
-
-        `mean` is the mean of `reports` reports.
-        """
         total, noise = carriage.total(mean, reports), carriage.variance(mean, reports)
         # With `unit: row` the rows are independent, unless only some of the clients were asked.
         alone = self.file.unit == "row" and not (self.file.local and reports < self._clients)

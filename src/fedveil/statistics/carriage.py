@@ -69,8 +69,7 @@ def make_protection(
 
     A joint vector is a client's vectors for all questions, one after the other. All rounds together
     cost `file.epsilon` at `file.delta`. Under rr and oue each client takes part in only one round,
-    so each round costs the whole epsilon. Under not_encrypt a number is sent as two entries
-    (`Carriage.update`). `who` has the number of clients and their signing keys.
+    so each round costs the whole epsilon.
     """
     context = JobContext(
         weighting="equal",
@@ -109,7 +108,6 @@ def make_protection(
 
 
 def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> dict[str, Any]:
-    """Return the protection's settings that follow from the question: clipping norm and noise."""
     epsilon, delta = file.epsilon, file.delta
     clip = _APART / 2 if file.unit == "row" else _CLIP
     if epsilon is None:
@@ -130,12 +128,7 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the smallest number of bits per entry whose rounding adds little noise variance.
-
-    Vectors have a length of at most √2. The rounding step is 8 √2 / (2^(bits - 1) √dimension).
-    Rounding adds a variance of at most step² / 4 for each of the `clients`. `ratio` is the standard
-    deviation of the sum's noise, divided by the largest distance of two vectors.
-    """
+    """Return the smallest number of bits per entry whose rounding adds little noise variance."""
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
@@ -147,11 +140,10 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 class Carriage:
     """Sends clients' joint vectors through a protection, and states the noise of their sum.
 
-    A joint vector has a client's vectors for all questions. Some protections round it towards zero
-    on a grid, which would bias a sum of many vectors. So each joint vector is first rounded to the
-    grid at random, without bias. Rounding moves each of n entries by less than a step, and so a
-    vector by less than √n · step. All vectors are scaled down beforehand to make up for this. So
-    two rounded vectors are still at most 2 apart, the distance for which the noise is computed.
+    A joint vector has a client's vectors for all questions. If the protection rounds towards zero,
+    each joint vector is first rounded to the grid at random, without bias. Vectors are scaled down
+    beforehand, so that two rounded vectors are still at most 2 apart. This is the distance for
+    which the noise is computed.
     """
 
     def __init__(self, protection: Protection) -> None:
@@ -171,9 +163,9 @@ class Carriage:
     def most_rows(self, largest: float) -> int | None:
         """Return the largest number of rows that a client's report can carry, or None for no limit.
 
-        Only `unit: row` has a limit, for two reasons: an entry of the report is at most 2^24 grid
-        steps, and the sensitivity is proved only up to 2^18 rows. `largest` is the largest entry
-        that one row adds.
+        Only `unit: row` has a limit: an entry of the report is at most 2^24 grid steps, and the
+        sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row
+        adds.
         """
         if self._exact or not self._by_row:
             return None
@@ -184,12 +176,7 @@ class Carriage:
         return LARGEST * grid_step(_APART / 2, self.protection.dimension)
 
     def update(self, vector: Float64s, entropy: Entropy) -> Float32s:
-        """Return a client's joint vector as the update that the protection turns into a report.
-
-        `vector` is the joint vector: the client's vectors for all questions, one after the other.
-        `entropy` is for rounding at random. Under not_encrypt each 64-bit number becomes two 32-bit
-        numbers, whose sum is the number.
-        """
+        """Return a client's joint vector as the update that the protection turns into a report."""
         if self._plain:
             upper = vector.astype(np.float32)
             return np.concatenate([upper, (vector - upper).astype(np.float32)])
@@ -206,8 +193,7 @@ class Carriage:
     def total(self, mean: Float64s, reports: int) -> Float64s:
         """Return the sum of the joint vectors of `reports` clients, with the protection's noise.
 
-        A joint vector has one client's vectors for all questions, one after the other. `mean` is
-        the aggregate that the protection computed from their reports.
+        A joint vector is for all questions. `mean` is the protection's aggregate of the reports.
         """
         if not self._exact:
             return mean * (reports / self._scale)
@@ -217,10 +203,7 @@ class Carriage:
         return np.where(np.isclose(summed, whole, rtol=1e-14, atol=0), whole, summed)
 
     def variance(self, mean: Float64s, reports: int) -> Float64s:
-        """Return the variance of the noise in each entry of the sum that `total` returns.
-
-        It includes the variance that rounding adds. `mean` is the aggregate of `reports` reports.
-        """
+        """Return the variance of the noise in each entry of the sum that `total` returns."""
         if isinstance(self.protection, Frequencies):
             codes = self._codes(reports)
             return self.protection.law.variance(mean, codes) * codes**2
@@ -230,19 +213,16 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports.
-
-        Returns `reports` if the protection sends vectors instead of codes.
-        """
+        """Return the number of one-hot codes in `reports` reports, or `reports` without any."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:
         """Return the largest distance (L2) by which one forged report can move the total.
 
-        It is infinite under secure aggregation, which hides single vectors: a forged vector may
-        have any values. central_gaussian refuses vectors longer than the clipping norm, or under
-        `unit: row` entries above 2^24 steps. dp_encrypt refuses entries larger than the clipping
-        norm plus ten standard deviations of its noise.
+        central_gaussian refuses vectors longer than the clipping norm, or under `unit: row` entries
+        above 2^24 steps. dp_encrypt refuses entries larger than the clipping norm plus ten standard
+        deviations of its noise. Under rr and oue, a report can only hold codes. The distance is
+        infinite under secure aggregation, under not_encrypt, and under dp_encrypt with `unit: row`.
         """
         match self.protection:
             case CentralGaussian() if self._by_row:
@@ -277,7 +257,6 @@ def _gaussian(protection: Protection) -> GaussianMechanism:
 
 
 def _noise_variance(protection: Protection, reports: int) -> float:
-    """Return the variance of the protection's noise in each entry of a sum of `reports` updates."""
     match protection:
         case CentralGaussian():
             return protection.noise.sigma**2

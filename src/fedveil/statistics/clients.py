@@ -42,8 +42,7 @@ class Clients:
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the positions of the rows that a client contributes, the same in every round.
 
-        They are drawn with the client's own `entropy`. `carried` is the largest number of rows that
-        a report can carry, or None. Logs how many rows were left out.
+        `entropy` is the client's own. `carried` is the largest number of rows in a report.
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)
@@ -74,10 +73,7 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 
 
 def load(question: QuestionFile, data: Any = None) -> Clients:
-    """Return the clients of a question file, with their rows.
-
-    `data` replaces the data that the file names, if it is given.
-    """
+    """Return the clients of a question file, with their rows."""
     if data is None:
         data = _named(question.data)
     table = as_table(data, question.data or "data")
@@ -86,10 +82,7 @@ def load(question: QuestionFile, data: Any = None) -> Clients:
 
 
 def _check(file: QuestionFile, table: Table) -> None:
-    """Read every column of `table` that the questions need.
-
-    So invalid data is found before any round.
-    """
+    """Read every column that the questions need, so that invalid data is found before any round."""
     for question in file.questions.values():
         numbered = question.range or question.edges
         other_numbered = question.other_range or question.other_edges

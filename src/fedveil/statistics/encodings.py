@@ -84,10 +84,7 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows(self, table: Table, entropy: Entropy) -> Rows:
-        """Encode every row of `table`, independently of the other rows.
-
-        `entropy` is for encodings that round at random.
-        """
+        """Encode every row of `table`, independently of the other rows."""
 
     @property
     @abstractmethod
@@ -108,17 +105,13 @@ class Axis(ABC):
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return the index of each row's cell (-1: none), and a mask of the values that were moved.
-
-        A value is moved if it is outside all cells and `clamp` of `Bins` is True.
-        """
+        """Return the index of each row's cell (-1: none), and a mask of the moved values."""
 
 
 class Bins(Axis):
     """Cells between increasing edges. Each cell includes its lower edge, the last cell both edges.
 
-    With `clamp`, a value outside all cells is moved into the first or the last cell. Otherwise it
-    has no cell.
+    With `clamp`, any other value is moved into the first or the last cell. Otherwise it has none.
     """
 
     def __init__(self, column: str, edges: Sequence[float], *, clamp: bool = False) -> None:
@@ -199,7 +192,7 @@ class Moments(Encoding):
     """Powers of one or two scaled columns: the vectors of a mean, a variance or a correlation.
 
     The vector of a row is (x, 1), with `squares` (x, x² - 1, 1), and for two columns (x, y, x² - 1,
-    y² - 1, xy, 1). The module's docstring says why 1 is subtracted.
+    y² - 1, xy, 1). `encodings` says why 1 is subtracted.
     """
 
     def __init__(self, columns: Sequence[Scaled], *, squares: bool) -> None:

@@ -12,10 +12,9 @@ The sampling variance is bounded from the noisy sums themselves, so it costs no 
                 with one more row of the squared distance 1/2
     correlation (1 - r²)² / n, as for normal numbers, with r multiplied by n / (n + 4)
 
-Under rr and oue, a mean, a variance and a correlation are functions of the shares of cells. The
-sampling variance of such a function follows from the delta method too. Each cell's count then has a
-variance equal to its expected value, as if the counts were independent. (Their covariances cancel,
-because the function does not change if all counts are multiplied by one factor.)
+Under rr and oue, a mean, a variance and a correlation are functions of the shares of cells. Their
+sampling variance follows by the delta method, as if the cells' counts were independent. (The
+covariances cancel.)
 
 Several rows of one client may be equal. So n rows of clients that contribute up to m rows each
 count as n / m independent rows.
@@ -64,10 +63,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor by which the sampling variance of independent rows is multiplied.
-
-        It accounts for rows of one client that may be equal, and for clients that did not report.
-        """
+        """The factor by which the sampling variance of independent rows is multiplied."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -79,8 +75,8 @@ def quantile_of_normal(confidence: float) -> float:
 def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estimate]:
     """Return the estimated number of rows in each cell.
 
-    An estimate may be negative. It is not clipped to 0, so that sums of estimates stay unbiased.
-    Its interval extends `z` standard deviations to each side.
+    Estimates may be negative, so that their sums stay unbiased. An interval extends `z` standard
+    deviations to each side.
     """
     return [
         count(float(value), float(noise), sums, label, z)
@@ -92,8 +88,7 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
     """Return the estimate for one cell, from its sum `value` and the variance `noise` of its noise.
 
     The interval extends `z` standard deviations to each side. The sampling variance is computed as
-    if the cell had z² more clients. So an empty cell has an interval too. It is slightly wider than
-    the exact interval.
+    if the cell had z² more clients, so an empty cell has an interval too.
     """
     rows = sums.rows or 1
     most = float(sums.clients * rows) if sums.rows is not None else math.inf
@@ -151,16 +146,12 @@ def ratio(
 
 
 def _with_sampling(sums: Sums) -> Sums:
-    """Return the counts of cells, with a noise variance that also covers sampling of clients."""
     both = sums.noise + np.maximum(sums.values, 0.0) * sums.repeated
     return Sums(sums.values, both, sums.asked, sums.clients, sums.rows)
 
 
 def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
-    """Return True if `divisor` is above 0 and has little noise compared with its value.
-
-    `divisor` is computed from the values of `sums`.
-    """
+    """Return True if `divisor` is above 0 and has little noise compared with its value."""
     size = divisor(sums.values)
     return size > 0 and math.sqrt(_through(divisor, sums)) <= _MOST_NOISE * size
 
@@ -180,10 +171,7 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return the functions that estimate a column's mean from the sums of (x, 1).
-
-    Here x is the column's value, scaled to [-1, 1].
-    """
+    """Return the functions that estimate a column's mean from the sums of (x, 1), x in [-1, 1]."""
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])
@@ -201,8 +189,7 @@ def mean(column: Scaled) -> Statistic:
 def variance(column: Scaled) -> Statistic:
     """Return the functions that estimate a column's variance from the sums of (x, x² - 1, 1).
 
-    Here x is the column's value, scaled to [-1, 1]. Subtracting 1 from x² makes the longest vectors
-    shorter, so less noise is needed (`encodings`).
+    Here x is the column's value, scaled to [-1, 1].
     """
 
     def scaled(s: Float64s) -> float:
@@ -222,13 +209,11 @@ def variance(column: Scaled) -> Statistic:
 def correlation() -> Statistic:
     """Return the functions that estimate Pearson's correlation of two columns.
 
-    Their argument has the sums of (x, y, x² - 1, y² - 1, xy, 1) over all rows. Here x and y are the
-    columns' values, scaled to [-1, 1]. Subtracting 1 from the squares makes the longest vectors
-    shorter, so less noise is needed (`encodings`).
+    Their argument has the sums of (x, y, x² - 1, y² - 1, xy, 1) over all rows, where x and y are
+    the columns' values, scaled to [-1, 1].
     """
 
     def spreads(s: Float64s) -> float:
-        """Return the product of the standard deviations of x and y, from their sums `s`."""
         n = s[5]
         x, y = 1 + s[2] / n - (s[0] / n) ** 2, 1 + s[3] / n - (s[1] / n) ** 2
         return math.sqrt(x * y) if min(x, y) > _ROUNDING else 0.0
@@ -247,8 +232,7 @@ def correlation() -> Statistic:
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
     """Return the functions that estimate a statistic from the counts of the cells of `Ends`.
 
-    For one column the statistic is the mean or, with `squares`, the variance. For two columns it is
-    the correlation.
+    It is the mean or, with `squares`, the variance of one column, or the correlation of two.
     """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws
@@ -263,7 +247,6 @@ def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
         return found
 
     def deviations(s: Float64s) -> float:
-        """Return the product of the standard deviations of all columns, from the counts `s`."""
         both = variances(s)
         return math.sqrt(both.prod()) if (both > 0).all() else 0.0
 

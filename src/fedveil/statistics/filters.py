@@ -52,8 +52,7 @@ class Filter:
     The type of the value decides: to compare a column with a number its cells are read as numbers,
     and with a text as texts. A comparison with a missing value is false. `column in [value, ...]`
     and `18 <= age < 65` are allowed. A column's name that is not a single word is written in
-    backticks, such as `home town`. `place` is the condition's key in the question file, for error
-    messages.
+    backticks, such as `home town`.
     """
 
     def __init__(self, text: str, place: str = "where") -> None:
@@ -109,7 +108,6 @@ def _columns(node: ast.expr) -> Iterator[str]:
 
 
 def _comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.cmpop, ast.expr]]:
-    """Yield each comparison: its column, its operator, and its value."""
     sides = [node.left, *node.comparators]
     for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
         if isinstance(left, ast.Name):
@@ -121,10 +119,6 @@ def _comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.cmpop, ast.expr]]
 
 
 def _values(op: ast.cmpop, node: ast.expr) -> list[float] | list[str]:
-    """Return the values to compare a column with: all numbers, or all texts.
-
-    Raises ValueError for any other value, and for an unknown operator `op`.
-    """
     found = ast.literal_eval(node)
     if isinstance(op, ast.In | ast.NotIn):
         values = list(found) if isinstance(found, list | tuple) else []

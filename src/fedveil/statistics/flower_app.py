@@ -67,8 +67,7 @@ def _needs_roster(file: QuestionFile) -> bool:
 def run_app(file: QuestionFile, folder: Path, out: Path | None) -> dict[str, Any]:
     """Write the app of a question file to `folder`, run it with `flwr run`, and return the answers.
 
-    The answers are returned as plain values, and saved in the folder `out`. If that is None, they
-    are saved in the folder `answer` inside `folder`.
+    The answers are plain values, saved in `out` or by default in `folder`/answer.
     """
     program = shutil.which("flwr")
     if program is None:

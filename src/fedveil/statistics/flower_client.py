@@ -130,10 +130,7 @@ def _introduce(file: QuestionFile, context: Context) -> bytes:
 
 
 def _check_own(file: QuestionFile, member: Member) -> None:
-    """Raise an error if the app's question differs from the copy of this client's operator.
-
-    Does nothing if the operator has no copy.
-    """
+    """Raise an error if the app's question differs from the copy of this client's operator."""
     if member.question is None:
         return
     own = QuestionFile.load(member.question)
@@ -205,8 +202,7 @@ def _charge(
 ) -> None:
     """Charge the cost of a report to the client's own account.
 
-    Raises an error if this would exceed the client's limits, so that a dishonest server gets no
-    further reports.
+    Raises an error if this would exceed the client's limits.
     """
     own = member.accounts
     spending = protection.spending(protection.initial_state())

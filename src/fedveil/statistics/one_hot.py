@@ -74,9 +74,8 @@ class OneHot:
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
         """Draw, for each cell, the number of perturbed codes whose bit for this cell is 1.
 
-        There are `codes` codes, and `counts` of them are in each cell. Each number is drawn
-        independently as Binomial(count, p) + Binomial(codes - count, q). This is the exact
-        distribution of a sum of perturbed codes, because their bits are independent.
+        There are `codes` codes, and `counts` of them are in each cell. Each number has its exact
+        distribution, independently Binomial(count, p) + Binomial(codes - count, q).
         """
         counts = counts.astype(np.int64)
         truths = Binomial(Fraction(self.p)).draw_each(counts, entropy)
@@ -91,20 +90,14 @@ class OneHot:
         return estimated
 
     def variance(self, share: Float64s, codes: int) -> Float64s:
-        """Return the variance of a cell's share as estimated from `codes` codes.
-
-        `share` is the true share of the cell.
-        """
+        """Return the variance of a cell's estimated share, given the true `share` and `codes`."""
         f = np.clip(share, 0, 1)
         spread: Float64s = f * self.p * (1 - self.p) + (1 - f) * self.q * (1 - self.q)
         return spread / (codes * (self.p - self.q) ** 2)
 
     @property
     def influence(self) -> float:
-        """The largest amount by which one forged code can move the estimated count of a cell.
-
-        A forger may choose every bit. Each bit moves its cell's count by at most 1 / (p - q).
-        """
+        """The largest amount by which one forged code can move the estimated count of a cell."""
         return 1 / (self.p - self.q)
 
 

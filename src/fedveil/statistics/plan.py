@@ -13,12 +13,9 @@
 Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
 by its `half` and multiplied by w_i, with Σ w_i² = 1. So two vectors are at most 2 apart. A question
 with a larger weight gets less noise. A part that does not depend on earlier rounds is asked in
-every round, and its answers are averaged: R releases with noise z are as accurate as one with noise
-z / √R.
+every round, and its answers are averaged.
 
-Under rr and oue each part is asked of different clients, with the whole epsilon. The noise then
-grows with the square root of the number of parts. Dividing the epsilon instead would multiply the
-noise by the number of parts.
+Under rr and oue each part is asked of different clients, with the whole epsilon.
 """
 
 from __future__ import annotations
@@ -70,10 +67,7 @@ class Part:
     share: float = 1.0
 
     def rows(self, clients: Clients, entropy: Entropy) -> Rows:
-        """Encode all rows of the clients. Rows that do not meet the conditions are excluded.
-
-        `entropy` is for encodings that round at random.
-        """
+        """Encode all rows of the clients. Rows that do not meet the conditions are excluded."""
         encoded = self.encoding.rows(clients.table, entropy)
         for condition in self.where:
             encoded = encoded.without(condition.mask(clients.table))
@@ -81,10 +75,7 @@ class Part:
 
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
-    """Return the edges of the cells at a level of the tree of a quantiles question.
-
-    Levels are counted from 1.
-    """
+    """Return the edges of the cells at a level (from 1) of a quantiles question's tree."""
     cells = min(FAN_OUT**level, question.cells)
     low, high = question.range
     return np.linspace(low, high, cells + 1, dtype=np.float64)
@@ -96,10 +87,7 @@ def levels(question: QuestionSettings) -> int:
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the cells of a question's first column.
-
-    With the prefix "other_", returns the cells of its second column.
-    """
+    """Return the cells of a question's first column, or of its second with the prefix "other_"."""
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -153,8 +141,7 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    One round in the search for the quantile `q` of the rows in `group` asks about this part.
-    `group` is None without groups.
+    It is for the search for the quantile `q` of the rows in `group` (None: of all rows).
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -164,10 +151,7 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part of a heavy_hitters round. It counts the rows of each candidate prefix.
-
-    `candidates` has the candidates of each group.
-    """
+    """Return the part of a heavy_hitters round. It counts the rows of each candidate prefix."""
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
@@ -177,12 +161,10 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 class Ball:
     """The affine map from a client's vector for one part to its section of the joint vector.
 
-    The section is (vector - `centre`) / `scale`, which bounds its length. The larger the part's
-    `weight`, the smaller the noise relative to the vector. The squares of all parts' weights sum to
-    1. If `centred` is True, a vector is the sum of at most `rows` encoded rows. Otherwise (`unit:
-    row`) a client adds up an unknown number of rows, and each row is bounded. The centre is then 0,
-    because it is unknown how often to add it back. If `plain` is True (not_encrypt), nothing is
-    bounded: vectors do not change, so sums of whole numbers stay exact.
+    The section is (vector - `centre`) / `scale`, which bounds its length. The squares of all parts'
+    weights sum to 1. If `centred` is True, a vector is the sum of at most `rows` encoded rows.
+    Otherwise (`unit: row`) a client adds up an unknown number of rows, each row is bounded, and the
+    centre is 0. If `plain` is True (not_encrypt), vectors do not change.
     """
 
     part: Part
@@ -205,10 +187,7 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Undo the map for a sum: return the sum of the vectors of `reports` clients.
-
-        `total` is the sum of these clients' sections of the joint vector.
-        """
+        """Return the sum of `reports` clients' vectors from `total`, the sum of their sections."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
@@ -236,10 +215,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of a client that contributes the rows at the positions `chosen`.
-
-        `rows` has the encoded rows of all clients, for each part.
-        """
+        """Return the joint vector of a client that contributes the rows at positions `chosen`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

@@ -1,14 +1,9 @@
 """Finds frequent words that are not known in advance, by growing frequent prefixes round by round.
 
 The candidates of a round are the frequent prefixes of the previous round, each extended by further
-letters of the alphabet or by the end of the word. So nobody needs to know the words, and the number
-of candidates stays small. Each group has its own prefixes. A row is in only one group, so all
-groups' candidates together are the cells of one one-hot code and cost the same as one group.
-
-Under rr and oue, each round asks different clients. The noise of a count then grows with the number
-of rounds, and only slowly with the number of candidates. So a round adds as many letters as a
-report can carry. The last round decides about the words, and asks three times as many clients as
-each earlier round.
+letters of the alphabet or by the end of the word. A row is in only one group, so all groups'
+candidates together are the cells of one one-hot code. Under rr and oue, each round asks different
+clients, and the last round asks three times as many as each earlier round.
 """
 
 from __future__ import annotations
@@ -36,10 +31,6 @@ MOST_CANDIDATES, MOST_BITS = 1 << 18, 1 << 21
 
 
 def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
-    """Return the number of candidate prefixes, if each prefix gets up to `letters` more letters.
-
-    `prefixes` is the number of prefixes, and `alphabet` the number of letters to choose from.
-    """
     return int(prefixes * sum(alphabet**added for added in range(letters + 1)))
 
 
@@ -47,7 +38,7 @@ def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
     """Return the number of letters that each round of a heavy_hitters question adds.
 
     Under rr and oue (`local`), the rounds are as few as possible with candidates that fit into a
-    report. Otherwise each round adds one letter, because long vectors are slow to sum.
+    report. Otherwise each round adds one letter.
     """
     if not local:
         return [1] * question.length
@@ -62,18 +53,11 @@ def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
 
 
 def _groups(question: QuestionSettings) -> int:
-    """Return the number of a question's groups, or 1 without groups.
-
-    Each group has its own tree.
-    """
     return max(1, len(question.groups))
 
 
 def too_many(question: QuestionSettings) -> bool:
-    """Return True if a round has too many candidate prefixes for one report.
-
-    The number is computed for rounds that add a single letter, which have the fewest candidates.
-    """
+    """Return True if a round has too many candidate prefixes for one report."""
     prefixes = _groups(question) * KEPT * question.most
     return _candidates(prefixes, len(question.alphabet), 1) > MOST_CANDIDATES
 
@@ -81,8 +65,7 @@ def too_many(question: QuestionSettings) -> bool:
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
     """Return the candidates of a round, which extend the `prefixes`.
 
-    A candidate has `letters` more letters, or fewer letters and then a mark for the end of the
-    word.
+    A candidate has `letters` more letters, or fewer letters and then an end mark.
     """
     return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
 
@@ -156,10 +139,7 @@ class PrefixTree:
 
     @property
     def shares(self) -> list[float]:
-        """The share of the clients that each round asks. Together, the shares are 1.
-
-        This is for rr and oue, under which each round asks different clients.
-        """
+        """The share of the clients that each round asks under rr and oue. The shares sum to 1."""
         weights = [1.0] * (self.rounds - 1) + [3.0 if self.rounds > 1 else 1.0]
         return [weight / sum(weights) for weight in weights]
 
@@ -173,10 +153,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep those candidates of a round that are frequent, as the prefixes for the next round.
-
-        `counts` has the estimates for all groups' candidates, and `variance` their noise variances.
-        """
+        """Keep the candidates of a round that are frequent, as prefixes for the next round."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -191,8 +168,7 @@ class PrefixTree:
     ) -> list[str]:
         """Return a group's frequent candidates that are not complete words.
 
-        `counts` has the estimate for each candidate, and `variance` its noise variance. Adds
-        frequent complete words to `found`. After the last round, every candidate is complete.
+        Adds frequent complete words to `found`. After the last round, every candidate is complete.
         """
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])
@@ -213,9 +189,8 @@ class PrefixTree:
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return a mask of the counts that are significantly above the noise of an absent word.
 
-    `deviation` is the standard deviation of this noise. Uses the rule of Benjamini and Hochberg:
-    the expected share of absent words among the chosen ones is at most `false_words`. Without
-    noise, every positive count is chosen.
+    Uses the rule of Benjamini and Hochberg: the expected share of absent words among the chosen
+    ones is at most `false_words`. Without noise, every positive count is chosen.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

@@ -3,12 +3,10 @@
 A client says whether its value is below an edge, by randomized response with the whole epsilon. A
 client whose row is excluded (another group, a missing value) says yes with probability q instead.
 So the share of yes, minus q, is positive if the edge is above the quantile q, and negative if it is
-below. The number of excluded clients need not be known.
+below.
 
-Each round asks other clients about one edge (a noisy binary search; Burnashev and Zigangirov,
-1974). The edge is the median of the distribution of the quantile, given the answers so far. If an
-edge near this median was asked before, that edge is asked again, because precise answers at few
-edges give a narrow interval.
+Each round asks other clients about one edge: the median of the distribution of the quantile, given
+the answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).
 """
 
 from __future__ import annotations
@@ -44,10 +42,7 @@ class Search:
         return 2 * math.ceil(math.log2(len(self.edges) - 1))
 
     def next(self) -> int:
-        """Return the index of the edge that the next round asks about.
-
-        It is never the first or the last edge.
-        """
+        """Return the index of the edge to ask about next, never the first or the last."""
         weights = np.zeros(len(self.edges) - 1)
         for edge, (total, precision, _) in self._answers.items():
             score = total / math.sqrt(precision)
@@ -70,11 +65,9 @@ class Search:
 
         An answer is significant if it is more than `z` standard deviations from zero. `label` says
         what is estimated. The estimate is the zero of a line fitted to the answers near the
-        quantile. With too few answers, it is the zero of the nearest increasing function. The
-        interval starts at the last edge up to which all asked edges are significantly below the
-        quantile. It ends at the first edge from which on all are significantly above it. So an end
-        of the interval misses the quantile only if one particular edge, the one next to the
-        quantile on that side, is significant by chance.
+        quantile, or with too few answers, of the nearest increasing function. The interval starts
+        at the last edge up to which all asked edges are significantly below the quantile. It ends
+        at the first edge from which on all are significantly above it.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -120,10 +113,7 @@ def _line(edges: Float64s, totals: Float64s, precisions: Float64s, near: Bools) 
 
 
 def _rising(values: Float64s, weights: Float64s) -> list[float]:
-    """Return the nondecreasing values with the least weighted squared distance to `values`.
-
-    This is isotonic regression, by pooling neighbouring values.
-    """
+    """Return the nondecreasing values with the least weighted squared distance to `values`."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pool = float(value), float(weight), 1
@@ -136,10 +126,7 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Turn nondecreasing `values` at the points `places` into strictly increasing ones.
-
-    Equal values become one value at the mean of their points. Returns the values and their points.
-    """
+    """Turn nondecreasing `values` at the points `places` into strictly increasing ones."""
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

@@ -2,8 +2,7 @@
 
 The counts of all levels are y = A x + noise, where x has the true counts of the leaves. The best
 linear unbiased estimate of x is (Aᵀ W A)⁻¹ Aᵀ W y with W = diag(1 / variance), and its covariance
-is (Aᵀ W A)⁻¹ (Hay, Rastogi, Miklau and Suciu, 2010). The covariance gives the variance of the
-distribution function at every edge.
+is (Aᵀ W A)⁻¹ (Hay, Rastogi, Miklau and Suciu, 2010).
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ def quantiles(
 ) -> list[Estimate]:
     """Return the quantiles `at`, given the noisy counts of each level of the tree.
 
-    `edges` are the edges of the cells that are the tree's leaves, and `at` are numbers between 0
-    and 1. `label` says what is estimated.
+    `edges` are the edges of the tree's leaves, and `at` are numbers between 0 and 1. `label` says
+    what is estimated.
 
     The interval of the quantile q spans all edges at which the number of rows below the edge does
     not differ significantly from q times the number of all rows: by at most `z` standard
-    deviations. It is one cell wider on each side, because the distribution inside a cell is
-    unknown.
+    deviations. It is one cell wider on each side.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])
@@ -74,8 +72,7 @@ def _quantile(
 def _rising(values: Float64s) -> Float64s:
     """Return nondecreasing values near `values`: the mean of the running maximum and minimum.
 
-    A distribution function is nondecreasing. So the result's largest error is at most that of
-    `values`.
+    For a nondecreasing function, the result's largest error is at most that of `values`.
     """
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]
@@ -87,7 +84,7 @@ def _crossing(excess: Float64s, edges: Float64s) -> float:
     """Return the point at which an increasing function is zero.
 
     `excess` has the function's values at `edges`. It is linear in between. Returns the first or the
-    last edge if the function has no zero between them.
+    last edge if there is no zero.
     """
     after = int(np.searchsorted(excess, 0.0))
     if after == 0 or after == len(excess):
@@ -109,9 +106,6 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return the matrix A of the tree: a row for each node, with ones at the leaves below it.
-
-    `widths` has the number of nodes of each level, from the root down to the leaves.
-    """
+    """Return the matrix A of the tree: a row for each node, with ones at the leaves below it."""
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

@@ -1,7 +1,4 @@
-"""The reference page of all keys of a question file, generated from the settings.
-
-The documentation contains it (`docs/keys.py`), and `fedveil ask --keys` prints it.
-"""
+"""The reference page of all keys of a question file, generated from the settings."""
 
 from __future__ import annotations
 

@@ -31,10 +31,7 @@ NEEDED = ("column", "other", "range", "other_range", "at", "alphabet")
 
 
 def problems_of(place: str, question: QuestionSettings) -> Iterator[str]:
-    """Yield a sentence for each problem of `question`.
-
-    `place` is its key, such as `questions.age`.
-    """
+    """Yield a sentence for each problem of `question`, whose key is `place`."""
     kind, unset = question.ask, "ask" not in question.model_fields_set
     for key, field in type(question).model_fields.items():
         unread = key not in (*_ALWAYS, *READ[kind])

@@ -50,10 +50,7 @@ class Step:
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read the step of a question file from an untrusted message.
-
-        Raises `MessageInvalid` if the step is not possible.
-        """
+        """Read a step from an untrusted message. Raises `MessageInvalid` if it is not possible."""
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
@@ -130,10 +127,7 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """The largest possible number of rounds of the question file.
-
-        The budget is divided among them.
-        """
+        """The largest possible number of rounds of the question file."""
         if self.file.local:
             return len(self.turns)
         return max((tree.rounds for tree in self.trees.values()), default=1)
@@ -158,10 +152,7 @@ class Schedule:
         return None
 
     def check(self, step: Step) -> None:
-        """Raise `MessageInvalid` unless an untrusted step is possible.
-
-        Its prefixes and its edge must belong to questions of its round, and be valid for them.
-        """
+        """Raise `MessageInvalid` unless an untrusted step is possible."""
         turn = self.turns[step.round - 1] if self.file.local else None
         search = None if turn is None else turn.search
         if not (1 <= step.edge < len(search.edges) - 1 if search else step.edge == 0):
@@ -184,7 +175,6 @@ class Schedule:
                     raise MessageInvalid(f"field prefixes holds a word not of {size} letters")
 
     def _level(self, name: str, step: Step) -> int:
-        """Return how many earlier rounds have asked about question `name` before this `step`."""
         first = next((i for i, turn in enumerate(self.turns) if turn.question == name), 0)
         return step.round - 1 - first
 
@@ -204,11 +194,7 @@ class Schedule:
         return trees if turn.part is None else [turn.part]
 
     def layout(self, step: Step) -> Layout:
-        """Return the layout of the vector that each client computes in the round `step`.
-
-        The round asks about parts of the questions. The vector has one section for each of these
-        parts, and the layout has the position of each section.
-        """
+        """Return the layout of the vector that each client computes in the round `step`."""
         return Layout(self.file, self.parts(step))
 
     def cohort(self, step: Step, clients: int) -> list[int]:

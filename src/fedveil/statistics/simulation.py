@@ -52,10 +52,7 @@ class Contributions:
         return self._carriage.update(joint, self._entropy.stream("rounding", client))
 
     def counts(self, cohort: Sequence[ClientId]) -> Float64s:
-        """Return the sum of a cohort's one-hot codes before they are perturbed.
-
-        The sum of all perturbed codes can be drawn from it directly.
-        """
+        """Return the sum of a cohort's one-hot codes before they are perturbed."""
         stream = self._entropy.stream
         chosen = [self._clients.contributed(c, stream("rows", c)) for c in cohort]
         return self._codes(np.concatenate(chosen), len(cohort), stream("missing"))
@@ -63,9 +60,8 @@ class Contributions:
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
         """Return the sum of all one-hot codes in `reports` reports.
 
-        The rows at the positions `chosen` have one code each. Every report has the same number of
-        codes. If there are fewer rows, the missing codes are drawn with `entropy`, as for excluded
-        rows.
+        The rows at the positions `chosen` have one code each. If a report has fewer rows than
+        codes, the missing codes are drawn with `entropy`, as for excluded rows.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -77,10 +73,6 @@ class Contributions:
 
 
 def _log_cut(rows: Sequence[Rows], chosen: Any) -> None:
-    """Log how many values of a client were moved into their range, and how many were excluded.
-
-    `chosen` has the positions of the client's rows in `rows`.
-    """
     moved = sum(int(encoded.moved[chosen].sum()) for encoded in rows)
     lost = sum(int(encoded.lost[chosen].sum()) for encoded in rows)
     if moved or lost:
@@ -148,7 +140,6 @@ class Simulated(Carrier):
         return self._protection.client_round(context)
 
     def _alike(self, kept: Message, client: ClientId) -> ClientRound:
-        """Return a new client side of the protection for `client`, in the state `kept`."""
         other = self._half(client)
         if kept:
             other.take_up(kept)

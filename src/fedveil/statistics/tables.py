@@ -50,18 +50,12 @@ class Table(ABC):
         """Return a column as words. A missing word is ""."""
 
     def _checked_numbers(self, column: str) -> Float64s:
-        """Return a column as finite numbers. NaN is a missing number.
-
-        Raises `DataInvalid` for an unknown column, and for a text that is not a number.
-        """
+        """Return a column as finite numbers, NaN if missing. Raises `DataInvalid` for a text."""
         self._known(column)
         return self._numbers(column)
 
     def _checked_words(self, column: str) -> Words:
-        """Return a column as words without surrounding spaces. "" is a missing word.
-
-        Raises `DataInvalid` for an unknown column.
-        """
+        """Return a column as stripped words, "" if missing. Raises `DataInvalid` if unknown."""
         self._known(column)
         return self._words(column)
 
@@ -157,17 +151,13 @@ class ArrayTable(Table):
 
 
 def _texts(column: Array) -> Array:
-    """Return a column in which bytes are decoded as UTF-8."""
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
     return column
 
 
 def _text_of(cell: object) -> str:
-    """Return a cell as a word.
-
-    A whole number has no decimal point, and NaN is a missing word ("").
-    """
+    """Return a cell as a word: a whole number without a decimal point, and NaN as "" (missing)."""
     if isinstance(cell, float):
         if np.isnan(cell):
             return ""

@@ -19,8 +19,7 @@ Scale = Literal["small", "medium", "full"]
 def module(name: str = "") -> ModuleType:
     """Import the module `name` of the package of experiments, or the package itself.
 
-    The package is searched for in the checkout from which fedveil runs, then in the working
-    directory. Raises `ExperimentsMissing` if neither has it.
+    Raises `ExperimentsMissing` if neither fedveil's checkout nor the working directory has it.
     """
     roots = (Path(__file__).parents[3], Path.cwd())
     root = next((r for r in roots if (r / "src" / "fedveil").is_dir() and _init(r).is_file()), None)

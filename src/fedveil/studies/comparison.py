@@ -1,9 +1,7 @@
 """The runs of a comparison: one for each protection, sweep value, epsilon and seed.
 
-All runs are equal except for the protection. Data, partition, initial model, cohorts and the
-randomness of training depend on the job's seed but not on its protection. So all runs with one seed
-are equal until a report leaves a client. Clients are weighted as the job says. By default all have
-equal weight, because most protections require that.
+All runs with one seed are equal until a report leaves a client. By default, all clients have equal
+weight, because most protections require that.
 """
 
 from __future__ import annotations
@@ -74,8 +72,7 @@ class Asked(Settings):
 class Setting:
     """A protection with its settings. The comparison's tables have one line for each.
 
-    `changes` are the job keys to change, with their values. `epsilon` is the target cost of the
-    whole run, or None.
+    `changes` maps job keys to new values. `epsilon` is the target cost of a whole run, or None.
     """
 
     position: str
@@ -116,11 +113,7 @@ Solutions = dict[str, dict[str, str] | str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A job and the options of a comparison.
-
-    Raises `JobError` if the protections cannot be compared. `solutions` holds protection parameters
-    that earlier searches found.
-    """
+    """A job and a comparison's options. Raises `JobError` if the protections cannot be compared."""
 
     job: Job
     asked: Asked
@@ -202,10 +195,9 @@ class Comparison:
     def _epsilons(
         self, protection: Protection, changes: Mapping[str, str]
     ) -> Sequence[float | None]:
-        """Return a protection's target epsilons.
+        """Return a protection's target epsilons, or [None] without targets or a cost parameter.
 
-        Raises `JobError` if `changes` already fix its cost. Returns [None] if there are no targets,
-        or if the protection has no cost parameter.
+        Raises `JobError` if `changes` already fix the protection's cost.
         """
         place = key_of_cost(protection)
         if not self.asked.epsilons or place is None or not protection.noised(protection.settings):
@@ -237,10 +229,6 @@ class Comparison:
         return self.job.protection.model_copy(update={"name": position})
 
     def _refused(self, problem: str, positions: Sequence[str]) -> str:
-        """Return a sentence about `problem`, which the protections `positions` have.
-
-        It names them, unless these are all protections of the comparison.
-        """
         if len(positions) == len(self.asked.protections):
             return problem
         return f"{', '.join(positions)} cannot be compared here: {problem}"

@@ -54,11 +54,9 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a `Fact` for the page, a short recommendation of a protection.
+    """Return a `Fact` that recommends a protection, or None without a common target epsilon.
 
-    At each epsilon it recommends the best protection that needs no trusted server. It says so if
-    there is none, or if a protection with a trusted server gives a better model. Returns None if
-    the runs had no common target epsilon.
+    At each epsilon, it recommends the best protection that needs no trusted server.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []
@@ -118,10 +116,7 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the model is better after the last round than at its first test.
-
-    The metric is averaged over all seeds. Also returns True if no run was tested twice.
-    """
+    """Return True if the mean metric over the seeds has improved, or no run was tested twice."""
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

@@ -89,10 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells (runs) of the comparison, and save the parameters that searches found.
-
-        Raises an error if the folder of a cell has the run of another job.
-        """
+        """Return all cells. Raises an error if a cell's folder has the run of another job."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -118,10 +115,9 @@ class ComparisonFolder:
             return Result(cell, None, str(error))
 
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
-        """Attack a result's run, if the comparison asks for it.
+        """Attack a result's run if the comparison asks for it. Returns the result with the finding.
 
-        Returns the result with the finding. Only the runs of the first seed are attacked, and only
-        once. `step` is called with the steps done, the number of all steps, and a text.
+        Only the runs of the first seed are attacked, and only once.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:

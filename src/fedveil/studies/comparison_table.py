@@ -72,10 +72,7 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the epsilon that the ledger has under the key `what`, such as "run" (a whole run).
-
-        It is the largest over the seeds. Returns None if the ledger has no such key.
-        """
+        """Return the largest epsilon over the seeds for a ledger's key, such as "run", or None."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
@@ -87,10 +84,7 @@ class Line:
 
     @cached_property
     def success(self) -> Measured | None:
-        """The largest AUC of a membership attack on the model. Blind guessing has an AUC of 0.5.
-
-        None if no run was attacked.
-        """
+        """The largest AUC of a membership attack (chance level: 0.5). None without an attack."""
         if self.finding is None:
             return None
         others = ("report's", "sum's", "client")  # attacks on messages, not on the model
@@ -234,11 +228,7 @@ def _by_round(line: Line, name: str) -> Curve:
 
 
 def _over_epsilon(found: Sequence[Line], key: str) -> Iterator[Curve]:
-    """Yield curves of the metric `key` over the epsilon of the whole run.
-
-    Lines whose settings differ only in the target epsilon are one curve. Lines without a finite
-    epsilon are left out.
-    """
+    """Yield curves of the metric `key` over the whole run's epsilon, where it is finite."""
     groups: dict[str, list[tuple[float, list[float]]]] = {}
     positions = dict[str, str]()
     for line in found:
@@ -260,10 +250,6 @@ def _mean(figures: Sequence[float]) -> float:
 
 
 def _spread(figures: Sequence[float], shown: Callable[[float], str], *, bounds: bool = True) -> str:
-    """Format the mean of `figures` and, with `bounds`, the smallest and largest.
-
-    `shown` formats one figure. If some are NaN, the result says how many.
-    """
     if not figures:
         return _NO_RESULT
     lost = sum(map(math.isnan, figures))

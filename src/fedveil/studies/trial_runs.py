@@ -37,10 +37,9 @@ Tell = Callable[[str], None]
 class Trial:
     """A short run of one protection.
 
-    `candidate` is None for the untrained model and for the run without protection. `metric` is the
-    name of the main metric, `better` says if high or low values are better, and `value` is its last
-    value. `examples` is a text that says on which examples it was measured. A failed trial has a
-    `failure` reason and the value NaN.
+    `candidate` is None for the untrained model and for the run without protection. `value` is the
+    last value of the main metric, `metric`. `better` is "higher" or "lower". `examples` says on
+    which examples the metric was measured. A failed trial has a `failure` reason and the value NaN.
     """
 
     name: str
@@ -56,23 +55,17 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A key that sorts trials, best first.
-
-        Trials that need no trusted server come first. Among these and among the others, the better
-        metric comes first.
-        """
+        """A sort key: trials that need no trusted server come first, then the better metric."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
         return trusts, math.inf if math.isnan(self.value) else sign * self.value
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:
-    """Yield a short run of the job under each protection, at epsilon `target`.
+    """Yield a short run of the job under each protection, at epsilon `target` for a whole run.
 
-    Also yields the untrained model and a run without protection, for comparison. If the job
-    protects clients, also yields a run that protects single examples. `target` is for a whole run
-    of the job, of which a trial runs the first `ROUNDS` rounds. No files remain. `tell` is called
-    before each step.
+    Also yields the untrained model, a run without protection and, if the job protects clients, a
+    run that protects single examples. No files remain. `tell` is called before each step.
     """
     layout, protection = prepared(job)
     examples = len(load_data(job).train)

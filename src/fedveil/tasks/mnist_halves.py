@@ -4,8 +4,7 @@
     right: right   the same                                   ┴→  top: the leader's two layers
 
 The outputs that the followers send are normalised, so that about half of the values are above 0.
-Their signs, which EmbeddingDP sends, are then informative. The leader's layers accept numbers and
-bits alike.
+Their signs, which EmbeddingDP sends, are then informative.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ class MnistHalves(ByLabel):
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return what a party owns of the images in a subset.
-
-        A follower has half of each image, [examples, 1, 28, 14]. The leader has only the labels.
-        """
+        """Return a follower's half of each image, [examples, 1, 28, 14], or the leader's labels."""
         if party not in self._held:
             data = load(self._settings.data)
             self._held[party] = {

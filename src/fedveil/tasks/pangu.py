@@ -34,8 +34,7 @@ TOKENIZER = "tokenizer.json"
 class Pangu:
     """The task with the settings `task.pangu`.
 
-    The text is read when the leader's data is first requested. `folder` is the folder of a resumed
-    run, from which its tokenizer is loaded.
+    `folder` is the folder of a resumed run, from which the run's tokenizer is loaded.
     """
 
     leader: str = "leader"
@@ -61,10 +60,7 @@ class Pangu:
         return {"tokens": window, "labels": window}
 
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
-        """Return the model's three parts. Only the parts of the parties in `here` have modules.
-
-        If `here` is None, all parties run on this machine, and all parts have modules.
-        """
+        """Return the model's three parts. Only parts of parties `here` (None: all) have modules."""
         shape, mine, theirs = self.shape, self.leader, self.followers[0]
         embedding = head = backbone = None
         if here is None or mine in here:
@@ -86,10 +82,9 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the leader's windows of tokens and their labels, for a subset of the examples.
+        """Return the leader's windows of tokens and their labels. Any other party owns nothing.
 
-        Any other party owns nothing. A window's id is its position, counted from the beginning of
-        the subset's text.
+        A window's id is its position in the subset's text.
         """
         if party != self.leader:
             return Columns(np.empty(0, np.int64))
@@ -114,10 +109,7 @@ class Pangu:
         }
 
     def files(self, party: str) -> dict[str, bytes]:
-        """Return the files to save in a party's own folder: their content by file name.
-
-        The leader saves its tokenizer if it was trained on the text. Otherwise there are no files.
-        """
+        """Return the files to save in a party's own folder: their content by file name."""
         tokenizer = self.tokenizer if party == self.leader else None
         if isinstance(tokenizer, text.PairTokenizer):
             return {TOKENIZER: tokenizer.to_bytes()}

@@ -23,8 +23,7 @@ _FIGURES = ("auc", "ks", "balanced_accuracy", "f1")
 class ByLabel:
     """The loss and metrics for labels that are classes, or numbers if `classes` is None.
 
-    For classes, outputs are logits [examples, classes]. For numbers, they are predictions
-    [examples, 1].
+    Outputs are logits [examples, classes] for classes, and predictions [examples, 1] for numbers.
     """
 
     classes: int | None
@@ -42,7 +41,7 @@ class ByLabel:
         """Return the mean cross-entropy, or the mean squared error of scaled labels.
 
         Class weights multiply each example's loss. The sum is divided by the number of examples, so
-        that no label changes the gradient that is returned for another example.
+        that no label changes the gradient of another example.
         """
         if self.classes is None:
             return functional.mse_loss(outputs[:, 0], labels)
@@ -51,10 +50,7 @@ class ByLabel:
         return separate_loss(WEIGHTED, self.class_weights)(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return sums over a batch: `loss_sum` (without class weights), `examples` and `correct`.
-
-        `correct`, the number of right predictions, is included only if labels are classes.
-        """
+        """Return a batch's `loss_sum` (unweighted), `examples` and, for classes, `correct`."""
         examples = float(len(labels))
         if self.classes is None:
             loss = functional.mse_loss(outputs[:, 0], labels, reduction="sum").item()
@@ -64,11 +60,7 @@ class ByLabel:
         return {"loss_sum": loss, "examples": examples, "correct": correct}
 
     def figures(self, outputs: Array, labels: Array) -> dict[str, Any]:
-        """Return metrics over all examples. Metrics of numbers are in the labels' original unit.
-
-        For classes, `calibrated_loss` is the cross-entropy of the calibrated probabilities that
-        `predictions` returns.
-        """
+        """Return metrics over all examples. Metrics of numbers are in the labels' original unit."""
         if self.classes is None:
             told, true = self.in_own_unit(outputs), self.in_own_unit(labels.reshape(-1, 1))
             return {name: found(told, true) for name, found in task_metrics.NUMBERS.items()}
@@ -87,11 +79,7 @@ class ByLabel:
         return told_classes(outputs, labels, self.class_names)
 
     def in_own_unit(self, scaled: Array) -> Float64s:
-        """Convert scaled labels or predictions back to the unit of the original data.
-
-        Labels are not scaled here, so the values do not change. Tasks that scale labels override
-        it.
-        """
+        """Convert scaled labels or predictions to the original unit. By default, change nothing."""
         return scaled.astype(np.float64)
 
     def _per_class(self, scores: Float64s, labels: Array) -> dict[str, dict[str, float]]:

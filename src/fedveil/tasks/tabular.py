@@ -39,8 +39,7 @@ _TABLES: dict[str, tuple[int, int | None]] = {
 class Tabular(ByLabel):
     """One of scikit-learn's tables. The leader has the first half of the features, `bank` the rest.
 
-    A row's id is its number in the table. The targets of diabetes are scaled to mean 0 and variance
-    1 over the training rows, so that always predicting the mean has a loss of 1.
+    The targets of diabetes are scaled to mean 0 and variance 1 over the training rows.
     """
 
     leader = "leader"
@@ -81,11 +80,7 @@ class Tabular(ByLabel):
         )
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return an owner's features of a subset, twice, each as [rows, features].
-
-        `intervals` has the number of each value's interval, and `numbers` the scaled values. The
-        leader also gets the labels.
-        """
+        """Return scaled `numbers` and `intervals`, [rows, features], and the leader's labels."""
         check_party(self, party)
         data, target = _table(self._settings.table)
         train, rows = self._rows("train"), self._rows(subset)
@@ -119,19 +114,13 @@ def _table(name: str) -> tuple[Floats, Floats]:
 
 
 def _scaled(rows: Floats, train: Floats) -> npt.NDArray[np.float32]:
-    """Scale each feature to mean 0 and variance 1 over the training rows `train`.
-
-    No feature may be constant there.
-    """
+    """Scale each feature to mean 0 and variance 1 over `train`, where no feature is constant."""
     scaled: Floats = (rows - train.mean(axis=0)) / train.std(axis=0)
     return scaled.astype(np.float32)
 
 
 def _intervals(rows: Floats, train: Floats, bins: int) -> torch.Tensor:
-    """Return the index of the interval that contains each value, [rows, features].
-
-    A feature's `bins` intervals are bounded by quantiles of the training rows `train`.
-    """
+    """Return the index of each value's interval between quantiles of `train`, [rows, features]."""
     edges = np.quantile(train, np.arange(1, bins) / bins, axis=0)
     places = (rows[:, np.newaxis] >= edges).sum(axis=1)  # [rows, features]
     return torch.from_numpy(places.astype(narrowest(bins)))

@@ -3,9 +3,8 @@
     OWNER_wide, OWNER_deep of every owner  →  top: a linear layer of the leader's own wide part
                                               plus a nonlinear one of all other parts
 
-Each owner encodes its features twice. For the wide part a feature is an index that selects a row of
-a table. The part adds up these rows, which equals a linear layer on one-hot features. For the deep
-part, a dense network, numbers are scaled and each word has a vector.
+The wide part is a linear layer on one-hot features, and the deep part is a dense network over
+scaled numbers and word vectors.
 
 If the outputs are linear in a part, the sign of its gradient reveals the label to whoever receives
 the gradient. So a follower's wide part goes through the leader's hidden layer, as the deep parts
@@ -61,10 +60,9 @@ def wide_and_deep(
 ) -> SplitModel:
     """Build the split model: a wide and a deep part for each owner of features, and the top.
 
-    The top's output is one number, or one logit per class. A wide part sends `settings.scores`
-    numbers per example, a deep part `settings.width`. `words` is the size of a word's vector, or
-    None without words. Parts of parties on other machines have no modules: those of an owner whose
-    features are None, and the top if the leader is not in `here`.
+    The top's output is one number, or one logit per class. `words` is the size of a word's vector.
+    Parts of parties on other machines have no modules: parts of an owner whose features are None,
+    and the top if the leader is not in `here`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()
@@ -102,11 +100,7 @@ class _Top(nn.Module):
         self.deep = Joint(owners * width + (owners - lines) * scores, _HIDDEN, outputs)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return the model's output, [rows, outputs].
-
-        `given` has two tensors for each owner in turn: the output of its wide part and of its deep
-        part.
-        """
+        """Return the output, [rows, outputs], from each owner's wide and deep output in turn."""
         scores = list(zip(given[0::2], self._linear, strict=True))
         hidden = (wide for wide, linear in scores if not linear)
         outputs: torch.Tensor = self.deep(*given[1::2], *hidden)
@@ -133,7 +127,7 @@ class Wide(nn.Module):
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
         """Return the part's output, [rows, scores].
 
-        The arguments are indices of intervals, then indices of words, each [rows, columns].
+        `places` are indices of intervals, then indices of words, each [rows, columns].
         """
         found: torch.Tensor = self.rows(torch.cat(places, dim=1).int() + self.first)
         return found
@@ -183,9 +177,5 @@ class Deep(nn.Module):
 
 
 def _first_rows(counts: Sequence[int]) -> torch.Tensor:
-    """Return the position of each column's first row in a common table.
-
-    The table has all rows of the first column, then those of the second, and so on. `counts` has
-    each column's number of rows.
-    """
+    """Return the position of each column's first row if columns with `counts` rows are stacked."""
     return torch.tensor([0, *accumulate(counts)][: len(counts)], dtype=torch.int32)

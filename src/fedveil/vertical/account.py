@@ -1,10 +1,8 @@
 """Privacy accounting for a party: how often each example was sent, and the resulting epsilon.
 
-Under EmbeddingDP an example is charged each time it is sent: a training example once in each epoch,
-a held-out example once in each evaluation. If a process is killed during a step and the next
-process repeats the step with fresh randomness, the examples are charged again. With randomness from
-the job's seed, a repetition sends the same bits and costs nothing. Under `reuse`, an example's
-first report is saved and sent again in every epoch, so the example is charged only once.
+Under EmbeddingDP an example is charged each time it is sent, but under `reuse` only once. A step
+that is repeated with fresh randomness after a kill is charged again. With randomness from the job's
+seed, a repetition sends the same bits and costs nothing.
 """
 
 from __future__ import annotations
@@ -50,9 +48,7 @@ class Releases:
 
     `train` has one count for each training example, by position. `looks` is the number of
     evaluations, each of which sends every held-out example. If `fresh` is True, randomness is not
-    computed from a seed, so a repeated step would send new bits. The counts are then written to
-    disk before a report is sent, so that after a kill the next process knows what may have been
-    sent.
+    computed from a seed. Every count is then on disk before the example is sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -67,8 +63,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts come from the files instead. These also include everything
-        that was sent after `step`.
+        With fresh randomness, the counts come from files. They include everything sent after
+        `step`.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -134,10 +130,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Write the number of the last begun step, and the number of begun evaluations.
-
-        The bytes survive a crash of the process.
-        """
+        """Save the last begun step and evaluation count, so that they survive a process's crash."""
         if self._folder is None:
             return
         if self._begun is None:
@@ -146,11 +139,9 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Read the saved counts. Returns three numbers.
+        """Read the saved counts. Returns their step, the last begun step and begun evaluations.
 
-        The first is the step up to which the saved counts reach. The second is the last step that
-        began, and the third the number of evaluations that began. `done` is the step to resume
-        from. Raises RunFolderError if it is above 0 and a file is missing.
+        Raises RunFolderError if `done`, the step to resume from, is above 0 and a file is missing.
         """
         assert self._folder is not None
         counts, begun = self._folder.path / _COUNTS, self._folder.path / _BEGUN
@@ -184,9 +175,9 @@ def ledger_of(
 ) -> Ledger:
     """Return a ledger of the privacy costs of `party`'s examples.
 
-    It has an entry for each training example, numbered by position, and one entry for all held-out
-    examples, which were all sent equally often. The ledger's round n is the nth time that an
-    example was sent. `label` is the privacy loss of a label under LabelDP, or None.
+    The ledger has an entry for each training example, by position, and one entry for all held-out
+    examples. Round n is the nth time that an example was sent. `label` is the privacy loss of a
+    label under LabelDP, or None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -203,8 +194,7 @@ def ledger_of(
 def repeated_spending(split: SplitModel, party: str, *, first: bool) -> list[Charge]:
     """Return the charges for sending one example of `party` once more.
 
-    `first` is True if the example was not sent before. Parts with the setting `reuse` send an
-    example's first report again, so they cost only the first time.
+    `first` is True if the example was not sent before. Parts with `reuse` cost only the first time.
     """
     return _charges(
         (part, privacy)
@@ -220,10 +210,10 @@ def figures(
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
     in two bits), and for all bits of an example that is sent once. With `label`, the loss of a
-    label under LabelDP, there is a line for an example's label. The last line is for the run: the
-    epsilon, at `delta`, of the example that was sent most often. It is infinite if the party sends
-    outputs of its own data without protection. A party that sends no outputs of its own data does
-    not have this line.
+    label under LabelDP, there is a line for an example's label. The last line is the epsilon, at
+    `delta`, of the example that was sent most often. This epsilon is infinite if the party sends
+    unprotected outputs of its own data. The line is missing if the party sends no outputs of its
+    own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -252,10 +242,7 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's first log lines, which say how EmbeddingDP protects its outputs.
-
-    They are worded as in MindSpore Federated.
-    """
+    """Return a party's first log lines, which say how EmbeddingDP protects its outputs."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = (

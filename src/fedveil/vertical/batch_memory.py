@@ -1,9 +1,7 @@
 """The memory that training on a batch needs, computed before any is allocated.
 
-The forward pass of a party's parts runs on torch's meta device, where tensors have shapes and no
-values. `saved_tensors_hooks` shows each tensor that autograd saves for the backward pass. The
-result is the size of these tensors, plus two gradients as large as the largest of them, plus 15%
-for torch's kernels and allocator (benchmarks/vertical_batch.py).
+The result is the size of the tensors that autograd saves for the backward pass, plus two gradients
+as large as the largest of them, plus 15% for torch's kernels and allocator.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: i
     """Return the bytes that training on a batch of `rows` examples needs at `parties` together.
 
     The modules of the parties' parts must be on torch's meta device. Returns 0 for a task without
-    `inputs`. All micro-batches of the batch are counted together, because a follower may have all
-    of them in its memory at once.
+    `inputs`.
     """
     if not hasattr(task, "inputs"):
         return 0
@@ -65,10 +62,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts the memory of attention without the matrix of attention weights.
-
-    The fused kernels that compute attention on real devices do not store this matrix.
-    """
+    """Counts attention without the matrix of weights, which fused kernels do not store."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()
@@ -87,8 +81,6 @@ class _FusedAttention(TorchFunctionMode):
 
 
 class _Kept:
-    """Adds up the bytes of the tensors that autograd saves, except those of parameters."""
-
     def __init__(self, split: SplitModel) -> None:
         modules = [part.module for part in split.parts if part.module is not None]
         own = [t for module in modules for t in (*module.parameters(), *module.buffers())]

@@ -5,9 +5,8 @@
     BUNDLE/signatures.json   each party's certificate and its signature of the manifest
     BUNDLE/state/            what scoring adds: counts of sent examples, guesses and events
 
-A party's columns and weights stay in its own bundle, because the manifest has only digests. The
-file `sent` in a bundle has digests of this party's training ids. So the bundle is as confidential
-as the training data.
+A bundle is as confidential as the training data: it has the party's weights, and digests of its
+training ids.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Manifest(Settings):
     contents: dict[str, Sha256]
 
     def written(self) -> bytes:
-        """Encode as JSON with sorted keys, so that equal manifests have equal bytes."""
+        """Encode as JSON. Equal manifests have equal bytes."""
         return json.dumps(self.model_dump(), sort_keys=True).encode()
 
 
@@ -83,7 +82,7 @@ class Manifest(Settings):
 class Bundle:
     """A checked bundle: its files have the digests in its manifest.
 
-    `name` is the manifest's SHA-256. It is equal in all parties' bundles of one model.
+    `name` is the manifest's SHA-256, which is equal in all parties' bundles of a model.
     """
 
     path: Path
@@ -94,10 +93,7 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Read a bundle and check every file.
-
-        Raises BundleInvalid if one is missing or was edited.
-        """
+        """Read and check a bundle. Raises BundleInvalid if a file is missing or was edited."""
         raw = read_small(held_in(path, CONTENTS, "a model bundle"))
         contents = _parsed(Contents, raw, path / CONTENTS)
         data = read_small(held_in(path, MANIFEST, "a complete model bundle"))
@@ -153,8 +149,7 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of the model that the run named `run` has after training step `step`.
 
-    `leader` is the leader's name. `contents` has the SHA-256 of each party's contents.json. The
-    manifest also has a digest of the job's settings.
+    `contents` has the SHA-256 of each party's contents.json.
     """
     agreed = json.dumps(job.agreed(), sort_keys=True).encode()
     return Manifest(
@@ -182,8 +177,8 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
     """Encode how often each example has been sent, by a digest of its id.
 
-    Each argument has an entry for each subset of examples. `ids` has the ids, and `times` how often
-    each was sent. `labelled` is True for training examples, whose labels are charged too.
+    Each argument has an entry for each subset of examples. `times` is how often each of the `ids`
+    was sent. `labelled` is True for training examples, whose labels are charged too.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]
     digests = [id_digests(each) for each, _, _ in kept]

@@ -1,9 +1,8 @@
 """Calibrates probabilities: of all predictions with probability 0.2, a fifth should be right.
 
-A network is usually overconfident, and class weights make its probabilities of rare classes too
-high. Calibration multiplies all scores by one factor, and adds a constant to each class's scores.
-These numbers are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern
-Neural Networks, 2017). A weak prior towards no change helps with small data sets.
+Calibration multiplies all scores by one factor, and adds a constant to each class's scores. These
+numbers are fitted to labels by maximum likelihood (Guo et al., On Calibration of Modern Neural
+Networks, 2017), with a weak prior towards no change.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _LARGEST = 1000.0
 def calibrated(outputs: Array, labels: Array) -> Float64s:
     """Turn `outputs`, which are logits, into calibrated probabilities [examples, classes].
 
-    Examples at even positions are calibrated on the labels of those at odd positions, and vice
-    versa. So no example is calibrated on its own label.
+    Each half of the examples is calibrated on the labels of the other half, so no example is
+    calibrated on its own label.
     """
     # A model may mask a class with minus infinity, whose product with 0 is NaN.
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
@@ -36,9 +35,9 @@ def calibrated(outputs: Array, labels: Array) -> Float64s:
 
 
 def fit(outputs: Array, labels: Array) -> tuple[float, Float64s]:
-    """Return the factor and each class's shift that make logits fit `labels` best.
+    """Return the factor and each class's shift with which the logits `outputs` fit `labels` best.
 
-    `outputs` are the logits. Calibrated scores are factor · logits + shifts.
+    The scores factor · logits + shifts are calibrated.
     """
     scores = np.clip(outputs.astype(np.float64), -_LARGEST, _LARGEST)
     return _fit(scores, labels.reshape(-1).astype(np.int64))

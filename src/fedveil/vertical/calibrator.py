@@ -1,7 +1,6 @@
 """A stored calibrator, which turns a trained model's outputs into probabilities and decisions.
 
-It is fitted once, after training, to examples that are in no training step and not held out.
-`calibration` describes the method.
+It is fitted after training, to examples that are in no training step and not held out.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Calibrator(Stored):
     def fitted(
         cls, outputs: Array, labels: Array, criterion: Literal["balanced_accuracy", "f1"]
     ) -> Calibrator:
-        """Return a calibrator that is fitted to `outputs` (logits) and their `labels`.
+        """Return a calibrator fitted to the logits `outputs` and their `labels`.
 
         With two classes, its threshold maximises `criterion`.
         """
@@ -72,12 +71,7 @@ class Calibrator(Stored):
 
 
 def _threshold(likely: Float64s, truth: npt.NDArray[np.bool_], criterion: str) -> float:
-    """Return the threshold for the probability of the second class that maximises `criterion`.
-
-    `likely` has each example's probability of the second class, and `truth` is True if the example
-    is in this class. The result lies halfway between two neighbouring probabilities. It is 0.5 if
-    only one class occurs.
-    """
+    """Return the threshold for the second class's probability that maximises `criterion`."""
     positives, negatives = int(truth.sum()), int((~truth).sum())
     if not positives or not negatives:
         return 0.5

@@ -1,11 +1,9 @@
-"""Compression of values to 1 to 8 bits each, with optional error feedback.
+"""Compression of values to 1 to 8 bits each. It saves bytes and protects nothing.
 
 Every example's values are rounded to 2^bits evenly spaced levels between the example's minimum and
-maximum, which are sent as float32. Compression saves bytes and protects nothing.
-
-With error feedback, the sender saves an example's rounding errors and adds them to the example's
-values in its next step, so that errors do not accumulate (J. Wang et al., Fine-tuning Language
-Models over Slow Networks using Activation Compression with Guarantees, 2022, for the forward pass).
+maximum. With error feedback, an example's rounding errors are added to its values in its next step,
+so that errors do not accumulate (J. Wang et al., Fine-tuning Language Models over Slow Networks
+using Activation Compression with Guarantees, 2022).
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def compressed(values: Float32s, bits: int) -> tuple[Uint8s, Float32s]:
 def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) -> Float32s:
     """Decode the codes `data` and the minima and maxima `ranges` to values of shape `shape`.
 
-    Raises InvalidValue if codes or ranges do not fit `shape` and `bits`.
+    Raises InvalidValue if `data` or `ranges` do not fit `shape` and `bits`.
     """
     codes = np.empty(math.prod(shape), np.int64)
     if not np.isfinite(ranges).all() or (ranges[:, 0] > ranges[:, 1]).any():
@@ -77,19 +75,13 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
 
 
 class Errors:
-    """The rounding errors of each example's values in its last step, by part and direction.
-
-    The direction is forward for a part's output, and backward for the gradient of the output.
-    """
+    """The rounding errors of each example's values in its last step, by part and direction."""
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the rounding errors of the examples at `positions`: 0 before their first step.
-
-        `place` is the part and the direction. `like` has the shape and type of the result.
-        """
+        """Return the rounding errors of the examples at `positions`, 0 before their first step."""
         found, held = np.zeros_like(like), self._held.get(place)
         if held is not None:
             there = positions < len(held)
@@ -97,10 +89,7 @@ class Errors:
         return found
 
     def keep(self, staged: Mapping[Place, list[tuple[Positions, Float32s]]]) -> None:
-        """Save the rounding errors of a step that has been applied.
-
-        `staged` has, for each part and direction, the positions of examples and their errors.
-        """
+        """Save the rounding errors of a step that has been applied."""
         for place, found in staged.items():
             for positions, errors in found:
                 held, needed = self._held.get(place), int(positions.max()) + 1

@@ -11,11 +11,7 @@ from fedveil.vertical.split import Crossing, SplitModel
 
 
 def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
-    """Yield sentences on the outputs and gradients that each party sends to each other party.
-
-    Sentences on the loss and on the labels follow. `order` has the training examples, and
-    `held_out` is the number of held-out examples.
-    """
+    """Yield sentences on the values, losses and labels that parties send to each other."""
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
         each += f" and of {held_out:,} held-out examples in every evaluation"

@@ -2,12 +2,10 @@
 
     {"kind": "tensor", "name": part, "step": n, "micro": m, "data": array}
 
-`name` is the part's name. It ends in `.grad` for a returned gradient and in `.test` for an output
-in an evaluation. `micro` is the number of the micro-batch. `data` contains the values unchanged, as
-float32 or as the 16 bits of a bfloat16. Under EmbeddingDP, `data` has one bit in place of each
-float. A bit is decoded to 0.0 or 1.0. Under `compression`, `data` contains codes, and `ranges` the
-minimum and maximum of each example. Sending unchanged values copies nothing here. Receiving copies
-once if the bytes are read-only.
+The name ends in `.grad` for a returned gradient and in `.test` for an output in an evaluation.
+`data` contains the values unchanged, as float32 or as the 16 bits of a bfloat16. Under EmbeddingDP,
+`data` has one bit in place of each float. Under `compression`, `data` contains codes, and a field
+`ranges` has the minimum and maximum of each example.
 """
 
 from __future__ import annotations
@@ -40,10 +38,7 @@ def tensor_message(
 
 
 def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as an array to send. A bfloat16 is sent as a 16-bit integer.
-
-    A tensor in CPU memory is not copied.
-    """
+    """Return a tensor's values as an array to send, with a bfloat16 as a 16-bit integer."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.uint16)
@@ -52,10 +47,7 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """Return the message fields with the values of a tensor that EmbeddingDP does not protect.
-
-    The values are compressed if the job compresses them. `transfer` says what is sent to whom.
-    """
+    """Return the message fields of an unprotected tensor, compressed if the job says so."""
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
         return {"data": to_wire(tensor)}
@@ -77,18 +69,12 @@ def check_sizes(split: SplitModel, rows: int) -> None:
 
 
 def abort_message(reason: str, *, at_limit: bool) -> Message:
-    """Return the message with which a party aborts a step, and says the `reason`.
-
-    With `at_limit`, the message ends the run normally, because a limit of the party is reached.
-    """
+    """Return the message that aborts a step. With `at_limit`, the run then ends normally."""
     return {"kind": "abort", "reason": reason} | ({"at_limit": True} if at_limit else {})
 
 
 def check_not_abort(message: Message, peer: str) -> None:
-    """Raise an error if the peer's message aborts the step.
-
-    It is `PeerAtLimit` if the peer has reached a limit of its own, otherwise `PeerAborted`.
-    """
+    """Raise `PeerAtLimit` or `PeerAborted` if the peer's message aborts the step."""
     if message.get("kind") == "abort":
         reason = message.get("reason")
         is_plain = isinstance(reason, str) and reason.isprintable()
@@ -99,8 +85,7 @@ def check_not_abort(message: Message, peer: str) -> None:
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
     """Raise ExchangeError unless an untrusted peer's message is the word `word` for step `step`.
 
-    A word is a message that has only a kind, such as `ready` or `commit`, and the number of the
-    step.
+    A word is `ready` or `commit`.
     """
     _check_head(message, peer, word, step)
     _check_fields(message, peer, word, {"kind", "step"})
@@ -112,8 +97,7 @@ def from_wire(
     """Decode the tensor in a message of an untrusted peer.
 
     Raises ExchangeError unless name, step, micro-batch, type and shape are those of the expected
-    tensor (`transfer`), and all values are finite. `rows` is the number of examples. `training` is
-    False in an evaluation, whose tensors have other names.
+    `transfer`, and all values are finite. `rows` is the number of examples.
     """
     peer, name = transfer.sender, _name_of(transfer, training)
     _check_head(message, peer, "tensor", step)
@@ -187,11 +171,7 @@ def _decompressed(
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return True if no value is NaN or infinite.
-
-    The sum is computed first, in one pass without extra memory. If it is finite, so are all values.
-    Otherwise each value is checked, because finite values may have a sum that is too large.
-    """
+    """Return True if no value is NaN or infinite."""
     return math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 

@@ -1,7 +1,7 @@
 """The EmbeddingDP reports that a party sends: drawn for every step, or drawn once and reused.
 
-A report that will be reused is written to a file before it is sent. If the process is killed, the
-next one sends the same report, so the example is charged only once.
+A report that will be reused is saved before it is sent. After a kill the same report is sent again,
+so the example is charged only once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ _KEY_BYTES = 8
 
 
 class Reports:
-    """Applies EmbeddingDP to a part's output before it is sent.
+    """Applies EmbeddingDP to a part's output before the output is sent.
 
-    Each report has its own random stream from `entropy`. If the job says `reuse` for a part, each
-    example's first report is saved in `folder` (in memory if it is None) and returned again later.
-    If `remember` is False, every report is drawn anew. `note` is called with log sentences that no
-    other party may see.
+    Each report has its own random stream from `entropy`. For a part with `reuse`, each example's
+    first report is saved in `folder` (in memory if None) and returned again later. If `remember` is
+    False, every report is drawn anew. `note` receives log sentences that no other party may see.
     """
 
     def __init__(
@@ -66,12 +65,10 @@ class Reports:
         return mechanism.bits_of(occasion.positions, values, entropy, memory)
 
     def _numbers(self, crossing: Crossing, values: npt.NDArray[np.float32]) -> Any:
-        """Return `values`. If a value of an example is NaN, all values of this example are set to
-        0.
+        """Return `values`, with all values of an example set to 0 if one of them is NaN.
 
-        A malicious peer can return gradients that make a part output NaN for chosen examples. If
-        their reports were missing, the peer would see which examples these are, and no noise would
-        hide it.
+        A malicious peer can make a part output NaN for chosen examples. If their reports were
+        missing, no noise would hide which examples these are.
         """
         lost = np.isnan(values).reshape(len(values), -1).any(axis=1)
         if lost.any():
@@ -84,11 +81,7 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError unless the reports of `examples` training examples are saved.
-
-        They are the reports of the part whose output is sent at `crossing`. Call this method before
-        a run with `reuse` is resumed.
-        """
+        """Raise RunFolderError unless the reports of `examples` training examples are saved."""
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
@@ -116,8 +109,6 @@ class Reports:
 
 
 class _KeptMemory(ReportMemory):
-    """The reports of examples that are reused, by the example's position, in memory and a file."""
-
     def __init__(self, width: int, path: Path) -> None:
         super().__init__(width)
         record = _KEY_BYTES + width
@@ -131,11 +122,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of the examples `keys`. `draw` makes those that are missing.
-
-        New reports are saved before they are returned, so that no example has two different
-        reports.
-        """
+        """Return the reports of the examples `keys`. Saves new reports before returning them."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

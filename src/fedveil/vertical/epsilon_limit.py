@@ -14,8 +14,8 @@ class Limit:
     """Refuses to send an example that would then have spent more than `epsilon` at `delta`.
 
     An example is charged for its values each time they are sent and, if it is a training example,
-    once for its label. Labels without LabelDP have no epsilon and no limit. Unprotected values have
-    an infinite epsilon, so a limit forbids sending them.
+    once for its label. Labels without LabelDP have no limit. Unprotected values have an infinite
+    epsilon, so any limit forbids sending them.
     """
 
     def __init__(
@@ -33,11 +33,10 @@ class Limit:
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
-        """Raise `LimitReached` if being sent `times` times in total costs an example more than
-        allowed.
+        """Raise `LimitReached` if an example may not be sent `times` times in total.
 
-        `labelled` is True for a training example, which also pays for its label. `what` describes
-        the step or the evaluation that would send the example, for the error.
+        `labelled` is True for a training example, which also pays for its label. `what` describes,
+        for the error, the step or the evaluation that would send the example.
         """
         if self._epsilon is None:
             return
@@ -62,9 +61,8 @@ class Limit:
         return None
 
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
-        """Return True if the limit allows an example to be sent this often in total.
+        """Return True if an example may be sent `times` times and scored `scored` times in total.
 
-        It is sent `times` times in training or evaluations, and `scored` times to be scored.
         `labelled` is True for a training example, which also pays for its label.
         """
         if self._epsilon is None:
@@ -74,10 +72,10 @@ class Limit:
         return self.figure(times, labelled=labelled, scored=scored).epsilon <= self._epsilon
 
     def figure(self, times: int, *, labelled: bool, scored: int = 0) -> Figure:
-        """Return the privacy cost of an example that was sent `times` times.
+        """Return the privacy cost of an example sent `times` times and scored `scored` times.
 
-        `labelled` is True for a training example, which also pays for its label. `scored` is the
-        number of times that it was sent to be scored, each time with a new report.
+        `labelled` is True for a training example, which also pays for its label. Each scoring sends
+        a new report.
         """
         key = times, labelled, scored
         if key not in self._spent:

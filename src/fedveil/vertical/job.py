@@ -1,8 +1,6 @@
 """The job of a vertical run: typed settings, all checked before anything starts.
 
-`VerticalJob()` is the default job, and `VerticalJob.load` reads a job from YAML. All parties use
-the same file. So it contains nothing that a party must hide from another, such as its data or
-modules.
+The file contains nothing that a party must hide from another party, such as its data.
 """
 
 from __future__ import annotations
@@ -47,10 +45,7 @@ class VerticalJob(VerticalFields):
 
 
 def job_of_run(path: FilePath) -> VerticalJob:
-    """Load the job in a run's folder.
-
-    If the run is federated, raises JobError with the command that resumes a federated run.
-    """
+    """Load the job in a run's folder. Raises JobError if the run is federated."""
     try:
         return VerticalJob.load(path)
     except JobError:

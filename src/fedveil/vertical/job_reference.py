@@ -1,7 +1,4 @@
-"""The reference page of all keys of a vertical job, generated from the settings.
-
-The documentation contains it (`docs/keys.py`), and `fedveil vertical keys` prints it.
-"""
+"""The reference page of all keys of a vertical job, generated from the settings."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from fedveil.vertical.task import Task, build, initial
 def make_task(job: VerticalJob, folder: Path | None = None, own_seed: int | None = None) -> Task:
     """Return the job's task. A resumed run reads the task's own files from the run folder `folder`.
 
-    Initial weights are drawn from `own_seed`, the party's own seed. None means the job's seed.
+    `own_seed` is the party's own seed for initial weights. None means the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
     task = build(job.task.name, job.task.settings, seed, folder)
@@ -55,8 +55,7 @@ def make_split(
     """Return the split model: the task's parts with the job's changes.
 
     Modules that the job names, or that depend on a party's data, are built only for the parties in
-    `here`. None means all parties. Initial weights are drawn from `own_seed`, the party's own seed.
-    None means the job's seed.
+    `here` (None: all parties). `own_seed` is for initial weights. None means the job's seed.
     """
     seed = job.seed if own_seed is None else own_seed
     base: SplitModel = called(task.split_model, here=here)
@@ -144,10 +143,6 @@ def _with_privacy(job: VerticalJob, part: Part, parts: list[Part]) -> Part:
 def _optimizer(
     base: Optimizer | OwnOptimizer, job: OptimizerSettings, part: OptimizerSettings, place: str
 ) -> Optimizer | OwnOptimizer:
-    """Return the task's optimiser `base`, changed by the settings of the job, then of the part.
-
-    `place` is the key of the part, for errors.
-    """
     said = {
         key: value
         for settings in (job, part)

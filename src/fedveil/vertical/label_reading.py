@@ -1,11 +1,9 @@
 """Attacks that infer labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is p - e_label, the predicted probabilities p minus 1 at the
-label, passed back through the leader's part. If that part is linear and there are two classes,
-every gradient is a multiple of one vector, and its sign reveals the label. Otherwise gradients of
-the same class are closer to each other than gradients of different classes. The attacker knows its
-own gradients, the sizes of the classes and, for some attacks, the labels of a few examples. It
-knows nothing of the leader's part.
+The gradient of an example's loss is the predicted probabilities minus 1 at the label, passed back
+through the leader's part. So gradients of one class are closer to each other than to gradients of
+other classes. The attacker knows its own gradients, the sizes of the classes and, for some attacks,
+a few labels.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
@@ -30,9 +28,7 @@ _ROUNDS, _STARTS = 30, 8
 def directions(looks: Sequence[Float64s]) -> Float64s:
     """Scale each example's gradients to length 1, and concatenate them over a follower's parts.
 
-    `looks` has the gradients of each part, [examples, values]. The inner product of two rows of the
-    result is the cosine between two examples' gradients, summed over the parts. A row of zeros
-    stays zero.
+    `looks` has the gradients of each part, [examples, values]. A row of zeros stays zero.
     """
     found = []
     for gradients in looks:
@@ -45,9 +41,8 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
     """Return the scores of the norm attack. A higher score means that a rarer class is more likely.
 
-    A network that has learnt the class frequencies makes larger errors on rare classes. `looks` has
-    the gradients of each of the follower's parts, [examples, values]. The score of an example is
-    its gradient norm divided by the mean norm of all examples, summed over the parts.
+    `looks` has the gradients of each of the follower's parts, [examples, values]. The score of an
+    example is its gradient norm divided by the mean norm of all examples, summed over the parts.
     """
     scores = np.zeros(len(looks[0]))
     for gradients in looks:
@@ -57,11 +52,10 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_sign(rows: Float64s) -> Float64s:
-    """Return a score for each row. The sign of the score separates two classes.
+    """Return a score for each row, whose sign separates two classes but does not name them.
 
-    It does not say which sign is which class. `rows` has a row for each example: its gradients,
-    scaled and concatenated by `directions`. A score is the projection of a row on the first right
-    singular vector of all rows.
+    `rows` are from `directions`. A score is the projection of a row on the first right singular
+    vector of all rows.
     """
     if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -76,9 +70,8 @@ def by_sign(rows: Float64s) -> Float64s:
 class Window:
     """The gradients that a follower received in a few consecutive training steps.
 
-    Each row of `rows` has the gradients of one example in one step, scaled and concatenated by
-    `directions`. `places` has the position of each row's example among all examples. An example has
-    several rows if it was used in several of the steps.
+    Each row of `rows` has the gradients of one example in one step, from `directions`. `places` has
+    the position of each row's example. An example has several rows if it was used in several steps.
     """
 
     places: Int64s
@@ -92,12 +85,11 @@ class Window:
 def by_known(
     windows: Sequence[Window], examples: int, known: Int64s, labels: Int64s, classes: int
 ) -> Float64s:
-    """Return the scores of the direction attack: how near each example is to each class.
+    """Return the scores of the direction attack [examples, classes]: the nearness to each class.
 
-    The scores are [examples, classes]. `labels` are the labels of the examples `known`. A class's
-    centre starts as the mean of its known rows in the first window. It then becomes the mean of all
-    rows that are nearest to it. This is repeated until nothing changes, in one window after
-    another. A class without a known example never has the best score.
+    `labels` are the labels of the examples `known`. A class's centre starts as the mean of its
+    known rows, and is refined by all rows nearest to it. A class without a known example never has
+    the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -114,11 +106,9 @@ def by_known(
 
 
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
-    """Sort all `examples` into `classes` groups without using any label.
+    """Sort all `examples` into `classes` groups by the directions of gradients, without any label.
 
-    Two groups are formed by `by_sign`. More groups are formed by clustering the directions of the
-    gradients. The clustering starts several times, at distant rows of the first window, which are
-    drawn from `seed`. The start is used whose examples end closest to the centres of their groups.
+    The starts of the clustering are drawn from `seed`.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -134,11 +124,9 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return the cosines of each example to the centre of each group, summed over the windows.
+    """Return each example's cosine to each group's centre [examples, groups], summed over windows.
 
-    The result is [examples, groups]. The centres move with the weights of the leader's part. So
-    each window starts from the centres of the previous one (the first from `centres`), and adds the
-    earlier cosines when it assigns examples to groups.
+    Each window starts from the centres of the previous window, and the first from `centres`.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -148,10 +136,9 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 
 
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Turn each example's group into a class. Each group becomes a different class.
+    """Turn each example's group into a class, a different class for each group.
 
-    The attacker knows the `labels` of the examples at the positions `places`. The classes are
-    chosen such that as many of these labels as possible are right.
+    The classes fit as many as possible of the known `labels` of the examples at `places`.
     """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
@@ -167,16 +154,15 @@ def decided(scores: Float64s, common: int) -> Int64s:
 def ceiling(eps: float | None, shares: Float64s) -> float:
     """Return the success rate of the best attacker who sees only LabelDP's randomised label.
 
-    `shares` are the prior probabilities of the k classes. If they are equal, the best guess is the
-    randomised label. It is right with probability e^eps / (e^eps + k - 1). Otherwise the best guess
-    is the class c with the largest
+    `shares` are the prior probabilities of the k classes. The best guess is the class c with the
+    largest
 
         share(c) · e^eps   if c is the randomised label,   share(c)   for any other c.
 
     The success rate is the sum of this largest value over all k randomised labels, divided by e^eps
-    + k - 1. An attacker who also infers the label from the features may exceed this rate. That is
-    no leak, because anyone with a model of the features can do the same. Without LabelDP, `eps` is
-    None and the rate is 1.
+    + k - 1. With equal shares the rate is e^eps / (e^eps + k - 1). Without LabelDP, `eps` is None
+    and the rate is 1. An attacker who also infers the label from the features may exceed this rate,
+    which is no leak.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())
@@ -185,8 +171,7 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
 def true_of(told: Int64s, eps: float | None, shares: Float64s) -> Int64s:
     """Return the most likely true class for each randomised label in `told`.
 
-    `eps` is LabelDP's epsilon, or None without LabelDP. `shares` are the prior probabilities of the
-    classes.
+    `eps` is LabelDP's epsilon, or None. `shares` are the prior probabilities of the classes.
     """
     best: Int64s = (_likely(eps, len(shares)) * shares).argmax(axis=1).astype(np.int64)
     return best[told]
@@ -204,8 +189,7 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move the centres until each is the mean direction of the rows nearest to it.
 
-    Returns the centres, and the cosines of the rows to them. `before` has the cosines of earlier
-    windows, which are added when a row's nearest centre is chosen.
+    Returns the centres, and the cosines of the rows to them. `before` is added to the cosines.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -227,10 +211,7 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows that are far apart. `seed` and `start` determine the result.
-
-    The probability of a row is proportional to its squared distance from the nearest drawn row.
-    """
+    """Draw rows with probability proportional to the squared distance to the nearest drawn row."""
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -244,11 +225,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return the class of each group. No two groups have the same class.
-
-    `groups` and `labels` have the group and the label of each example. The classes are chosen such
-    that as many labels as possible equal the class of the example's group.
-    """
+    """Return a different class for each group, such that as many `labels` as possible are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

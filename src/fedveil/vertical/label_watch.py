@@ -1,17 +1,9 @@
 """Measures how well followers could infer the labels, in a run's first and last steps.
 
-The leader attacks the protected gradients that it sends, and compares the result with the labels
-that it trains on. It groups examples by the directions of their gradients (`label_reading`). Every
-second example decides which group is which class, and the other examples test the result. The
-measurement does not change the run.
-
-Accuracy is misleading if a class is rare, because always guessing the common class is nearly always
-right. So labels count as inferred if the confidence interval of one of three measures is above
-chance: the accuracy, the AUC of a score, or the rarest class's recall against its false positive
-rate. If the rarest class has too few examples for an interval, labels count as inferred if these
-examples have the highest scores and this is unlikely by chance. The stated confidence covers all
-these tests together. If nothing is above chance, the log line says up to which AUC an attack is not
-excluded. The last measurement also attacks each example's sum of gradients over all epochs.
+The leader attacks the protected gradients that it sends, and tests the result on its labels. Labels
+count as inferred if the confidence interval of the accuracy, the AUC, or the rarest class's recall
+is above chance, or if the rarest class has improbably high scores. The stated confidence covers all
+these tests together.
 """
 
 from __future__ import annotations
@@ -59,11 +51,10 @@ class WatchedGradients:
 class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
-    Call the object with a gradient. It protects the gradient with the function `passed`, measures
-    the result, and returns it. `classes` is the task's number of classes, or None if labels are not
-    classes. After the first steps and again after the last, `tell` is called with a sentence for
-    each part whose gradient is returned. For a follower with several such parts there is one more
-    sentence, on all of them together.
+    A call protects a gradient with `passed`, measures the result, and returns the result. `classes`
+    is the task's number of classes, or None if labels are not classes. After the first steps and
+    again after the last, `tell` is called with a sentence for each part whose gradient is returned,
+    and for all such parts of a follower together.
     """
 
     def __init__(
@@ -153,12 +144,6 @@ class LabelWatch:
         return self._began + self._steps - 1
 
     def _groups(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the gradients to measure together: a description for the user, and the parts'
-        names.
-
-        For each follower these are the gradients of each of its parts alone and then, if it has
-        several parts, of all of them together.
-        """
         for follower, parts in self._cuts.items():
             for group in [[part] for part in parts] + ([parts] if len(parts) > 1 else []):
                 yield f"the gradients of {', '.join(group)} returned to {follower}", group
@@ -225,11 +210,7 @@ def _scores(
 ) -> list[tuple[str, int, Float64s]]:
     """Return, for each attack, its name, the class that it detects, and a score for each example.
 
-    `rows` has the gradients that the attacker received, one row for each example. `looks` has the
-    same gradients, with one array for each part. If the attack works, the examples of the class
-    have the highest scores. The attacker knows `labels` only at the indices `naming`. For two
-    classes there are two attacks: `by_sign` and `by_norm`. For more classes there is one for each
-    class, from `by_known`.
+    The attacker knows `labels` only at the indices `naming`.
     """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
@@ -244,11 +225,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the recall of the rarest class, with its false positive rate as the chance level.
-
-    `named_rare` marks the examples that the attack assigns to this class, and `is_rare` those that
-    are in it. `confidence` is that of the intervals.
-    """
+    """Return the recall of the rarest class, with its false positive rate as the chance level."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -268,8 +245,8 @@ def _shown(measured: Measured) -> str:
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
 
-    The attacker knows every second label. It guesses that each other label equals the known label
-    with the most similar gradient. `where` describes the gradients `looks` in the sentence.
+    The attacker knows every second label, and guesses the known label with the most similar
+    gradient.
     """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
@@ -296,9 +273,8 @@ def _correlation(left: Float64s, right: Float64s) -> float:
 class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for each part.
 
-    Gradients shrink as a model learns, and noise in proportion to them shrinks too. So each
-    micro-batch's gradients are divided by their root mean square norm. At most `examples` examples
-    are followed, with at most `values` numbers in total.
+    Each micro-batch's gradients are divided by their root mean square norm. At most `examples`
+    examples are followed, with at most `values` numbers in total.
     """
 
     def __init__(self, examples: int, values: int) -> None:

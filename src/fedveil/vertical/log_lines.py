@@ -8,10 +8,7 @@ from fedveil.record.recorder import Record
 
 
 def line(record: Record) -> str:
-    """Format the record of a training step, an evaluation or a calibration.
-
-    A training step is shown as `epoch 0 step 10/43391 loss: 10.653997`, then its speed and bytes.
-    """
+    """Format a record, such as `epoch 0 step 10/43391 loss: 10.653997`, with speed and bytes."""
     if "calibration" in record:
         return f"epoch {record['epoch']} calibrated on {record['examples']:,} training examples"
     if "look" in record:

@@ -12,11 +12,7 @@ _LARGEST_KEPT = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep the memory of freed tensors. Does nothing without glibc.
-
-    Every step allocates tensors of the same sizes. By default glibc returns large blocks to the
-    system and gets them back page by page. This takes longer than the computation on them.
-    """
+    """Make this process keep the memory of freed tensors. Does nothing without glibc."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST_MAPPED)

@@ -1,7 +1,6 @@
 """A vertical run with every party in one process: exact and repeatable.
 
-The run folder contains the job and a folder for each party. A party's folder is the same as its run
-folder on a separate machine.
+A party's folder in the run folder is the same as its run folder on a separate machine.
 """
 
 from __future__ import annotations
@@ -110,10 +109,10 @@ def reopened(
     say: Callable[[str], None] | None = None,
     encoded: bool = False,
 ) -> Parties:
-    """Return the parties of the run in a folder. `stack` closes the files that they open.
+    """Return the parties of the run in a folder. `stack` closes the files that the parties open.
 
-    `progress` is called with each of the leader's records, and `say` with each sentence of a party
-    for the user. If `encoded` is True, messages are encoded as between machines.
+    `progress` receives each of the leader's records, and `say` each sentence for the user. If
+    `encoded` is True, messages are encoded as between machines.
     """
     folder, job = reopen(path, job_of_run, stack)
     stack.enter_context(threads(job.threads))
@@ -158,8 +157,8 @@ class Parties:
     ) -> None:
         """Save the job in `folder`, and open a folder in it for each party.
 
-        `stack` closes the files. `progress` is called with each of the leader's records, and `say`
-        with each sentence of a party for the user.
+        `stack` closes the files. `progress` receives each of the leader's records, and `say` each
+        sentence for the user.
         """
         self.folder = folder
         self._said: set[str] = set()
@@ -217,10 +216,7 @@ class Parties:
         )
 
     def look(self, how: Callable[[PartyRun], Exchange[T]]) -> T:
-        """Run `how` at every party after the last step that all saved. Returns the leader's result.
-
-        `how` is a party's side of an exchange of messages.
-        """
+        """Run `how` at every party, from the last saved step, and return the leader's result."""
         self._restore(self.last_common_step())
         return self._together(how)[self.split.leader]
 

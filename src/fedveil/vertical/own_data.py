@@ -10,8 +10,7 @@ from fedveil.vertical.split import Part
 def of_own_data(parts: Iterable[Part]) -> frozenset[str]:
     """Return the names of the parts whose output is computed from their owner's own columns.
 
-    Such a part reads these columns itself, or it reads the output of another such part of its
-    owner. Inputs from another party do not count, even if they were computed from the owner's data.
+    Inputs from another party do not count, even if they were computed from the owner's data.
     """
     by_name = {part.name: part for part in parts}
     found = {name for name, part in by_name.items() if part.columns}

@@ -1,8 +1,4 @@
-"""The memory that a party's parts need, computed from their shapes before any is allocated.
-
-Torch's meta device creates modules that have shapes but no values: billions of parameters in a
-second.
-"""
+"""The memory that a party's parts need, computed from their shapes before any is allocated."""
 
 from __future__ import annotations
 
@@ -29,8 +25,8 @@ _BYTES = 4
 class PartMemory:
     """A part's number of parameters, and the bytes needed to train it.
 
-    A parameter that several parts share counts for the first of them. `stepping` is the temporary
-    memory of torch's optimiser on a CPU while it updates one parameter.
+    A parameter shared by several parts counts for the first of them. `stepping` is the temporary
+    memory of torch's optimiser on a CPU.
     """
 
     part: str
@@ -43,10 +39,7 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """Return the parties whose parts have known shapes before any part is built.
-
-    These are the parties in the task's `by_shape`, or none if the job names a user's module.
-    """
+    """Return the parties whose parts have known shapes before any part is built."""
     if any(part.module is not None for part in job.parts.values()):
         return []
     known: Collection[str] = getattr(task, "by_shape", ())
@@ -71,11 +64,7 @@ def memory_of(split: SplitModel) -> list[PartMemory]:
 
 
 def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
-    """Return the largest number of bytes that training needs at a time.
-
-    `parts` store their weights, gradients and optimiser states throughout. In addition, either a
-    batch needs `batch` bytes or, after it, an optimiser needs its temporary memory.
-    """
+    """Return the peak memory in bytes for training `parts`, if a batch needs `batch` bytes."""
     held = sum(part.weights + part.gradients + part.optimizer for part in parts)
     return held + max([batch, *(part.stepping for part in parts)])
 
@@ -100,7 +89,7 @@ def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = No
 
 
 def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
-    """Return a text on the memory that `parts` need with a batch of `batch` bytes, for messages."""
+    """Return a text on the memory that `parts` need with a batch of `batch` bytes."""
     weights, gradients, optimizer = (
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
@@ -142,22 +131,14 @@ def _of(part: Part, learning: Sequence[int], seen: set[int]) -> PartMemory:
 
 
 def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
-    """Return the number of values that an optimiser stores for each trained parameter.
-
-    Adam, for example, stores two moments. Returns 0 if the optimiser is a user's own.
-    """
+    """Return the number of values that an optimiser stores for each trained parameter."""
     if not isinstance(optimizer, Optimizer):
         return 0
     return int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return the largest number of temporary values that an optimiser needs during an update.
-
-    It updates one parameter tensor after another, and `learning` has their sizes. For weight decay,
-    SGD creates one temporary tensor of a parameter's size. Adam creates two. It frees the second
-    only after creating those of the next parameter.
-    """
+    """Return how many temporary values the update of tensors of these sizes needs at most."""
     if not isinstance(optimizer, Optimizer):
         return 0
     if optimizer.name == "sgd":

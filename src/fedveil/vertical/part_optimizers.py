@@ -32,12 +32,12 @@ class PartOptimizers:
         return part in self._made
 
     def step(self, number: int) -> None:
-        """Update the weights by their gradients. `number` is that of the training step, from 1."""
+        """Update the weights by their gradients in training step `number`, counted from 1."""
         for made in self._made.values():
             made.step(number)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the optimisers' state, as `<part>//<parameter>/<name>`."""
+        """Return the optimisers' state, named `<part>//<parameter>/<name>`."""
         tensors = {}
         for part, made in self._made.items():
             for number, held in made.optimizer.state_dict()["state"].items():
@@ -56,10 +56,7 @@ class PartOptimizers:
                     raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
-        """Restore the optimiser states in `held`, by part.
-
-        A learning rate schedule continues with the next step.
-        """
+        """Restore the optimiser states in `held`, by part. A learning rate schedule continues."""
         self._made = {
             part.name: _Made.of(part, own) for part, own in trained(self._split, self._party)
         }
@@ -71,8 +68,6 @@ class PartOptimizers:
 
 @dataclass(frozen=True)
 class _Made:
-    """The optimiser of a part's own parameters, with its learning rate schedule if there is one."""
-
     part: Part
     own: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
@@ -102,7 +97,7 @@ class _Made:
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
         """Return True if `values` are a valid optimiser state for a parameter of this shape.
 
-        Returns False if `shape` is None, which means that there is no such parameter.
+        If `shape` is None, there is no such parameter, and the result is False.
         """
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # the state of a task's own optimiser cannot be checked

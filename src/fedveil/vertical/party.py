@@ -1,7 +1,7 @@
 """A party: its parts, their optimisers, and its side of every step.
 
-The same class serves a party in one process with the others and a party on its own machine. It asks
-an engine to send and receive (see `channel`), and does not know where the other parties are.
+It yields requests to send and to receive (`channel`), and does not know where the other parties
+are.
 """
 
 from __future__ import annotations
@@ -40,26 +40,24 @@ T = TypeVar("T")
 class Party:
     """One party of a split model.
 
-    A step trains on one batch with all parties. Either all of them apply it, or none does:
+    A step trains on one batch with all parties. Either all parties apply it, or none does:
 
     - The receiver checks every tensor: name, step, micro-batch, type, shape, finiteness.
     - A party changes weights and optimisers only after it knows that every party has received and
-      checked all tensors of the step. `schedule` defines the message that says so.
+      checked all tensors of the step.
     - An unexpected tensor ends the step with ExchangeError at every party. All parties then restore
       the weights, optimiser states and running statistics from before the step.
 
-    There is one exception. After one party knows that all have checked the step, a process may
-    still die, a link may break, or an unexpected `ready` or `commit` may arrive. Then one party may
-    have applied the step, and another not. Both go back to the last checkpoint that both have.
+    There is one exception. If a process dies or a link breaks after the check, one party may have
+    applied the step and another not. These parties then go back to their last common checkpoint.
 
     With `in_flight = 1`, a step's results are bit-identical to those of the joined model. With more
-    micro-batches, their gradients are added up, each weighted by its share of the batch. The
-    weights change at the end of the step, so no gradient is ever stale.
+    micro-batches, their gradients are added up, each weighted by its share of the batch. No
+    gradient is stale.
 
-    `loss` returns a batch's mean loss. Only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, and `seed` that of dropout. If `report` is given, it perturbs the outputs to send
-    in place of EmbeddingDP. If `returned` is given, it processes the gradients that the leader
-    returns.
+    `loss` returns a batch's mean loss, and only the leader has it. `entropy` is the randomness of
+    EmbeddingDP, and `seed` that of dropout. `report`, if given, perturbs outputs in place of
+    EmbeddingDP. `returned`, if given, processes the gradients that the leader returns.
     """
 
     def __init__(
@@ -116,8 +114,8 @@ class Party:
     def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
         """Train on a batch. Returns its mean loss, or None if this party does not learn the loss.
 
-        All parties must give a step the same number. `settled` is True if every example was in an
-        earlier step, so that parts under `reuse` learn no more (`SplitModel.settled`).
+        All parties must give a step the same `number`. `settled` is True if every example was in an
+        earlier step, so that parts under `reuse` learn no more.
         """
         self._context = self._contexts[settled]
         self._switch(training=True)
@@ -138,10 +136,9 @@ class Party:
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass on a batch, under the protection of training.
 
-        Returns the last part's outputs at the leader, and None at a follower. `number` is that of
-        the batch in an evaluation, and `occasion` identifies the evaluation. Reports with different
-        numbers or occasions get independent noise. The batch's positions refer to the examples of
-        `subset`.
+        Returns the last part's outputs at the leader, and None at a follower. Reports with
+        different values of `number` or `occasion` get independent noise. The batch's positions
+        refer to the examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)
@@ -157,7 +154,7 @@ class Party:
             raise
 
     def end(self, reason: str, *, at_limit: bool, but: str | None = None) -> Exchange[None]:
-        """Send every peer except `but` the message that the step is aborted, with the `reason`.
+        """Tell every peer except `but` that the step is aborted for the `reason`.
 
         `at_limit` is True if a limit of this party ends the run normally.
         """
@@ -169,8 +166,8 @@ class Party:
     def state(self) -> dict[str, torch.Tensor]:
         """Return weights, statistics, optimiser states and saved compression errors.
 
-        Weights and statistics are named `<part>/<name>`, optimiser states
-        `<part>//<parameter>/<name>`, and compression errors `<part>///forward` or `backward`.
+        Names are `<part>/<name>` for weights and statistics, `<part>//<parameter>/<name>` for
+        optimiser states, and `<part>///forward` or `<part>///backward` for compression errors.
         """
         tensors = {
             f"{part}/{name}": tensor.detach()
@@ -180,7 +177,7 @@ class Party:
         return tensors | self._optimizers.state() | self._errors.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore a state that `state` returned. The caller must not use its tensors afterwards.
+        """Restore a `state`, whose tensors the caller must not use afterwards.
 
         Raises `InvalidValue` if the state does not fit this party.
         """
@@ -293,8 +290,6 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Siz
 
 
 class _Statistics:
-    """Copies the buffers that a forward pass changes, such as BatchNorm's, and can restore them."""
-
     def __init__(self, modules: nn.Module) -> None:
         self._buffers = list(modules.buffers())
         self._moving: set[int] | None = None

@@ -31,9 +31,9 @@ from fedveil.vertical.task import Subset, Task
 class Setting:
     """Everything from which a party's side of a run is built.
 
-    `rows` are its examples in the agreed order. `order_seed`, from the leader, determines the order
-    of training. `entropy` is the randomness of everything that the party sends. `folder` is its run
-    folder. `own_seed` determines its initial weights and dropout. None means the job's seed.
+    `rows` are the party's examples in the agreed order. `order_seed`, from the leader, determines
+    the order of training. `entropy` is the randomness of everything that the party sends.
+    `own_seed` determines initial weights and dropout. None means the job's seed.
     """
 
     job: VerticalJob
@@ -64,10 +64,7 @@ class PartyParts:
 
 
 def assemble(setting: Setting, log: PartyLog) -> PartyParts:
-    """Return the objects of a party's side of a run, such as its model, its limit and its counts.
-
-    Notes about its reports are written to `log`.
-    """
+    """Return the objects of a party's side of a run. Notes about reports are written to `log`."""
     job, split, name, folder = setting.job, setting.split, setting.party, setting.folder
     is_leader = name == split.leader
     reports = Reports(setting.entropy, folder.path, log.event)
@@ -125,10 +122,9 @@ def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
-    """Return the rows with the labels for training, and the privacy loss of a label.
+    """Return the rows with labels for training, and a label's privacy loss.
 
-    LabelDP draws labels once for the run. A resumed run reads the file with them before it computes
-    anything from labels.
+    LabelDP draws labels once for the run.
     """
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:

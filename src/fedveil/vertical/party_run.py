@@ -1,8 +1,4 @@
-"""One party's side of a whole run: epochs, evaluations, records and checkpoints.
-
-A party on its own machine agrees with its peers on the step to resume from, restores it and runs
-`train` over its channels.
-"""
+"""One party's side of a whole run: epochs, evaluations, records and checkpoints."""
 
 from __future__ import annotations
 
@@ -55,10 +51,7 @@ def begin(
 
 
 class PartyRun:
-    """A party in a run. Call `restore` with a step that all parties have saved, then `train`.
-
-    After an error in `train`, call both again.
-    """
+    """A party in a run. Call `restore` with a step that all parties have saved, then `train`."""
 
     def __init__(self, setting: Setting, parts: PartyParts, log: PartyLog) -> None:
         self.setting, self.name = setting, setting.party
@@ -90,9 +83,9 @@ class PartyRun:
         self.settle()
 
     def load(self, step: int) -> None:
-        """Load the checkpoint of `step`, without changing the folder.
+        """Load the checkpoint of `step` without changing the folder.
 
-        Raises an error if one of its files is damaged.
+        Raises an error if a file of the checkpoint is damaged.
         """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
@@ -124,8 +117,7 @@ class PartyRun:
         """Run all remaining steps, and write the final files of the run.
 
         A step or an evaluation that would bring an example above its party's `privacy.max_epsilon`
-        ends the run early, without an error. If a module of this party fails, the traceback goes to
-        its folder.
+        ends the run early, without an error.
         """
         self.stopped = None
         try:
@@ -185,10 +177,7 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Evaluate the held-out examples.
-
-        Returns the task's averages and metrics, or {} at a follower.
-        """
+        """Evaluate the held-out examples. Returns the averages and metrics, or {} at a follower."""
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()
@@ -242,10 +231,6 @@ class PartyRun:
         return projection(self.setting.split, settings, share, self.setting.job.epochs)
 
     def _look(self, take: Callable[[torch.Tensor, Batch], None]) -> Exchange[None]:
-        """Run the model on all held-out examples.
-
-        The leader calls `take` with each batch's outputs.
-        """
         parts, held_out = self._parts, self._parts.rows["test"]
         looks = parts.releases.looks + 1
         parts.limit.check(f"evaluation {looks} of the held-out examples", looks, labelled=False)
@@ -258,10 +243,9 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Run the model on the examples that are set aside, after epoch number `epoch`.
+        """Fit the leader's calibrator to its true labels, not to those of `label_dp`.
 
-        The leader fits the calibrator to the outputs. The leader uses its true labels, not those
-        drawn for `label_dp`, because it keeps the calibrator to itself.
+        This is safe because the calibrator stays with the leader.
         """
         parts, rows = self._parts, self.setting.rows["train"]
         aside = parts.order.set_aside

@@ -26,10 +26,7 @@ TABLE, ARRAYS = ".csv", ".npz"
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The ids of the held-out examples, the last part's outputs, and columns of predictions.
-
-    There are no columns for an .npz file, which has the outputs themselves.
-    """
+    """The ids of the held-out examples, the last part's outputs, and columns of predictions."""
 
     ids: npt.NDArray[Any]
     outputs: npt.NDArray[Any]
@@ -40,19 +37,14 @@ class PredictionFile:
     """A new file for a model's predictions: a table (`.csv`) or raw outputs (`.npz`).
 
     A table has a line for each example. An `.npz` file has two arrays, ids and outputs. The
-    constructor raises an error if the file exists, so no file is overwritten. `predict` raises an
-    error if the model's outputs do not fit the lines of a table. It does so before the parties
-    exchange any message.
+    constructor raises an error if the file exists.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = new_file(path, TABLE, ARRAYS)
 
     def predict(self, run: PartyRun) -> Exchange[Predictions | None]:
-        """Run a party's side of the prediction.
-
-        Returns the predictions to write, or None at a follower.
-        """
+        """Run a party's side of the prediction. Returns the predictions, or None at a follower."""
         task, output = run.setting.task, run.setting.split.last.output
         is_table = self._path.suffix == TABLE
         fits_a_line = predictions_of(task) is not None or output in ((1,), (task.classes,))
@@ -82,10 +74,7 @@ class PredictionFile:
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return `path`, if a new file can be created there.
-
-    Raises an error if it does not end in one of `endings`, or if the file exists.
-    """
+    """Return `path`. Raises an error if the file exists or has none of the `endings`."""
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():
@@ -106,8 +95,8 @@ def told_classes(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's predicted class, and the probabilities of all classes.
 
-    Classes have the names in `names`, or their numbers without it. The prediction is the class with
-    the highest output. The probabilities are calibrated on the held-out `labels`.
+    The probabilities are calibrated on the held-out `labels`. Without `names`, class numbers are
+    used.
     """
     return told_scores(calibrated(outputs, labels), outputs.argmax(axis=1), names)
 
@@ -117,9 +106,8 @@ def told_scores(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's chosen class, and the probabilities of all classes.
 
-    `chosen` has the number of each example's class. `shares` has the probabilities [examples,
-    classes]. The column `probability` has that of the chosen class. Classes have the names in
-    `names`, or their numbers without it.
+    `chosen` has class numbers, and `shares` the probabilities [examples, classes]. Without `names`,
+    class numbers are used.
     """
     known = [str(at) for at in range(shares.shape[1])] if names is None else names
     likely = np.take_along_axis(shares, chosen[:, np.newaxis], axis=1)[:, 0]

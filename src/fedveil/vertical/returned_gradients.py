@@ -69,11 +69,9 @@ class ReturnedGradients:
         return noised.to(gradient.device, gradient.dtype)
 
     def _own(self, crossing: Crossing, places: npt.NDArray[np.int64], values: int) -> Float64s:
-        """Return `values` standard normal numbers for each of the examples at the positions
-        `places`.
+        """Return `values` standard normal numbers for each of the examples at `places`.
 
-        The numbers depend only on the run's key, the part whose output is sent at `crossing`, and
-        the example's position.
+        The numbers depend only on the run's key, the part and the example's position.
         """
         streams = (self._noise.stream(crossing.part, int(place)) for place in places)
         return np.stack([normal(values, stream) for stream in streams])
@@ -84,11 +82,9 @@ def projection(
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what its gradients may reveal about labels in the run.
 
-    `rare_share` is the share of the rarer of two classes. `epochs` is the length of the run.
-
-    Marvell (`settings.name`) bounds the AUC of an attack on one gradient of each cut, if the
-    gradients of a class are equal or Gaussian. The divergences of the cuts add up, because each cut
-    has independent noise.
+    `rare_share` is the share of the rarer of two classes. Marvell (`settings.name`) bounds the AUC
+    of an attack on one gradient of each cut, if the gradients of a class are equal or Gaussian. The
+    divergences of the cuts add up, because their noise is independent.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (
@@ -119,8 +115,8 @@ def drawn_key(entropy: Entropy) -> bytes:
 def saved_key(folder: RunFolder, entropy: Entropy) -> bytes:
     """Return the noise key in a leader's folder. A new run draws and saves one.
 
-    Raises `RunFolderError` if a started run has lost its key. A new key would give an example new
-    noise in each epoch, and the mean over epochs would reveal what the noise hides.
+    Raises `RunFolderError` if a started run has lost its key, because new noise in each epoch would
+    reveal by its mean what the old noise hides.
     """
     path = folder.path / NOISE_KEY
     if path.exists():

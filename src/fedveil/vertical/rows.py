@@ -30,8 +30,8 @@ Ids = npt.NDArray[Any]
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
     """Return each party's positions of the common examples, in the leader's order.
 
-    `ids` has the ids of each party. A party without ids has no data and takes part in all examples.
-    If the leader has no ids, the order is that of the first party that has ids.
+    A party without ids has no data and takes part in all examples. If the leader has no ids, the
+    first party with ids determines the order.
     """
     parties = [party for party in (leader, *ids) if len(ids[party])]
     if not parties:
@@ -59,9 +59,9 @@ def with_hint(sentence: str, hint: str) -> str:
 class Rows:
     """One party's examples of a subset, in the agreed order.
 
-    A party without data has `count` rows, and neither columns nor ids. `ids` are the ids of the
-    examples. `stored` has whole columns, possibly on disk, and `at` the positions of the examples
-    in these columns. If `at` is None, row n of a column is example n.
+    A party without data has `count` rows, and neither columns nor ids. `stored` has whole columns,
+    possibly on disk, and `at` the positions of the examples in these columns. If `at` is None, row
+    n of a column is example n.
     """
 
     count: int
@@ -108,11 +108,7 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add the rows of a tensor to a digest, a limited number at a time to save memory.
-
-    `name` is the column's name, which is added too. `at` has the positions of the rows to add. None
-    means all.
-    """
+    """Add the column's `name` and the rows of its `tensor` at the positions `at` to a digest."""
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):

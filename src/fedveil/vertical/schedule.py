@@ -1,14 +1,7 @@
 """The schedule of a step: each party's operations in order, computed beforehand by every party.
 
 A batch is cut into micro-batches, so one party can compute while another's tensors travel. List
-scheduling with simulated times gives the order. A free party takes the operation that can start
-first. Among several, it prefers a forward pass that another party waits for, then an operation that
-leads to a gradient that another party waits for, then the earliest micro-batch. So a follower runs
-ahead with its forward passes while the leader works. The leader returns each gradient before it
-starts the next micro-batch. The resulting programs are lists of instructions. They read no clock: a
-party waits for each message in its list.
-
-Whatever the speeds, the programs of one step guarantee:
+scheduling with simulated times gives the order. The programs of one step guarantee:
 
 - every operation is once in its owner's program;
 - operations of one part are in micro-batch order, so gradients are always added in the same order;
@@ -19,9 +12,8 @@ Whatever the speeds, the programs of one step guarantee:
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has
 
-  Each is sent as early as possible, while the last gradients are computed. It is omitted if the
-  last tensor in that direction implies it: if that tensor is sent after its sender's last receipt
-  (and, for `commit`, if there is no other follower to hear from).
+  Each message is omitted if the last tensor in its direction implies the same: if that tensor is
+  sent after its sender's last receipt (and, for `commit`, if there is no other follower).
 """
 
 from __future__ import annotations
@@ -44,9 +36,9 @@ _LATENCY = 1
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """An instruction to run one part on one micro-batch, forward or backward.
+    """An instruction to run one part on one micro-batch.
 
-    The kind `loss` runs both passes of the last part, with the loss in between.
+    The kind `loss` runs the forward and backward pass of the last part, with the loss in between.
     """
 
     kind: Kind
@@ -105,9 +97,9 @@ Program: TypeAlias = tuple[Instruction, ...]
 
 
 def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[str, Program]:
-    """Return each party's program for a step of `micros` micro-batches.
+    """Return each party's instructions for a step of `micros` micro-batches.
 
-    It is a list of instructions. Without `training`, the parts run only forward.
+    Without `training`, the parts run only forward.
     """
     orders = _orders(split, micros, training)
     sent = {party: _with_sends(split, party, orders[party]) for party in split.parties}
@@ -163,11 +155,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return, for each stage of a micro-batch, the stages that must end before it starts.
-
-    A stage is one pass (forward, loss or backward) of one part. Without `training` there are only
-    forward passes.
-    """
+    """Return, for each pass of a part, the passes that must end before."""
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts
@@ -198,10 +186,7 @@ def _returning(split: SplitModel, name: str) -> list[_Stage]:
 
 
 def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parts whose forward pass another party waits for, and those whose backward pass.
-
-    This includes parts whose result reaches the other party through further parts of their owner.
-    """
+    """Return the parts whose forward pass, and those whose backward pass, another party awaits."""
     forward = {crossing.part for crossing in split.crossings}
     backward = {name for c in split.crossings if c.gradient for name in c.consumers}
 
@@ -220,11 +205,7 @@ def _awaited(split: SplitModel) -> tuple[frozenset[str], frozenset[str]]:
 def _with_sends(
     split: SplitModel, party: str, order: Sequence[Compute]
 ) -> list[Compute | SendTensor]:
-    """Return a party's operations in `order`, with instructions to send tensors.
-
-    Each tensor is sent as soon as it is ready. A gradient is ready after all the party's parts that
-    read the output have run `backward`.
-    """
+    """Return a party's operations in `order`, each followed by the sends that it makes possible."""
     program: list[Compute | SendTensor] = []
     backward: set[tuple[str, int]] = set()
     for done in order:
@@ -245,11 +226,7 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Return the program of `party`: its operations with instructions to receive tensors.
-
-    `sent` has the operations of all parties. A tensor is received before its use, and in the order
-    in which the other party sends.
-    """
+    """Return a party's operations with the receipts that they need, in the order of sending."""
     due = {
         peer: deque(
             step.transfer
@@ -314,7 +291,7 @@ def _with_words(
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
     """Return True if the last tensor to `peer` is sent after the last receipt in `program`.
 
-    The tensor then implies `ready` or `commit`, so this message is omitted.
+    That tensor then implies `ready` or `commit`.
     """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)

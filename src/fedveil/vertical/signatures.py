@@ -64,9 +64,9 @@ class Signatures:
         """Raise BundleInvalid if a required signature of the manifest is missing or invalid.
 
         With `own` credentials, every party must have signed, with a certificate that names it and
-        comes from an authority that `own` trusts. Without credentials, either all parties signed or
-        none did, and only the signatures are checked, not the certificates. Returns a sentence on
-        what was not checked, or None.
+        comes from an authority that `own` trusts. Without credentials, all parties or none must
+        have signed, and certificates are not checked. Returns a sentence on what was not checked,
+        or None.
         """
         missing = [party for party in parties if party not in self.by_party]
         if missing and (own is not None or self.by_party):
@@ -96,8 +96,8 @@ def sign(own: Credentials, manifest: bytes) -> Signed:
 def check_signed(party: str, signed: Signed, manifest: bytes, own: Credentials | None) -> None:
     """Raise BundleInvalid unless `signed` is a valid signature of the manifest by `party`.
 
-    With `own` credentials, the certificate in `signed` must also contain the name of `party` and
-    come from an authority that `own` trusts.
+    With `own` credentials, the certificate in `signed` must also name `party` and come from an
+    authority that `own` trusts.
     """
     wrong = f"the signature of {party} is not valid"
     if len(signed.chain) > MOST_CHAIN_BYTES or len(signed.signature) > MOST_SIGNATURE_BYTES:

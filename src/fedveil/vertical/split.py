@@ -1,10 +1,8 @@
 """The split of a network into parts, their owners, and the tensors that the parties exchange.
 
-A split model is an ordered list of parts. Each part belongs to one party. It reads columns of its
-owner's data, or outputs of earlier parts. If another party's part reads an output, this is a
-crossing, and the output's gradient is returned to the sender. The last part belongs to the leader,
-the only party with the labels and the loss. Every crossing starts or ends at the leader. Followers
-exchange nothing with each other.
+Each part belongs to one party, and reads columns of its owner's data or outputs of earlier parts. A
+crossing is an output that another party's part reads. Every crossing starts or ends at the leader,
+the only party with the labels and the loss.
 
     followers' bottoms, leader's top     left:  bank   <- data.x
                                          right: shop   <- data.x
@@ -42,7 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Optimizer:
     """The settings of one of torch's optimisers for a part.
 
-    The learning rate rises linearly during the first `warmup_steps` steps. After that it is `lr`.
+    The learning rate rises linearly to `lr` during the first `warmup_steps` steps, and then stays.
     In each step, the gradient of all parameters of the part together is clipped to the L2 norm
     `gradient_norm`. None means no clipping.
     """
@@ -76,13 +74,12 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class EmbeddingPrivacy:
-    """The settings of EmbeddingDP for a part's output, applied before it is sent.
+    """The settings of EmbeddingDP for a part's output, applied before the output is sent.
 
     `eps` is the epsilon of a one-hot row, as in the paper on EmbeddingDP. A single bit has epsilon
     eps/2. If `eps` is None, the output is quantised without noise, which guarantees nothing. With
     `gradient = "none"` no gradient is returned. With `reuse`, an example's report is saved and sent
-    again in every epoch. The part then learns only in the first epoch. From the second epoch on it
-    does not change, and no gradient is returned.
+    again in every epoch. The part then learns only in the first epoch.
     """
 
     eps: float | None = None
@@ -131,10 +128,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The output of one part, sent to another party.
+    """The output of one part, sent once to `receiver` for all its parts that read it (`consumers`).
 
-    It is sent once, for all parts of `receiver` that read it (`consumers`). An example's values
-    have the shape `output`. `gradient` is True if their gradient is returned.
+    An example's values have the shape `output`. `gradient` is True if their gradient is returned.
     """
 
     part: str
@@ -194,10 +190,7 @@ class SplitModel:
         )
 
     def runs_backward(self, name: str) -> bool:
-        """Return True if the part `name` has a backward pass.
-
-        It then receives a gradient that its own weights or earlier ones need.
-        """
+        """Return True if the part `name` must run backward to train this or an earlier part."""
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:
@@ -213,9 +206,7 @@ class SplitModel:
 
     @cached_property
     def settled(self) -> SplitModel:
-        """The model for epochs after the first: parts whose reports are reused (`reuse`) learn no
-        more.
-        """
+        """The model for epochs after the first, in which parts with `reuse` learn no more."""
         bare = self
         for part in self.parts:
             if part.privacy is not None and part.privacy.reuse and part.privacy.gradient != "none":
@@ -232,10 +223,7 @@ class SplitModel:
 
     @cached_property
     def _useful(self) -> Mapping[str, bool]:
-        """Map each part to True if the gradient of its output reaches a weight that is trained.
-
-        The weight is in this part or in a part before it.
-        """
+        """Map each part to True if the gradient of its output reaches a trained weight."""
         useful: dict[str, bool] = {}
         for part in self.parts:
             behind = (name for name in part.sources if not _blocks(self.by_name[name], part))

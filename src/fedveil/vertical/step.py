@@ -46,10 +46,7 @@ Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Te
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One party's rows of the examples in a step or a micro-batch.
-
-    All parties have the examples in the same order; `positions` refers to that order.
-    """
+    """One party's rows of a step or a micro-batch, at `positions` in the order of all parties."""
 
     positions: npt.NDArray[np.int64]
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -101,9 +98,9 @@ class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the training step, or of the batch in an evaluation. `occasion`
-    identifies the evaluation. `tells` has the indices of the instructions whose messages carry the
-    loss (from `last_words`). The batch's positions refer to the examples of `subset`. `seed` seeds
-    torch's random numbers in the party's modules. If `measure` is True, bytes are counted.
+    identifies the evaluation. `tells` is from `last_words`. The batch's positions refer to the
+    examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure`
+    is True, bytes are counted.
     """
 
     context: Context
@@ -185,10 +182,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message from `peer` carries it, and return all other fields.
-
-        `place` is the index in the program of the instruction that received the message.
-        """
+        """Save the loss if the message from `peer` carries it, and return all other fields."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -234,12 +228,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the column or the part's output that `source` names, for the micro-batch number
-        `micro`.
-
-        All parts of this party get the same tensor as their input, so autograd adds up their
-        gradients in it.
-        """
+        """Return the tensor for `source` that all parts here share, so that gradients add up."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))
@@ -310,11 +299,7 @@ class Step:
         return {"data": data, "ranges": ranges}
 
     def _check_finite(self, tensor: torch.Tensor, what: str, micro: int) -> None:
-        """Raise ExchangeError if the tensor contains NaN or infinity.
-
-        `what` describes the tensor in the error, and `micro` is the number of its micro-batch. The
-        error also names the parties whose values the tensor was computed from.
-        """
+        """Raise ExchangeError if the tensor, described by `what`, contains NaN or infinity."""
         if is_finite(tensor):
             return
         crossings, owner = self.context.split.crossings, self.context.name
@@ -331,10 +316,7 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the EmbeddingDP report of a part's output for the micro-batch number `micro`.
-
-        All receivers get the same report.
-        """
+        """Return the EmbeddingDP report of a part's output, which is equal for all receivers."""
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])
@@ -380,9 +362,7 @@ def _cut(batch: Batch, sizes: tuple[int, ...], device: torch.device) -> list[Bat
 def last_words(program: Program, leader: str) -> frozenset[int]:
     """Return the indices in `program` of the instructions whose messages carry the loss.
 
-    The loss is sent in the leader's last message to each follower. At a follower, the result is the
-    index of the instruction that receives this message. At the leader, it has the index of the last
-    message sent to each follower.
+    The leader sends the loss in its last message to each follower.
     """
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(program):

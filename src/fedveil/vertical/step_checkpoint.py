@@ -1,8 +1,7 @@
 """A party's checkpoints: one file for each saved step, written atomically. It holds data, no code.
 
-All parties save after the same steps. A party may be killed before or after its peers saved, so it
-keeps its last two checkpoints. No party begins a step before all have ended the previous one. So
-one of the two is the last checkpoint that all parties have.
+A party keeps its last two checkpoints, because it may be killed before or after its peers save. One
+of the two is the last checkpoint that all parties have.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ _WINDOW = {"loss": float, "losses": int, "steps": int, "sent": int, "received": 
 class Checkpoint:
     """A party's state after a step.
 
-    Tensors are written without a copy, and read from the file one at a time. `metrics_bytes` and
-    `metrics_digest` identify the content of the metrics file at that step. `window` has the sums
-    for the next line of that file.
+    `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` has the
+    sums for the next line of that file.
     """
 
     step: int
@@ -44,7 +42,7 @@ class Checkpoint:
     def write(self, folder: RunFolder) -> None:
         """Save this checkpoint, and delete those from which no party can still resume.
 
-        The checkpoints of later steps must already be deleted (`forget_after`).
+        Later checkpoints must already be deleted (`forget_after`).
         """
         own = {name: value for name, value in vars(self).items() if name != "tensors"}
         message = {**own, "window": encode(self.window), **tensor_fields.fields_of(self.tensors)}
@@ -82,11 +80,7 @@ def held(folder: RunFolder) -> list[int]:
 
 
 def check_begins(folder: RunFolder) -> None:
-    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint.
-
-    A party saves step 0 before its first record, so its checkpoints were then lost. Without this
-    error, the party would silently start over.
-    """
+    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint."""
     metrics = folder.path / METRICS
     if metrics.exists() and metrics.stat().st_size:
         raise RunFolderError(
@@ -98,7 +92,7 @@ def check_begins(folder: RunFolder) -> None:
 def last_common(path: Path, folders: Mapping[str, RunFolder]) -> int:
     """Return the last step that all parties of the run in `path` have saved.
 
-    `folders` has each party's folder. Raises RunFolderError if there is no such step.
+    Raises RunFolderError if there is no such step.
     """
     steps = {name: set(held(folder)) for name, folder in folders.items()}
     common = set.intersection(*steps.values())
@@ -120,7 +114,7 @@ def from_last_step(command: str, path: Path) -> str:
 
 
 def forget_after(folder: RunFolder, step: int) -> None:
-    """Delete the checkpoints of steps after `step`. The resumed run repeats these steps."""
+    """Delete the checkpoints of steps after `step`."""
     for later in held(folder):
         if later > step:
             (folder.path / _file(later)).unlink()

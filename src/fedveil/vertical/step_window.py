@@ -1,4 +1,4 @@
-"""The numbers of a training record: sums over the steps since the previous record."""
+"""Sums over the steps since the previous record, for the next training record."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from fedveil.vertical.party import Party
 
 
 class StepWindow:
-    """Sums over the steps since the previous record: loss, bytes, seconds, examples.
-
-    `kept` has all sums except the times. Checkpoints save it.
-    """
+    """Sums over the steps since the previous record: loss, bytes, seconds, examples."""
 
     def __init__(self, party: Party, kept: Message | None = None) -> None:
         self._party = party

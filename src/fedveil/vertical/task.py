@@ -150,8 +150,8 @@ def build(name: str, settings: Settings | None, seed: int, folder: Path | None =
     """Build the task called `name`.
 
     A user's function is called with those of the arguments `settings`, `seed` and `folder` that it
-    accepts. `settings` is the task's block of the job (None for the defaults), `folder` the folder
-    of a resumed run, which contains the task's own files.
+    accepts. `settings` is the task's block of the job (None for the defaults). `folder` is the
+    folder of a resumed run, with the task's own files.
     """
     key = f"task.name = {name!r}"
     make: Callable[..., Task] = load(
@@ -203,10 +203,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def initial(seed: int, part: str, make: Callable[[], M]) -> M:
-    """Make a part's module with `make`.
-
-    Its initial weights are drawn from `seed` and the name `part`.
-    """
+    """Make a part's module, with initial weights drawn from `seed` and the name `part`."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Seeded(seed).stream("part", part).integer(1 << 63))
         return make()

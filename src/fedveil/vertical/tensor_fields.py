@@ -1,11 +1,6 @@
 """Tensors as fields of a message in a file.
 
-Writing does not copy the tensors. Reading loads one tensor at a time.
-
-    layout       := JSON of {name: [type, shape]}
-    tensor/NAME  := its bytes
-
-A file of gigabytes is never in memory as a whole.
+Reading loads one tensor at a time, so a file of gigabytes is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -30,10 +25,9 @@ _LAYOUT, _TENSOR = "layout", "tensor/"
 
 
 def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
-    """Read a file that has a message with tensors, followed by a digest of the message.
+    """Read a message with tensors from a file. Returns the other fields, and the tensors by name.
 
-    Returns the fields that store no tensor, and the tensors by name. The tensors are read one at a
-    time. Raises `MessageInvalid` if the digest does not match.
+    Raises `MessageInvalid` if the digest at the file's end does not match.
     """
     with opened(path, MOST_STREAMED_BYTES) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -47,7 +41,7 @@ def read(path: Path) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
 
 
 def fields_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Value]:
-    """Return message fields that store the tensors. Does not copy contiguous tensors on the CPU."""
+    """Return message fields that store the tensors. Does not copy contiguous CPU tensors."""
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     layout = {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -62,8 +56,8 @@ def taken(
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
     """Return the fields of a message that store no tensor, and the stored tensors by name.
 
-    `let_go` is called before the bytes of each tensor are copied. It may free the memory of the
-    bytes that were already copied. Raises `MessageInvalid` for invalid fields.
+    `let_go` is called before the bytes of each tensor are copied, and may free earlier bytes.
+    Raises `MessageInvalid` for invalid fields.
     """
     names = [name for name in message if name.startswith(_TENSOR)]
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}

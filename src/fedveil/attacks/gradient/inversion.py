@@ -31,8 +31,8 @@ class Bounds:
     """Limits of a gradient inversion at one effort, and the `searches` to run in order.
 
     `cases` is the number of examples after which the attack stops. `at_once` is the largest number
-    of examples to reconstruct from one report or aggregate. Clients that take more than `steps`
-    local steps are not attacked.
+    of examples to reconstruct from one report or aggregate. `steps` is the largest number of local
+    steps of an attacked client.
     """
 
     cases: int
@@ -59,7 +59,7 @@ class View:
     """A report or an aggregate of one round, as the attacker reads it.
 
     `reading` is the attacker's estimate of the update in it. `clients` are the clients whose
-    examples the attacker seeks, and `known` is what it knows about their training. `cohort` is the
+    examples the attacker seeks, and `known` is its knowledge of their training. `cohort` is the
     number of clients in the aggregate, or 1 for a report.
     """
 
@@ -70,10 +70,7 @@ class View:
 
 
 class Sight:
-    """The state before a job's first round: its clients, and what the attacker knows.
-
-    The attacker knows the model's initial weights and typical data.
-    """
+    """A job before its first round, with the attacker's knowledge of its weights and data."""
 
     def __init__(self, target: Target, allowed: Bounds) -> None:
         self.target, self.allowed = target, allowed
@@ -116,10 +113,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield a view of each report or aggregate, one simulated round after another, without end.
-
-        Each round has other clients.
-        """
+        """Yield a view of each report or aggregate of simulated rounds, without end."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)
@@ -136,11 +130,10 @@ class Sight:
                     yield View([client], reading, self._known([client]))
 
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
-        """Return a view that treats the aggregate as the mean of the `clients`' updates.
+        """Return a view of the aggregate as the mean of the `clients`' updates.
 
-        If the clients have more examples than the attack can seek at once, or different numbers of
-        them, the attack seeks only the first client's examples, as if the aggregate were its
-        update.
+        If the clients have too many examples or different numbers of them, the aggregate is taken
+        for the first client's update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once

@@ -28,8 +28,8 @@ def label_counts(
     its row says little, so typical softmax replaces P_c.
 
     The equations are those of one step; over many steps the softmax changes. `weights` are the
-    client's starting weights. `scale` is the number of steps times the learning rate. All steps
-    together move a bias by `scale` times the class's mean error.
+    client's starting weights. `scale` is the number of steps times the learning rate, and larger
+    under momentum. All steps together move a bias by `scale` times the class's mean error.
     """
     from scipy.optimize import nnls  # a third of a second to import
 
@@ -44,11 +44,7 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Return an array [classes, classes]: row c is the mean softmax of the examples of class c.
-
-    If `error[c]` is negative, the row follows from the gradient. Otherwise it is the typical
-    softmax. `weights` are the client's starting weights.
-    """
+    """Return an array [classes, classes]: row c is the mean softmax of the examples of class c."""
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)

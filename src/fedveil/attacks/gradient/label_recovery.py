@@ -20,8 +20,8 @@ _EXACT = 1e-3
 class LastLayer:
     """Positions of a model's last dense layer (weight, and bias if any) in the parameter vector.
 
-    `inputs` is the mean of the layer's inputs, and `guesses` the mean softmax of its outputs, both
-    over inputs of the model that the attacker considers typical.
+    `inputs` is the mean of the layer's inputs, and `guesses` the mean softmax of its outputs. Both
+    are means over inputs of the model that the attacker considers typical.
     """
 
     weight: slice
@@ -32,10 +32,7 @@ class LastLayer:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
-        """Return the last trainable dense layer, or None if its outputs are not the logits.
-
-        `model` holds the weights that the client trains from, `probes` typical inputs.
-        """
+        """Return the last trainable dense layer, or None if its outputs are not the logits."""
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]
         if not layer:
@@ -58,14 +55,11 @@ class LastLayer:
 
 
 def error_of(reading: Reading, layer: LastLayer, count: int) -> Float64s:
-    """Estimate each class's error: the mean of softmax minus label over the client's examples.
+    """Estimate each class's error: the mean of softmax minus label over a client's examples.
 
-    `count` is the number of examples. The result is known up to a positive factor. If `reading` has
-    the gradient of the last bias exactly, the result is this gradient. Otherwise it comes from the
-    last weight's gradient, whose row c is class c's error times the layer's input: the result for c
-    is the factor by which `layer.inputs` fits this row best. The fit is by least squares, weighted
-    by `reading.weight`. If there is a single example and no bias, all rows are multiples of the
-    example's input, and the result consists of these factors.
+    `count` is the number of examples. The result is known up to a positive factor. It is the
+    gradient of the last bias, if `reading` has that exactly. Otherwise it is estimated from the
+    last weight's gradient, whose row c is class c's error times the layer's input.
     """
     classes = len(layer.guesses)
     rows = -reading.estimate[layer.weight].reshape(classes, -1)
@@ -96,10 +90,8 @@ def recover(reading: Reading, layer: LastLayer, count: int, scale: float | None 
     remaining labels are assigned one by one, each to the class whose share exceeds its assigned
     labels most.
 
-    `scale` is the client's learning rate if it took one step: the step moves a bias by `scale`
-    times the class's error. `scale` is None if the client took more than one step, or if the size
-    of its update is unknown. It is then estimated from the errors of the present classes, which add
-    up to the expected softmax of these classes minus 1.
+    `scale` is the client's learning rate if it took one step, in which a bias moves by `scale`
+    times the class's error. Otherwise `scale` is None, and it is estimated.
     """
     error = error_of(reading, layer, count)
     there = error < 0

@@ -15,10 +15,7 @@ Objective: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Distance:
-    """Distance between a candidate update and the update that the attacker observed.
-
-    The observed update is given as a `Reading`, whose more reliable entries count more.
-    """
+    """Distance between a candidate update and the update that the attacker observed."""
 
     def __init__(self, reading: Reading, device: str = "cpu") -> None:
         self._weight = torch.tensor(reading.weight / reading.weight.max(), dtype=torch.float32)
@@ -49,10 +46,7 @@ class Found:
 
 
 def by_lbfgs(objective: Objective, start: Tensor, iterations: int) -> Found:
-    """Minimise an objective by L-BFGS with a line search, in at most `iterations` iterations.
-
-    The search begins at `start`.
-    """
+    """Minimise an objective by L-BFGS with a line search, from `start`, in at most `iterations`."""
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))
     optimizer = torch.optim.LBFGS(
@@ -82,7 +76,7 @@ def by_signed_adam(
 ) -> Found:
     """Minimise an objective within `box` by Adam on gradient signs (Geiping et al. 2020).
 
-    The search begins at `start` and takes `iterations` steps. `box` is the range of all values.
+    `box` is the range of all values.
     """
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))

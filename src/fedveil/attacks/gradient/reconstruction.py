@@ -86,9 +86,9 @@ def reconstruct(
 
     The `searches` are run in order, from starts drawn with `draw`. If none explains the update, the
     result is that of the last one. `labels` are the examples' labels. With None they are recovered
-    first. With `joint` they are searched for together with the examples, as Zhu et al. do; this
-    also happens if the model does not end in a dense layer. An update of which only the direction
-    is known is matched by its angle. For an empty reading the result is the typical example.
+    first. With `joint`, or if the model does not end in a dense layer, they are searched for
+    together with the examples, as Zhu et al. do. For an empty reading the result is the typical
+    example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)
@@ -109,11 +109,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer.
-
-    Returns "joint" if the model does not end in a dense layer. The labels are then searched for
-    together with the examples.
-    """
+    """Return the labels recovered from the last layer, or "joint" if that is not dense."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:
@@ -161,11 +157,6 @@ def _search(
 def _joint_labels(
     reading: Reading, known: Knowledge, distance: Distance, search: Search, draw: torch.Generator
 ) -> Int64s:
-    """Search for the labels together with the examples, and return only the labels.
-
-    In the search, a label is a distribution over the classes. The result is the likeliest class of
-    each. `search` limits the number of starts and iterations, and `draw` draws the starts.
-    """
     measure = distance.squared if reading.scaled else distance.cosine
     shape, classes = (known.total, *known.prior.shape), _classes(known)
     pixels = known.prior.numel() * known.total

@@ -23,10 +23,7 @@ def paired(originals: Float64s, found: Float64s) -> Float64s:
 
 
 def labels_in_common(labels: Int64s, found: Int64s) -> int:
-    """Return how many labels two lists have in common, regardless of order.
-
-    A label counts as often as it occurs in both lists.
-    """
+    """Return how many labels two lists have in common, regardless of order."""
     classes = 1 + int(max(labels.max(), found.max()))
     held, guessed = (np.bincount(each, minlength=classes) for each in (labels, found))
     return int(np.minimum(held, guessed).sum())
@@ -34,10 +31,7 @@ def labels_in_common(labels: Int64s, found: Int64s) -> int:
 
 @dataclass
 class Score:
-    """Collects the quality of reconstructions, and that of a fixed guess for comparison.
-
-    The fixed guess is the example `guess` with the label `common`.
-    """
+    """Collects the quality of reconstructions, and that of a fixed guess for comparison."""
 
     guess: Float64s
     common: int
@@ -47,10 +41,7 @@ class Score:
     right: int = 0
 
     def add(self, originals: Float64s, labels: Int64s, found: Float64s, guessed: Int64s) -> None:
-        """Add one client's examples `originals` and their `labels`.
-
-        `found` and `guessed` are the examples and labels that were reconstructed from its report.
-        """
+        """Add a client's examples and labels, and those that were reconstructed from its report."""
         self.originals += list(originals)
         self.found += list(paired(originals, found))
         self.labels += labels.tolist()
@@ -62,10 +53,7 @@ class Score:
         return self.guess.ndim == 3 and self.guess.shape[0] in (1, 3)
 
     def figures(self) -> list[Measured]:
-        """Return the median MSE, PSNR and SSIM of the examples, and the share of labels recovered.
-
-        There is no SSIM if the examples are not images.
-        """
+        """Return the median MSE, PSNR and (for images) SSIM, and the share of labels recovered."""
         by = {"mse": pictures.mse, "psnr": pictures.psnr}
         if self.are_images and min(self.guess.shape[1:]) >= 4:
             by["ssim"] = pictures.ssim

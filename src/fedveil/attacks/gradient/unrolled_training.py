@@ -22,10 +22,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class UnrolledTraining:
     """Local training from given weights, as a differentiable function of the examples.
 
-    The steps equal those of the client's trainer up to rounding, except for the order of examples.
-    Only the client knows its order, so every epoch uses the order in which they are given. This
-    makes no difference if a batch holds all of a client's examples. Buffers stay fixed, and dropout
-    is off.
+    The steps equal those of the client's trainer up to rounding, except for the order of examples,
+    which only the client knows. Buffers stay fixed, and dropout is off.
     """
 
     def __init__(
@@ -102,10 +100,9 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return a function that computes the change of all weights in one step of `torch.optim.SGD`.
+    """Return a function that computes the change of all weights in a step of `torch.optim.SGD`.
 
-    The settings are those of `plan`, and `count` is the number of weight tensors. The function
-    takes the weights and their gradients. It remembers the momentum from step to step.
+    The function takes the `count` weights and their gradients, and remembers the momentum.
     """
     velocity: list[Tensor | None] = [None] * count
 
@@ -127,11 +124,9 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return a function that computes the change of all weights in one step of `torch.optim.Adam`.
+    """Return a function that computes the change of all weights in a step of `torch.optim.Adam`.
 
-    The learning rate and weight decay are those of `plan`, all other constants torch's defaults.
-    `count` is the number of weight tensors. The function takes the weights and their gradients. It
-    remembers Adam's moments from step to step.
+    The function takes the `count` weights and their gradients, and remembers Adam's moments.
     """
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count

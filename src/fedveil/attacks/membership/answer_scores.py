@@ -15,17 +15,12 @@ _BEATEN = 2.0
 
 
 def loss(answers: Answers, references: References) -> Float64s:
-    """Return minus each example's loss under the attacked model, whose outputs are `answers`.
-
-    This attack uses `references` only to choose a threshold. Source: Yeom et al. 2018: a small loss
-    reveals a member.
-    """
+    """Return minus each example's loss: a small loss reveals a member (Yeom et al. 2018)."""
     return answers.truth
 
 
 def calibrated_loss(answers: Answers, references: References) -> Float64s:
-    """Return how far each example's loss is below its mean under reference models trained without
-    it.
+    """Return how far each example's loss is below its mean under references trained without it.
 
     Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
     attacks". A loss reveals a member if it is small relative to the example's difficulty.
@@ -38,11 +33,8 @@ def lira(answers: Answers, references: References) -> Float64s:
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI
     (offline LiRA): the margin ln(p / (1 - p)) of the true class is nearly normal over models
-    trained without the example.
-
-    The unit is the standard deviation of these margins. Examples are ordered as by a one-sided test
-    of "not a member". One standard deviation serves all examples, as the source advises for few
-    references.
+    trained without the example. The unit is the standard deviation of these margins, one for all
+    examples.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation
@@ -51,10 +43,8 @@ def lira(answers: Answers, references: References) -> Float64s:
 def online_lira(answers: Answers, references: References) -> Float64s:
     """Return the log-likelihood ratio of each example's margin: member against non-member.
 
-    Source: Carlini et al. 2022, algorithm 1 (online LiRA). Margins are assumed normal, both over
-    the models trained with the example and over those without it. As the source advises, an example
-    has its own standard deviations only if there are enough references. Unlike in the source, they
-    are shrunk towards the standard deviations of all examples (`References.normals`).
+    Source: Carlini et al. 2022, algorithm 1 (online LiRA). Margins are assumed normal. Unlike in
+    the source, an example's standard deviations are shrunk towards those of all examples.
     """
     member, other = (
         _log_density(answers.margin, *references.normals(lambda given: given.margin, member))
@@ -71,9 +61,9 @@ def rmia(answers: Answers, references: References) -> Float64s:
     """Return the share of other examples that each example beats, by its relative probability.
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
-    RMIA). An example's relative probability is p(true class) under the attacked model, divided by
-    its mean under references of which half were trained on the example. One example beats another
-    if its relative probability is at least twice as large.
+    RMIA). The relative probability is p(true class) under the attacked model, divided by its mean
+    under the references. One example beats another if its relative probability is at least twice as
+    large.
     """
     sides = [references.normals(lambda given: np.exp(given.truth), member)[0]
              for member in (True, False)]  # fmt: skip

@@ -28,8 +28,7 @@ class View:
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
     """Return one view for each report, or one of their mean if single reports reveal nothing.
 
-    `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`. The
-    server does not learn which clients did.
+    `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`.
     """
     if seen.masked:
         return [View(seen.mean, cohort, 1 / (len(cohort) * turn_rate))]
@@ -41,11 +40,9 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
     """Return, for each candidate client, the log-likelihood ratio of "it is in the view's cohort".
 
     `candidates[i]` is the update that candidate i would have sent. A client of the cohort adds its
-    update with probability `turn_rate`. The test subtracts the mean of the other candidates from
-    the view and from the candidate's update. The component of the view along this difference is
-    assumed normal. Without the candidate's update, its mean is 0. With it, the mean is `view.share`
-    times the difference's length. The standard deviation is estimated over all candidates. If the
-    view gives only the direction of an update, the result is the component in standard deviations.
+    update with probability `turn_rate`. The component of the view along the candidate's update
+    minus the mean of the others is assumed normal. If the view gives only the direction of an
+    update, the result is that component in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -70,10 +67,7 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Sums over the rounds of a run the evidence that each candidate is one of its clients.
-
-    The evidence is kept for every pair of a client of the run and a candidate.
-    """
+    """Sums over the rounds of a run the evidence that each candidate is one of its clients."""
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))
@@ -84,10 +78,6 @@ class Evidence:
 
     @property
     def scores(self) -> Float64s:
-        """Return each candidate's log-likelihood ratio of "the candidate is one of the clients".
-
-        A candidate could be any of the clients with equal probability. So its likelihood ratio is
-        the mean over the clients of the ratios of "the candidate is this client".
-        """
+        """Return each candidate's log-likelihood ratio of "the candidate is one of the clients"."""
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
         return scores

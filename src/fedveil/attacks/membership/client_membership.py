@@ -1,12 +1,9 @@
 """User-level membership: did a known client take part in a run?
 
 The attacker knows the candidate's examples, the model of every round, and what the server sees:
-each report or, under secure aggregation, only the sum. It trains on the candidate's examples
-itself, with its own randomness, and decides if the round's messages contain the resulting update.
-
-In each game one random half of the data goes to clients that take part, and the other half to
-clients that do not. The attacker tests equally many of both. The ledger's epsilon bounds the effect
-of the same change: one client replaced by another.
+each report or, under secure aggregation, only the sum. In each game one random half of the data
+goes to clients that take part, and the other half to clients that do not. The attacker tests
+equally many of both.
 """
 
 from __future__ import annotations
@@ -51,8 +48,7 @@ class Game:
     def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
         """Split the job's examples at random into clients that take part and clients that do not.
 
-        All examples of one owner go to the same half. The attacker tests at most `most` clients of
-        each half.
+        One owner's examples go to the same half. At most `most` clients of each half are tested.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
@@ -72,9 +68,9 @@ class Game:
         return cls(present, absent, *chosen)
 
     def play(self, rounds: int, entropy: Entropy) -> tuple[Float64s, Float64s]:
-        """Run `rounds` rounds of the job with the clients that take part, and test the candidates.
+        """Run `rounds` rounds with the clients that take part, and test the candidates.
 
-        Returns the scores of the tested clients that take part, and of those that do not. A larger
+        Returns the scores of tested clients that take part, and of those that do not. A larger
         score means that a client is likelier to take part.
         """
         target, protection = self.present, self.present.protection
@@ -112,9 +108,6 @@ class Game:
 
 
 def _half(pool: Pool, entropy: Entropy) -> Bools:
-    """Return a mask of a random half of the examples. All examples of one owner are in the same
-    half.
-    """
     owners = np.arange(len(pool)) if pool.owners is None else pool.owners
     names = np.unique(owners)
     return np.asarray(np.isin(owners, names[halves(len(names), 2, entropy)[0]]), np.bool_)
@@ -125,7 +118,6 @@ def measured(
 ) -> tuple[list[Measured], int]:
     """Play several games, and return the metrics of the attack and the number of rounds per game.
 
-    The decision threshold is the best one for a first game, which the attacker simulates by itself.
     `step` is called after each game with the number of finished games and the total.
     """
     target.needs_client_unit("asks whether a client took part")

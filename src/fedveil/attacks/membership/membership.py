@@ -1,14 +1,9 @@
 """Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
-The attacker knows the whole job. It has examples, and wants to know which were trained on. Its
-reference models come from the same job, run on random halves of these examples under the same
-protection. Every threshold is chosen on the reference models, whose training examples the attacker
-knows.
-
-For a job, the attack first trains on a random half of the training examples. The examples in this
-half are the members, the others the non-members. A finished run is attacked without retraining: its
-training examples are the members, its test examples are non-members. The references are trained on
-random halves of both together.
+The attacker knows the whole job. Its reference models come from the same job, run on random halves
+of the examples to test under the same protection. For a job, the attack first trains on a random
+half of the training examples: the members. The others are the non-members. For a finished run, its
+training examples are the members, its test examples the non-members.
 """
 
 from __future__ import annotations
@@ -77,9 +72,8 @@ class Case:
     """The attacked model, the examples that it was trained on, and the attacker's reference models.
 
     `pool` has all examples to test, and `members` marks those that `model` was trained on. `target`
-    is the job with these members as its data, and with the weights at the start of the attacked
-    round. `other` is the same job on the training examples of the first reference model, on which
-    the attacker practises.
+    is the job with these members, and with the weights at the start of the attacked round. `other`
+    is the same job on the training examples of the first reference model.
     """
 
     pool: Pool
@@ -130,10 +124,9 @@ class Case:
         return found
 
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
-        """Return the metrics of the attacks on the reports of at most `most` clients in one round.
+        """Return the metrics of the attacks on the reports of at most `most` clients in a round.
 
-        The second result is True if reports reveal nothing by themselves, so that the attacks are
-        on their sum.
+        Also returns True if reports reveal nothing, so that their sum is attacked.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

@@ -52,9 +52,7 @@ class References:
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
         """Return a quantity's mean for each example, and one standard deviation for all examples.
 
-        Both are over the models that were not trained on an example. `of` computes the quantity,
-        such as the loss, for all examples from a model's answers. The standard deviation is 1 if
-        there are too few models to estimate it.
+        Both are over the models that were not trained on an example. `of` computes the quantity.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -63,10 +61,9 @@ class References:
         """Return the mean and standard deviation of a quantity for each example.
 
         If `member`, they are taken over the models that were trained on the example, otherwise over
-        the other models. `of` computes the quantity from a model's answers. With few references,
-        all examples have the same standard deviation (see `outside`). With 16 or more, an example's
-        variance is the mean of its own variance and the common one, weighted by their degrees of
-        freedom (Smyth 2004, "moderated" variances).
+        the others. `of` computes the quantity. With few references, all examples have the same
+        standard deviation. Otherwise an example's own variance is shrunk to the common one (Smyth
+        2004).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -85,9 +82,7 @@ class References:
     ) -> tuple[Float64s, float, Float64s]:
         """Return each example's mean of a quantity, one standard deviation, and sums of squares.
 
-        `of` computes the quantity from a model's answers. Example i uses the models r with
-        `given[r, i]`. The standard deviation is around the means, over all examples together. The
-        third result is each example's sum of squared differences from its mean.
+        Example i uses the models r with `given[r, i]`.
         """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
@@ -104,8 +99,8 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
     """Draw a random half of the examples as training data for each of an even number of models.
 
-    Returns a mask [models, examples]. The models form pairs with complementary halves, so every
-    example is in the training data of exactly half of the models.
+    Returns a mask [models, examples]. Every example is in exactly half of the models' training
+    data.
     """
     if integer("models", models, 2) % 2:
         raise InvalidValue(f"models = {models} is odd, an even number is needed")
@@ -119,8 +114,7 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method` that separates the reference models' members best.
 
-    Each reference model is attacked with the help of the other ones. The threshold does not depend
-    on the scores of the attacked model, so its measured accuracy is unbiased.
+    The attacked model's scores are not used, so the accuracy that is measured on them is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

@@ -1,8 +1,6 @@
 """Membership scores of examples, computed from one client's report.
 
-The attacker knows the weights at the start of the round, its reading of the report, and the
-examples to test. It needs no model of its own. A larger score means that the client is likelier to
-have trained on the example.
+A larger score means that the client is likelier to have trained on the example.
 """
 
 from __future__ import annotations
@@ -36,12 +34,11 @@ class ReportScores:
         self._weights = weights
 
     def along(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return each example's score: the rate at which its loss falls along the estimated update.
+        """Return the rate at which each example's loss falls along the estimated update.
 
-        `x` and `y` are the examples and their labels. The score is the inner product of the
-        example's negative gradient with the attacker's estimate of the update. The estimate is
-        weighted by the reliability of its entries (`Reading.weight`) and scaled to norm 1. The
-        score needs only the update's direction. An empty report scores 0.
+        The rate is the inner product of the example's negative gradient with the estimate. The
+        estimate is weighted by the reliability of its entries and scaled to norm 1. An empty report
+        scores 0.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -52,10 +49,9 @@ class ReportScores:
         return self._of_batches(x, y, lambda losses: -jvp(losses, (start,), (direction,))[1])
 
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
-        """Return each example's score: the fall of its loss if the estimated update is applied.
+        """Return the fall of each example's loss if the estimated update is applied.
 
-        `reading` is the attacker's estimate of the update. It must include the update's size, not
-        just its direction. `x` and `y` are the examples and their labels. An empty report scores 0.
+        `reading` must include the update's size, not just its direction. An empty report scores 0.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -107,10 +103,8 @@ class Round:
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
         """Return the scores of the examples that clients trained on, and those of `strangers`.
 
-        `score` computes the scores of examples from the estimate of an update. Row numbers refer to
-        the examples `x` and labels `y`. An example's mean score under the other clients' reports is
-        subtracted from its score. Those clients did not train on it, so this mean measures how
-        difficult the example is.
+        `score` computes the scores of examples from the estimate of an update. An example's mean
+        score under the other clients' reports is subtracted from its score.
         """
         members, others = [], []
         for i, (held, strangers) in enumerate(zip(self.held, self.strangers, strict=True)):

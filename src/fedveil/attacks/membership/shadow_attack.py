@@ -1,8 +1,6 @@
 """Shadow models: reference models on whose outputs the attacker trains a classifier of members.
 
-Source: Shokri et al. 2017, "Membership inference attacks against machine learning models". Each
-class has a classifier of its own: a logistic regression on the largest log-probabilities, the
-log-probability of the true class, and its margin.
+Source: Shokri et al. 2017, "Membership inference attacks against machine learning models".
 """
 
 from __future__ import annotations
@@ -21,11 +19,7 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of being a member, by the classifier of its class.
-
-    The classifiers are trained on the answers of the reference models, whose members are known. A
-    class with too few examples is judged by a classifier that is trained on all classes.
-    """
+    """Return each example's log-odds of being a member, by the classifier of its class."""
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)
@@ -42,8 +36,6 @@ def shadow_attack(answers: Answers, references: References) -> Float64s:
 
 
 class _Scale:
-    """Standardises columns: the attack classifier's training data gets mean 0 and deviation 1."""
-
     def __init__(self, columns: Float64s) -> None:
         bounded = np.maximum(columns, _LEAST)
         self._mean, self._deviation = bounded.mean(axis=0), bounded.std(axis=0)

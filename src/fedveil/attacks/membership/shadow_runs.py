@@ -56,8 +56,7 @@ class Pool:
     def target(self, target: Target, rows: Int64s, seed: int) -> Target:
         """Copy the target with the pool's `rows` as training examples, distributed to clients anew.
 
-        If there are fewer rows than clients, each row gets a client of its own. `seed` replaces the
-        seed of the job.
+        `seed` replaces the seed of the job.
         """
         owners = None if self.owners is None else owner_codes(self.owners[rows])
         train = Examples(self.x[rows], self.y[rows])
@@ -77,10 +76,7 @@ class Pool:
 
 
 def rehearse(target: Target) -> nn.Module:
-    """Run the target's job in this process, under its protection, and return the final model.
-
-    Clients that train in native code use all cores. The run folder is deleted.
-    """
+    """Run the target's job in this process, under its protection, and return the final model."""
     data = target.job.model_dump()
     data["simulation"]["workers"] = "auto" if target.trains_natively else 0
     data["record"] = {"tensorboard": False, "page": False}
@@ -99,8 +95,7 @@ def play_round(
 
     At most `most` clients take part, or more if the protection needs them. `rows[i]` is the row in
     the pool of the target's training example i. `strangers` are rows that no client trains on. Each
-    client is tested with some of these, at most as many as it has examples, and no two clients with
-    the same stranger. If reports reveal nothing, the attacker uses their mean instead.
+    client is tested with some of these.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

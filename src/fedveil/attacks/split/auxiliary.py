@@ -1,8 +1,6 @@
 """Inversion with public examples: a trained network maps outputs of a part back to its inputs.
 
-The attacker has examples of the same kind, and the output of the attacked part ("the bottom") for
-each. It may have queried the attacked part, or own a similar one. It needs neither weights nor
-architecture.
+The attacker has public examples, and the attacked part's output for each.
 """
 
 from __future__ import annotations
@@ -34,11 +32,9 @@ def invert(
     """Reconstruct examples [examples, *shape] from the evidence, by a network trained for it.
 
     `public`, [n, *shape], are the attacker's examples, and `outputs`, [n, *output], the attacked
-    part's outputs for them before any protection. Every training step draws new noisy reports of
-    them, with the evidence's flip probability and number of reports. The network is the best linear
-    map plus a small dense network that corrects it, which is trained for `steps` steps at learning
-    rate `lr`. Every eighth public example is held out to decide how much of the correction is used,
-    if any. `tell` is called with the steps done and their total.
+    part's outputs for them before any protection. The network is the best linear map plus a small
+    dense network that corrects it, which is trained for `steps` steps at learning rate `lr`. `tell`
+    is called with the steps done and their total.
     """
     seen, inputs = _standing(evidence, outputs), public.flatten(1)
     held = torch.arange(len(public)) % 8 == 7
@@ -59,10 +55,6 @@ def invert(
 
 
 def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
-    """Return the expectation of a report of `outputs`, the attacked part's true outputs.
-
-    Without protection it is `outputs`. Under EmbeddingDP it is the probability that each bit is 1.
-    """
     flat = outputs.detach().flatten(1)
     if evidence.lie is None:
         return flat
@@ -70,10 +62,7 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`.
-
-    Without protection the result is `seen`.
-    """
+    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`."""
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
@@ -81,8 +70,6 @@ def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -
 
 
 class _Linear:
-    """Ridge regression: the best linear map from noisy reports to inputs."""
-
     def __init__(
         self, centre: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, weights: torch.Tensor
     ) -> None:
@@ -122,8 +109,7 @@ def _trained(
 ) -> nn.Module:
     """Train a dense network to predict the error of the map `linear`.
 
-    `inputs` are public examples, and `seen` the expectations of their reports. Every step draws new
-    reports with these expectations, and the network learns inputs - linear(reports).
+    `seen` are the expectations of the reports of `inputs`, the public examples.
     """
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)

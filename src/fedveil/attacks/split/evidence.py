@@ -21,7 +21,7 @@ class Evidence:
 
     `mean` is the mean report of each example, [examples, *output], over `reports` reports. If all
     reports of an example are identical, they count as one. `lie` is the probability with which a
-    bit was flipped, or None if the outputs were sent without protection.
+    bit was flipped, or None without protection.
     """
 
     mean: torch.Tensor
@@ -50,10 +50,9 @@ class Evidence:
         The misfit is -ln Pr[the reports | outputs], up to a constant, under a model of the reports:
 
         - Outputs sent without protection have a small Gaussian error.
-        - An EmbeddingDP bit says whether its output is positive. The model smooths this step into
-          a slope of width `slope`, so that the misfit has a gradient: the bit is 1 with a
-          probability that rises from 0 to 1 along the slope. The bit is drawn once, and each report
-          flips it independently with probability `lie`. If `lie` is 1/2, all outputs fit equally.
+        - An EmbeddingDP bit says if its output is positive. The model smooths this step: the bit is
+          1 with a probability that rises from 0 to 1 along a slope of width `slope`. The bit is
+          drawn once, and each report flips it independently with probability `lie`.
         """
         if self.lie is None:
             error = (outputs - self.mean) / (_ERROR * self.spread)

@@ -1,7 +1,6 @@
 """Priors: distributions of examples that an attacker assumes before it sees any report.
 
-A prior maps vectors of free numbers, which a search can change, to examples. It also gives each
-vector's cost: -ln of its density.
+A prior maps vectors of free numbers, which a search can change, to examples.
 """
 
 from __future__ import annotations

@@ -2,12 +2,7 @@
 
 Four attackers get the same reports. In addition, each knows one of the following: the part's
 architecture (`unsplit`), its weights (`known bottom`), its weights and public examples (`both`), or
-public examples and the part's output for each (`public examples`). The held-out examples serve as
-public ones.
-
-For a table with words beside numbers, the attack reconstructs the inputs of the dense layers:
-numbers and word vectors. An attacker that has the table of word vectors replaces each reconstructed
-vector by the word whose vector is nearest.
+public examples and the part's output for each (`public examples`).
 """
 
 from __future__ import annotations
@@ -98,7 +93,7 @@ class Aim:
 
     @cached_property
     def truth(self) -> torch.Tensor:
-        """Return the examples to reconstruct: the part's inputs for the first training examples."""
+        """The examples to reconstruct: the part's inputs for the first training examples."""
         most = by_effort(self.effort, 16, 64, 256) * (1 if self.images else 8)
         return self._read("train", most)
 
@@ -113,16 +108,16 @@ class Aim:
 
     @property
     def reports(self) -> int:
-        """Return the number of reports of each example that the attack averages."""
+        """The number of reports of each example that the attack averages."""
         privacy = self.part.privacy
         drawn = privacy is not None and privacy.eps is not None and not privacy.reuse
         return AVERAGED if drawn else 1
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """Return the reports to attack: one per example, and several if each has new noise.
+        """The reports to attack: one per example, and several if each has new noise.
 
-        The keys end the metrics' names: "" for one report, and, for example, ", 10 reports".
+        The keys end the metrics' names, such as ", 10 reports".
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
@@ -206,7 +201,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """Return the number of inputs before the word vectors, or None if there are no words."""
+        """The number of inputs before the word vectors, or None if there are no words."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -227,11 +222,7 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """Return the median over features of the correlation between found and true values.
-
-    The chance level is 0. A feature whose found values are constant counts as 0. Features that are
-    equal in all examples are left out.
-    """
+    """Return the median over features of the correlation between found and true values."""
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
     size, other = real.norm(dim=0), made.norm(dim=0)
@@ -241,12 +232,7 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return the parts whose inputs this attack can reconstruct.
-
-    Such a part sends its output to another party, and does not read the output of other parts. It
-    reads one column of numbers or, in a `Deep` part, numbers and words. Raises `AttackImpossible`
-    if there is no such part.
-    """
+    """Return the parts that this attack can reconstruct. Raises `AttackImpossible` without any."""
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:
@@ -274,9 +260,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress of several inversions: `before` of `total` are complete.
-
-    The current one, named `what`, has done `done` of `of` steps. Each inversion counts as 100
-    steps.
-    """
+    """Report progress of several inversions, of which each counts as 100 steps."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -89,7 +89,7 @@ class _Begun:
 
     `windows` has the gradients' directions, with one window for each group of consecutive steps.
     `norms` is the sum of each example's gradient lengths over the steps, and `true` its true label.
-    `added` has the two summaries that `_added` returns, each [examples, values].
+    `added` is the result of `_added`.
     """
 
     windows: list[Window]
@@ -102,8 +102,8 @@ class _Begun:
 class _Follower:
     """The follower that attacks: it receives gradients, and tries to infer the labels from them.
 
-    `parts` are its parts that receive gradients. `true` are the labels before LabelDP, used to
-    score the attack. `eps` is LabelDP's epsilon, which the attacker knows, or None without LabelDP.
+    `parts` are its parts that receive gradients. `true` are the labels before LabelDP. `eps` is
+    LabelDP's epsilon, which the attacker knows, or None without LabelDP.
     """
 
     target: SplitTarget
@@ -138,11 +138,7 @@ class _Follower:
         return np.bincount(self.true, minlength=self.classes) / len(self.true)
 
     def looks(self, crossed: Crossed, examples: int) -> list[Float64s]:
-        """Return the gradients that the follower received in a step, one array per part.
-
-        Each array is [examples, values]. `crossed` holds the step's messages. If the follower
-        received no gradient, the result is one array of zeros with `examples` rows.
-        """
+        """Return the received gradients of a step: an array [examples, values] for each part."""
         found = [crossed.gradients[part].flatten(1).double().numpy() for part in self.parts]
         return found or [np.zeros((examples, 1))]
 
@@ -167,9 +163,7 @@ class _Follower:
     def guesses(self, run: _Begun, known: Int64s) -> Int64s:
         """Guess each example's class from gradient directions and the labels at indices `known`.
 
-        `run` is what the follower has received. Under LabelDP, training may have used other labels
-        than the known ones. Then the examples are clustered first, and the known labels only name
-        the clusters.
+        Under LabelDP, the examples are clustered, and the known labels only name the clusters.
         """
         if self.eps is not None:
             return self.blind(run, known)
@@ -178,10 +172,7 @@ class _Follower:
         return decided(scores, int(self.shares.argmax()))
 
     def blind(self, run: _Begun, known: Int64s) -> Int64s:
-        """Guess the classes of the examples in `run` by clustering them.
-
-        The labels of the examples at indices `known` only name the clusters.
-        """
+        """Guess the classes by clustering. The labels at indices `known` only name the clusters."""
         groups = partition(run.windows, len(run.true), self.classes)
         told = named(groups, known, run.true[known], self.classes)
         found = true_of(told, self.eps, self.shares)
@@ -189,16 +180,11 @@ class _Follower:
         return found
 
     def share(self, name: str, guesses: Int64s, true: Int64s, of: Int64s) -> Measured:
-        """Return the share of right `guesses` among the examples at indices `of`.
-
-        `true` are the true labels. The chance level is that of always guessing the commonest class.
-        """
         common = float((true[of] == self.shares.argmax()).mean())
         return share(name, int((guesses[of] == true[of]).sum()), len(of), guess=common)
 
 
 def _first_step(follower: _Follower, batches: int, watch: Watch) -> Measured:
-    """Return the share of labels inferred from the first step, over `batches` random batches."""
     size = follower.target.job.batch_size
     drawn = Seeded(0, "first step").generator()
     guesses, truth, judged, before = [], [], [], 0
@@ -223,11 +209,8 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
-    `sum` is the sum of the gradients: noise that is drawn anew in each step averages out. `change`
-    is the mean over the later half of the steps minus the mean over the earlier half: noise that
-    stays the same in all steps cancels. `came[s]` are the examples of step s, and `looks[s]` their
-    gradients, with an array for each part. Each array is first divided by the root mean square
-    length of its rows, and the parts are concatenated.
+    In `sum`, noise that is drawn anew averages out. In `change`, the mean over the later half of
+    the steps minus the mean over the earlier half, constant noise cancels.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))
@@ -243,11 +226,9 @@ def _added(
 
 
 def _separated(name: str, rows: Float64s, rare: Bools) -> Measured:
-    """Return the AUC with which a projection of `rows` separates examples of the rarer class.
+    """Return the AUC with which the first singular vector of `rows` separates the `rare` examples.
 
-    `rare` marks these examples. Each row is projected on the first right singular vector of all
-    rows. The vector's sign is arbitrary, so the better of both signs counts, and the AUC is at
-    least 1/2. `name` names the metric.
+    The better of the vector's two signs counts, so the AUC is at least 1/2.
     """
     scores = by_sign(rows)
     found = area(name, scores[rare], scores[~rare])

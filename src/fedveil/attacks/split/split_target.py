@@ -117,10 +117,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the first transfer of the split model that sends a part's output to another party.
-
-        Raises `AttackImpossible` if there is none.
-        """
+        """Return the first crossing of a part's output. Raises `AttackImpossible` without any."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -130,9 +127,7 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """Return the ledger's epsilon for an example whose output of `part` was sent `reports`
-        times.
-        """
+        """Return the ledger's epsilon for an example whose output of `part` is sent repeatedly."""
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
@@ -142,10 +137,9 @@ class SplitTarget:
     def crossed(self, positions: Positions, step: int = 1) -> Crossed:
         """Run one step on the training examples at `positions`, and return its messages.
 
-        The parties work on copies of their parts, so the target's weights stay unchanged. Another
-        `step` draws other noise. With the initial weights and `step` 1, these are exactly the
-        messages of the run's first step on the same examples. Under `reuse` an example's first
-        report is repeated.
+        The target's weights stay unchanged. Another `step` draws other noise. With the initial
+        weights and `step` 1, these are exactly the messages of the run's first step on the same
+        examples.
         """
         return self._step(self._parties(), positions, step)
 
@@ -178,17 +172,15 @@ class SplitTarget:
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
         """Return a part's output as another party receives it: [reports, examples, *output].
 
-        The examples are the training examples at `positions`. Each of the `reports` has new noise,
-        unless the job reuses the first report.
+        Each of the `reports` has new noise, unless the job reuses the first report.
         """
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient of the loss in a part's output, as its owner receives it.
+        """Return the gradient of the loss in a part's output, [examples, *output].
 
-        It is [examples, *output], for the training examples at `positions`. Raises
-        `AttackImpossible` if the owner receives none.
+        Raises `AttackImpossible` if the part's owner receives none.
         """
         gradients = self.crossed(positions).gradients
         if part not in gradients:
@@ -254,10 +246,7 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run one party's side of an exchange of messages, and return its result.
-
-    Every message that the party sends is appended to `heard`, with the party's name.
-    """
+    """Run one party's side of an exchange, and append every message that it sends to `heard`."""
     answer: Message | None = None
     while True:
         try:

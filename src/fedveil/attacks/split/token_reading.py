@@ -2,8 +2,7 @@
 
 The leader's embedding layer sends a vector for each token, as numbers or as EmbeddingDP's bits. The
 gradient that the middle layers' owner receives depends on the next token. The attacker has a table
-of the words' vectors: the leader's own (a shared seed reveals it), an older copy, or one estimated
-from messages whose text it knows. It may also have text of the same kind.
+of the words' vectors.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ def lie(eps: float | None) -> float:
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
     """Return, for each vector in `sent`, the index of the nearest row of the table `known`.
 
-    `sent` is [tokens, values], and `known` is [words, values]. If EmbeddingDP's bits were sent, the
-    table must have bits too. Ties go to the first row.
+    `sent` is [tokens, values], and `known` is [words, values]. Ties go to the first row.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)
@@ -40,12 +38,9 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """Return the probability that EmbeddingDP with the parameter `eps` sends a 1 for each of
-    `values`.
+    """Return the probability that EmbeddingDP with parameter `eps` sends a 1 for each of `values`.
 
-    `values` are the attacker's estimates of the numbers to send. `blur` is the standard deviation
-    of their error, for example if they come from an older table. A large error makes the bit of a
-    value near 0 uncertain. With `blur` 0 the values are exact.
+    `values` are the attacker's estimates, whose errors have the standard deviation `blur`.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -71,8 +66,8 @@ def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64
 def number_likelihood(sent: Float64s, known: Float64s, blur: float) -> Float64s:
     """Return ln Pr[sent vector | word] plus a constant, [tokens, words].
 
-    `sent`, [tokens, values], are the received vectors, and `known`, [words, values], the words'
-    vectors. Errors are assumed normal, with standard deviation `blur` in every entry.
+    `sent` is [tokens, values], and `known`, [words, values], are the words' vectors. Errors are
+    normal with standard deviation `blur`.
     """
     squares = (known**2).sum(axis=1) - 2 * (sent @ known.T) + (sent**2).sum(axis=1, keepdims=True)
     found: Float64s = squares / (-2 * positive("blur", blur) ** 2)
@@ -84,12 +79,8 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
 
     `sent`, [tokens, values], has a message for each token of the text: numbers, or EmbeddingDP's
     bits. `tokens` are the indices of these words in the vocabulary, and `words` is its size.
-    Returns an estimated vector for each word, and the number of times that the word occurs.
-
-    A word's vector is the mean of its messages and of one extra message, the mean of all messages.
-    So a word that never occurs gets the mean of all messages. If the messages are bits, the extra
-    message keeps every entry of a vector strictly between 0 and 1, unless all messages have the
-    same bit there.
+    Returns an estimated vector for each word, and the number of times that the word occurs. A word
+    that never occurs gets the mean of all messages.
     """
     counts: Int64s = np.bincount(tokens, minlength=words).astype(np.int64)
     sums = np.zeros((words, sent.shape[1]))
@@ -109,8 +100,7 @@ class Habits:
     def of(cls, tokens: Int64s, words: int) -> Habits:
         """Count the words in a text, and how often each word follows each other word.
 
-        `words` is the size of the vocabulary. After a word, another word that never followed it in
-        the text gets a probability proportional to its overall frequency.
+        `words` is the size of the vocabulary.
         """
         single = np.bincount(tokens, minlength=words) + 1.0
         single /= single.sum()
@@ -124,8 +114,7 @@ class Habits:
         """Return the probability of each word at each position, given all reports of the text.
 
         `likelihood` is ln Pr[reports at a position | word]. This array and the result are [texts,
-        length, words]. The text is modelled as a Markov chain with this object's frequencies, and
-        the forward-backward algorithm computes the posterior.
+        length, words].
         """
         seen = np.exp(likelihood - likelihood.max(axis=2, keepdims=True))
         forward, backward = np.empty_like(seen), np.empty_like(seen)
@@ -144,8 +133,7 @@ class Habits:
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
     """Return the likeliest word at each position, [texts, length].
 
-    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word]. `habits` are the
-    statistics of similar text, which are then taken into account too.
+    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word].
     """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
@@ -157,9 +145,7 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
 
     `gradients` is [positions, values]. `hidden`, of the same shape, is that input. The head's
     scores are its inner products with the rows of `word`, and the loss is the mean cross-entropy
-    over `tokens` tokens. So tokens · gradient is the mean of the rows, weighted by their
-    probabilities, minus the next token's row. The attacker computes this mean and subtracts tokens
-    · gradient. The nearest row is the next token.
+    over `tokens` tokens.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)

@@ -75,10 +75,6 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
 
 def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
-    """Return the tokens that attackers recover from the vectors in `read`, by the attacker's name.
-
-    One attacker estimates a table of word vectors from the messages `pairs`, whose text it knows.
-    """
     known, habits = (cut.word, cut.position), Habits.of(cut.aside, cut.shape[0])
     alone = cut.likelihood(read.first, 1, *known)
     privacy = cut.target.crossing(cut.part).privacy
@@ -99,10 +95,6 @@ def _from_vectors(cut: _Cut, read: _Heard, pairs: _Heard) -> dict[str, Int64s]:
 
 
 def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
-    """Return the next tokens that attackers recover from the gradients in `read`.
-
-    The keys are the attackers' names. The result is empty if the follower received no gradients.
-    """
     if read.returned is None:
         return {}
     found = {
@@ -119,9 +111,8 @@ class _Cut:
     """A language model that is cut after its embedding layer and before its last layer.
 
     `part` is the leader's embedding layer, and `party` the follower that receives its output.
-    `back` is the follower's part, whose output goes back to the leader, or "nothing". `column`
-    names the column of tokens, `embedding` holds the leader's tables, and `aside` the tokens of
-    held-out text.
+    `back` is the follower's part that answers the leader, or "nothing". `column` names the column
+    of tokens, `embedding` holds the leader's tables, and `aside` the tokens of held-out text.
     """
 
     target: SplitTarget
@@ -180,17 +171,13 @@ class _Cut:
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """Return the word and position tables before training, made again from the job's seed."""
+        """The word and position tables before training, made again from the job's seed."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the words whose vectors are nearest to the sent ones.
-
-        A token's vector is the sum of its word's row in `word` and its position's row in
-        `position`.
-        """
+        """Return the words whose vectors, from the tables `word` and `position`, are nearest."""
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -202,7 +189,7 @@ class _Cut:
     ) -> Float64s:
         """Return ln Pr[reports | word] at each position. `sent` holds sums of `reports` reports.
 
-        `word` and `position` are tables of vectors, whose errors have standard deviation `blur`.
+        `blur` is the standard deviation of the errors in the tables `word` and `position`.
         """
         spread = (blur or 1e-3 * float(word.std())) / math.sqrt(reports)
         found = np.empty((*sent.shape[:2], len(word)))
@@ -216,10 +203,6 @@ class _Cut:
         return found
 
     def by_text(self, pairs: _Heard, sent: Float64s) -> Int64s:
-        """Return the words whose reports are `sent`, recovered with a table of word vectors.
-
-        The table is estimated from the messages `pairs`, whose text the attacker knows.
-        """
         flat = pairs.first.reshape(-1, pairs.first.shape[-1])
         table, _ = learnt(flat, pairs.truth.reshape(-1), self.shape[0])
         given = sent.reshape(-1, sent.shape[-1])
@@ -234,7 +217,7 @@ class _Heard:
 
     `first` is the first report of each token's vector, and `together` the sum of all its reports.
     `returned` has the gradients that the follower received and its outputs to which they belong, or
-    is None if it received none. `truth` are the tokens, and `following` the tokens that come next.
+    is None without any. `truth` are the tokens, and `following` the tokens that come next.
     """
 
     first: Float64s

@@ -1,8 +1,8 @@
 """UnSplit: finds inputs and a model part that fit the reports, knowing only the architecture.
 
 Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
-and label inference attacks against split learning, 2022, algorithm 1. Added here: several starts,
-of which the best is continued, and falling learning rates.
+and label inference attacks against split learning, 2022, algorithm 1. Added here: several starts
+and falling learning rates.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ def invert(
     """Find inputs and a model part that fit the evidence, by optimising one and then the other.
 
     The inputs are [examples, *shape], with values from `low` to `high`. `make(number)` returns a
-    part of the right architecture with other initial weights for every number. `starts` parts are
-    each improved for a third of `rounds` rounds, and the best of them for `rounds` more. Of two
-    solutions that fit equally (such as an image and its negative), the darker and smoother is
-    chosen, as in the source. `tell` is called in every round.
+    part of the right architecture with other initial weights for every number. The best of `starts`
+    parts is improved for `rounds` rounds. `tell` is called in every round.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds
@@ -75,8 +73,6 @@ def _told(tell: Step, first: int, total: int, done: int) -> None:
 
 
 class _Pair:
-    """Candidate inputs and a candidate model part, which are improved in turn."""
-
     def __init__(
         self, bottom: nn.Module, numbers: torch.Tensor, evidence: Evidence, low: float, high: float
     ) -> None:
@@ -113,7 +109,6 @@ class _Pair:
             self.cost = self.misfit + float(self._unlikely())
 
     def _fit(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the misfit of the part's outputs for `inputs`, relative to blind guessing."""
         outputs = self.bottom(inputs)
         slope = max(_SLOPE * float(outputs.detach().std(correction=0)), 1e-12)
         return self._evidence.misfit(outputs, slope).mean() / self._scale
@@ -127,10 +122,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the mean misfit of an attacker who knows nothing about the single outputs.
-
-    It guesses the mean of all numbers or, for bits, probability 1/2 each.
-    """
+    """Return the mean misfit of guessing: the mean of all numbers, or probability 1/2 for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

@@ -1,8 +1,7 @@
 """Inversion with known weights: finds likely examples whose outputs fit the reports.
 
-The attacker has the model part ("bottom") with its weights. If the job runs in one process, a
-leader can compute a follower's initial weights from the job's seed. Between machines every party
-has a seed of its own.
+If the job runs in one process, its seed determines all initial weights. Between machines, every
+party has a seed of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ def invert(
 ) -> torch.Tensor:
     """Return the most likely examples, [examples, *shape], given the evidence and the prior.
 
-    `bottom` maps examples to outputs. Adam optimises the prior's free numbers, which determine the
-    examples. It begins at the prior's start, and its learning rate falls to 0. Without evidence the
-    result is the prior's most likely examples. `tell` is called after each of the `steps` steps.
+    `bottom` maps examples to outputs. Without evidence the result is the prior's most likely
+    examples. `tell` is called after each of the `steps` steps of Adam.
     """
     numbers = prior.start(len(evidence.mean))
     with torch.no_grad():

@@ -1,15 +1,13 @@
 """The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022): every row of a linear layer measures one statistic of an
-example, and row j responds only to examples whose statistic lies in its cell. The weight gradient
-of a row is then the sum of delta * x over its cell's examples, its bias gradient the sum of delta.
-For an example that is alone in its cell, their quotient is the example, exactly.
+Fowl et al., "Robbing the Fed" (2022). A row of the layer responds to examples with a statistic in
+the row's cell. So the row's gradients are sums over the cell's examples: of delta * x for the
+weights, and of delta for the bias. For an example that is alone in its cell, their quotient is the
+example, exactly.
 
-Two forms. `relu`: a row responds to all statistics above its threshold, and a cell is the
-difference of two neighbouring rows. It needs only a Linear followed by a ReLU, and one local step.
-`window`: a row responds only between two bounds (Hardtanh). The following layer is so strong that
-the first step that touches a row always moves it out of its window. The row then keeps its value
-through all further steps of a client.
+With the form `relu`, a row responds to all statistics above its threshold, and a cell is the
+difference of two rows. This form needs a single local step. With `window`, a row responds only
+between two bounds, and keeps its value through all further steps of a client.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Cells:
 
     A cell is a neuron with the examples x that activate it. delta is the loss's derivative at that
     neuron. `known` marks the entries of `weights` that were reported. `noise` is the standard
-    deviation of the noise in such an entry, estimated from the cells that contain no example.
+    deviation of the noise in such an entry.
     """
 
     weights: Float64s
@@ -53,8 +51,7 @@ class Imprint:
     """A layer that sorts examples into cells by statistics, so that its gradient reveals them.
 
     `directions`, [statistics, features], compute the statistics of an example. Each row of `edges`
-    holds the ascending bounds of one statistic's cells, one more than there are cells. No example
-    can fall into the last cell, which measures the noise.
+    holds the ascending bounds of one statistic's cells, of which the last stays empty.
     """
 
     directions: Float64s
@@ -72,11 +69,9 @@ class Imprint:
     ) -> Imprint:
         """Create an imprint from `public`, examples that resemble those of the clients.
 
-        It measures `statistics` numbers of an example. The first is the mean of all features. Each
-        further one is a random combination of them, drawn from `rng`. Each statistic has `cells`
-        cells, into which equally many of the `public` examples fall, and one more cell that stays
-        empty. `form` says when a neuron responds to a statistic: above a threshold (`relu`), or
-        between two bounds (`window`).
+        The first of its `statistics` is the mean of all features. Each further one is a random
+        combination of the features, drawn from `rng`. Each statistic has `cells` cells, into which
+        equally many of the `public` examples fall, and one more cell that stays empty.
         """
         integer("cells", cells, 1)
         flat = public.reshape(len(public), -1).astype(np.float64)
@@ -94,7 +89,7 @@ class Imprint:
 
     @property
     def cells(self) -> int:
-        """Return the number of cells of each statistic, including the one that stays empty."""
+        """The number of cells of each statistic, including the cell that stays empty."""
         return int(self.edges.shape[1]) - 1
 
     @property
@@ -118,10 +113,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return the layer's weights [rows, features], and its biases.
-
-        They are scaled so that the activation of a neuron is at most about `whisper`.
-        """
+        """Return weights [rows, features] and biases, with activations up to about `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -135,9 +127,9 @@ class Imprint:
     def model(self, classes: int, gain: float) -> nn.Sequential:
         """Return a classifier that consists of this layer, an activation and an output layer.
 
-        It takes examples of any shape. The output layer's weights are `gain` or -`gain`. In a local
-        step with learning rate lr on a batch of b examples, an example changes the bias of each
-        neuron that it activates by about gain * lr / b.
+        The output layer's weights are `gain` or -`gain`. In a local step with learning rate lr on a
+        batch of b examples, an example changes the bias of each neuron that it activates by about
+        gain * lr / b.
         """
         features = self.directions.shape[1]
         first, readout = nn.Linear(features, self.rows), nn.Linear(self.rows, classes)
@@ -154,10 +146,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return the sums of delta * x and of delta in each cell.
-
-        `reading` is the attacker's estimate of an update of `model`.
-        """
+        """Return the sums in each cell, from the attacker's estimate of an update of `model`."""
         features = self.directions.shape[1]
         stop = self.rows * features
 
@@ -180,10 +169,7 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return ascending bounds of `cells` cells that each contain equally many of `values`.
-
-    One more bound follows. It closes a cell that no value reaches.
-    """
+    """Return bounds of `cells` cells with equally many of `values`, and of one more empty cell."""
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

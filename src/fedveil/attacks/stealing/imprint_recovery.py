@@ -1,10 +1,8 @@
 """Recovery of examples from one update of an imprint: a client's report, or a cohort's sum.
 
 Secure aggregation only hides which client an example came from, because the layer treats a cohort
-as one batch. Fowl et al. use four cells per example. Here a layer may measure several statistics.
-An example that is alone in one cell is subtracted from its cells of the other statistics, so each
-of these then holds one example fewer. As in an invertible Bloom filter, three statistics need about
-1.5 cells for each example.
+as one batch. An example that is alone in one cell is subtracted from its cells of the other
+statistics, so each of these then holds one example fewer.
 
 Every client receives the same model. The attack of Zhao et al. ("LOKI", 2023) instead sends a
 different model to each client. It fails under fedveil's masks (docs/secure-aggregation.md).
@@ -32,19 +30,14 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the number of cells that each statistic needs to recover `examples` examples.
-
-    One statistic needs 4 per example. Several need 1.6 per example, divided among them. 8 spare
-    cells are added for each statistic.
-    """
+    """Return the number of cells that each statistic needs to recover `examples` examples."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
 def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64s:
     """Return candidate examples, possibly none, from a reported update of the imprint's model.
 
-    `reading` is the attacker's estimate of the update, and `prior` the distribution of public
-    examples.
+    `prior` is the distribution of public examples.
     """
     if reading.empty:
         return np.empty((0, len(prior.mean)))
@@ -60,10 +53,7 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
     """Return the sum of delta over each cell's examples, and the standard error of this estimate.
 
-    delta is the loss's derivative at the cell's neuron, so its sum is the bias's gradient. Under
-    noise, the gradients of the weights give a second and better estimate: their product with the
-    statistic's direction is delta times the statistic. The statistic is known up to the cell's
-    width.
+    delta is the loss's derivative at the cell's neuron.
     """
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
@@ -87,11 +77,7 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the non-empty cells. Returns the examples, and the cells that remain. A cell is
-    taken to hold one example if its delta has the usual size, and if the quotient of its sums lies
-    in the range of values and in the cell. Two examples with deltas of the same sign give twice the
-    usual delta, and two with opposite signs give about 0. For three or more, the quotient is almost
-    always outside the range.
+    `there` marks the non-empty cells. Returns the examples, and the cells that remain.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -129,11 +115,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the indices of the cells that certainly contain `example`.
-
-    The example was found in the cell `cell`, which is always in the result. `noise` is the standard
-    deviation of the noise in its entries.
-    """
+    """Return the cells that certainly contain `example`, in spite of the `noise` in its entries."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)
@@ -144,9 +126,8 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
     """Return a mask of the examples that may lie in the cell given for them.
 
-    `examples[i]` is tested against cell `cells[i]`. `noise` is the standard deviation of the noise
-    in an example's entries. With a negative `noise`, the mask marks only the examples that
-    certainly lie in their cell.
+    `noise` is the standard deviation of the noise in an example's entries. With a negative `noise`,
+    the mask marks only the examples that certainly lie in their cell.
     """
     kind = cells // imprint.cells
     directions = imprint.directions[kind]

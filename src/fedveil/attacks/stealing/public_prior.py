@@ -37,8 +37,7 @@ class PublicLaw:
         """Return denoised examples, with the least mean squared error (Wiener's filter).
 
         Row i of `noisy` is an example, with noise of standard deviation `noise[i]` in every
-        feature. `known` marks the features that the attacker observed. All others are set to the
-        mean of the public examples first.
+        feature. `known` marks the features that the attacker observed, by default all.
         """
         offset = noisy - self.mean
         if known is not None:

@@ -1,7 +1,6 @@
 """`fedveil attack steal`: a server sends a model that makes reports contain examples.
 
-The server follows the protocol and sends every client the same model, whose first layer is an
-imprint. Clients train and report exactly as the job says, under the job's protection.
+The server sends every client the same model. Clients train and report exactly as the job says.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of some originals above their nearest candidates.
-
-        Returns None if the examples have no image `shape`, or if there are no candidates.
-        """
+        """Return a PNG of originals above their nearest candidates, or None without candidates."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]
@@ -131,10 +127,8 @@ def steal(
 ) -> tuple[Loot, Target]:
     """Attack one round of the target's clients. Returns the result, and the target with its model.
 
-    `form` and `statistics` are those of the model's `Imprint`. The attacker first sends a model
-    with enough cells for one client's report. If the reports reveal nothing, it plays the round
-    again with a model that has enough for the sum of the cohort. A real attacker, who knows the
-    job, would send that model at once.
+    `form` and `statistics` are those of the model's `Imprint`. If the reports reveal nothing, the
+    round is played again, with a model that has enough cells for the sum of the cohort.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
@@ -161,9 +155,7 @@ def _played(
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
     """Play a round in which clients train a model with an imprint.
 
-    The imprint has `cells` cells for each of `statistics` statistics, in the given form. Returns
-    the target with this model, the imprint, the attacker's estimates from the reports, and the
-    aggregate.
+    Returns the target, the imprint, the estimates from the reports, and the aggregate.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(

@@ -63,9 +63,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="To find common rows privately, another party tests whether its ids are in the "
-        "--data file. This is the largest number of ids that it may test for this file, in all "
-        "sessions together. Default: alignment.most_ids of the job.",
+        help="The most ids that another party may test against the --data file, in all sessions "
+        "together. The parties find their common rows by such tests. Default: "
+        "alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[

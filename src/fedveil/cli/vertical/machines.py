@@ -34,7 +34,8 @@ MustListen: TypeAlias = Annotated[
 ]
 Connect: TypeAlias = Annotated[str, typer.Option(metavar="HOST:PORT", help="The leader's address.")]
 Resume: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Resume the run in this folder, without JOB, --set or --out.")
+    Path | None,
+    typer.Option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
 ]
 
 
@@ -148,8 +149,7 @@ def look(
 ) -> Session:
     """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    `purpose` tells the followers which command it is. `own` replaces the leader's usual exchange of
-    messages for this command.
+    `purpose` names the command for the followers. `own` replaces the leader's usual exchange.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine

@@ -26,9 +26,8 @@ def opened(
 ) -> dict[str, Scorer]:
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
-    `data` names the parties' files of new rows, as FILE or PARTY=FILE. `tls` is the folder of the
-    certificates, or None. `most_ids` is the number of ids that another party may compare with a
-    file (default: the job's).
+    `data` names the parties' files of new rows, as FILE or PARTY=FILE. `most_ids` is the number of
+    ids that another party may compare with a file (default: the job's).
     """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle
@@ -47,11 +46,9 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the only party of this process.
+    """Return the only party of this process. `leads` is True for the option `--listen`.
 
-    Raises `InvalidValue` if there are several parties, or if the option does not fit the party's
-    role. `leads` is True for the option `--listen`, which is for the leader. Followers need
-    `--connect`.
+    Raises `InvalidValue` for several parties, or if the option does not fit the party's role.
     """
     if len(scorers) > 1:
         raise InvalidValue(
@@ -82,8 +79,7 @@ def source_of(
 ) -> Source:
     """Return the source of the leader's scores.
 
-    Without `listen`, all parties are in this process. Otherwise the followers connect to that
-    address.
+    Followers connect to the address `listen`. If it is None, all parties are in this process.
     """
     from fedveil.vertical.scoring.sources import Apart, Together
 
@@ -106,8 +102,7 @@ def predict_new(
 ) -> object:
     """Score new rows as the leader, as a follower, or as all parties in this process.
 
-    `listen` is the address if this process is the leader, `connect` if it is a follower. The model
-    bundles are in `path`, and `data` names the files of new rows.
+    `listen` is the address if this process is the leader, `connect` if it is a follower.
     """
     from fedveil.vertical.scoring.predicted import ScoreFile
     from fedveil.vertical.scoring.sources import follow

@@ -29,7 +29,7 @@ def run(
     out: arguments.Out = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Resume the run in this folder, without JOB, --set or --out."),
+        typer.Option(help="Resume the run in this folder. Do not give JOB, --set or --out."),
     ] = None,
 ) -> object:
     """Train with all parties in this process (a simulation) and print the metrics."""

@@ -22,7 +22,7 @@ class Place:
 
 
 class Call(ABC):
-    """A method call on a machine, which may still be running."""
+    """A call of a method of a remote machine, which may still be running."""
 
     @abstractmethod
     def result(self) -> Any:
@@ -64,10 +64,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def share(self, value: Any) -> Any:
-        """Return a handle of `value`, to be passed to calls in its place.
-
-        A value with a handle is sent to each machine only once.
-        """
+        """Return a handle of `value` for calls. `value` is sent to each machine only once."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:

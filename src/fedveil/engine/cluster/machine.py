@@ -39,10 +39,9 @@ PROOF = "clients/machines"
 class MachineSetup:
     """Everything that a machine needs at its start.
 
-    `dimension` is the number of entries of an update. `own` are the objects of the calling script
-    (`own_code.packed`). `batch` holds the examples on which `machine_check` trains. If clients keep
-    state, the machine must share the run's folder `run`. To check this, the machine compares
-    `proof` with the content of the file PROOF in that folder.
+    `dimension` is the number of entries of an update. `own` are the objects of the calling script.
+    `batch` holds the examples on which `machine_check` trains. If clients keep a state, the machine
+    must share the run's folder `run`. `proof` is then the content of the file PROOF in that folder.
     """
 
     job: Job
@@ -60,7 +59,7 @@ class MachineSetup:
 
 @dataclass(frozen=True)
 class PackedSetup:
-    """A setup as bytes. Reading its job may need the user's own code, which is unpacked first."""
+    """A `MachineSetup` as bytes, with the user's own code that its job may need."""
 
     sources: bytes
     own: bytes
@@ -86,10 +85,10 @@ class Request:
 class Work:
     """One phase of a round for some of a machine's clients.
 
-    `model` and `context` are those of the round. With `fold` the machine returns the sum of the
-    reports instead of each report. `before` are earlier phases of this round, which a lost machine
-    had already run for these clients. This machine repeats them first. `coming` are examples that
-    the machine does not have yet. The clients `leaving` train on another machine from now on.
+    With `fold` the machine returns the sum of the reports instead of each report. `before` are
+    earlier phases of this round, which the machine repeats for clients of a lost machine. `coming`
+    are examples that the machine does not have yet. The clients `leaving` train on another machine
+    from now on.
     """
 
     context: RoundContext
@@ -107,8 +106,8 @@ class Played:
     `clients` are the clients whose reports were summed, and `half` holds the sum. `columns` has a
     row for each of these clients: the report's size in bytes, and the seconds of training,
     protection and aggregation. `others` are the answers of all other clients. `took_s` is the
-    seconds that the machine needed. `fixed` is True if the machine must restart its worker
-    processes before it can take other clients.
+    machine's time in seconds. `fixed` is True if the machine must restart its worker processes to
+    take other clients.
     """
 
     clients: Sequence[ClientId] = ()
@@ -125,10 +124,7 @@ class Played:
 
 
 class Machine:
-    """The clients of one machine. Methods return a `FedveilError` instead of raising it.
-
-    `name` is the machine's name in messages, and `cores` the number of cores that it may use.
-    """
+    """The clients of one machine. Methods return a `FedveilError` instead of raising it."""
 
     def __init__(self, packed: PackedSetup, name: str, cores: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="fedveil-") if packed.sources else ".")
@@ -162,11 +158,7 @@ class Machine:
         self._renew()
 
     def play(self, work: Work, model: Float32s) -> Played | FedveilError:
-        """Run one phase of a round for this machine's clients, and return their answers.
-
-        Returns an error of fedveil instead of raising it. `model` is the vector that the server
-        sends in this round.
-        """
+        """Run one phase of a round for this machine's clients, on the server's vector `model`."""
         began = time.perf_counter()
         if work.leaving:
             self._shards.drop(work.leaving)
@@ -232,10 +224,7 @@ class Machine:
         return self._executor
 
     def _renew(self) -> None:
-        """Close the worker processes, whose copies of the examples are outdated.
-
-        The next phase starts new ones.
-        """
+        """Close the worker processes, whose copies of the examples are outdated."""
         if isinstance(self._executor, WorkerPool):
             self._executor.close()
             self._executor = None
@@ -251,7 +240,6 @@ def _messages(request: Request) -> Mapping[ClientId, Message]:
 
 
 def _lasting(answer: Answer) -> Answer:
-    """Return the answer with a copy of its report, which the next answer does not overwrite."""
     return replace(answer, data=bytes(answer.data)) if isinstance(answer, Report) else answer
 
 

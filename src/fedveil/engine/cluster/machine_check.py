@@ -65,11 +65,7 @@ class Facts:
 
 
 def facts(job: Job, shape: ModelShape, batch: ClientsData, dimension: int) -> Facts:
-    """Return this machine's `Facts`, which must be equal on all machines of a cluster.
-
-    They include the result of training on `batch`. `dimension` is the number of entries of an
-    update.
-    """
+    """Return this machine's `Facts`, which include the result of training on `batch`."""
     return Facts(_versions(), _sources(), _trained(job, shape, batch, dimension))
 
 
@@ -86,7 +82,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a digest of all files of fedveil. It tells apart two builds of the same version."""
+    """Return a digest of all files of fedveil."""
     folder, digest = Path(fedveil.__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode())

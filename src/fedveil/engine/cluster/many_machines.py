@@ -1,7 +1,6 @@
 """Plays a round's clients on the machines of a cluster.
 
-The model goes to each machine once a round, and each machine gives back one sum of its clients'
-reports. If a machine is lost, its clients are trained again elsewhere, to the same bytes.
+If a machine is lost, its clients are trained again on another machine, to the same bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class _Used:
 class ManyMachines(Executor):
     """An executor whose clients are on the machines of a cluster.
 
-    `data` has all clients' examples. Each machine gets those of its own clients only. `least` is
-    the smallest number of clients that are trained together (`Trainer.least`). `event` logs a line.
+    `least` is the smallest number of clients that are trained together. `event` logs a line.
     """
 
     def __init__(
@@ -85,10 +83,10 @@ class ManyMachines(Executor):
         self._wall_s, self._retrained = 0.0, 0
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers as they arrive. A client stays on its machine.
+        """Yield the clients' answers as they arrive.
 
-        If a machine is lost, another one repeats the earlier phases of its clients. If clients use
-        the operating system's randomness, the phases cannot be repeated, so the clients drop out.
+        If a machine is lost, its clients train again on another one. Clients that use the operating
+        system's randomness drop out instead.
         """
         yield from self._answers(phase, messages, None)
         self._requests.append((phase, messages))
@@ -96,10 +94,6 @@ class ManyMachines(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield each client's answer without its report.
-
-        Each machine sums its clients' reports, and the sums are added to `server`.
-        """
         return self._answers(phase, messages, server)
 
     def shown(self) -> dict[str, Any]:
@@ -158,9 +152,8 @@ class ManyMachines(Executor):
     ) -> Sequence[ClientId]:
         """Remove a lost machine. Returns those of its `clients` that can train on another machine.
 
-        These are all, or none if the lost machine returned single reports (`fold` is False) that
-        cannot be repeated, because they use the operating system's randomness. `lost` is the reason
-        of the loss, for the log.
+        The result is empty if reports were sent one by one (`fold` is False) and use the operating
+        system's randomness: they cannot be repeated.
         """
         self._members.lose(machine)
         self._homeless = True
@@ -226,10 +219,6 @@ class ManyMachines(Executor):
         return {m: [c for group in work for c in group] for m, work in shares.items() if work}
 
     def _deal(self) -> None:
-        """Assign every client to a machine, if possible to the one that already has its examples.
-
-        Sends the examples that a machine does not have.
-        """
         while True:
             if not self._members.ready:
                 self._members.gather()
@@ -256,8 +245,7 @@ class ManyMachines(Executor):
     ) -> Iterator[tuple[Member, list[ClientId]]]:
         """Assign clients to machines as in `shares`. Yields each machine with its new clients.
 
-        New clients are those whose examples the machine does not have. The caller sends the
-        examples.
+        New clients are those whose examples the machine lacks. The caller must send the examples.
         """
         for machine, clients in shares.items():
             coming = [c for c in clients if self._homes.get(c) is not machine]
@@ -288,11 +276,6 @@ def _request(
     clients: Sequence[ClientId],
     encoded: dict[int, bytes],
 ) -> Request:
-    """Return the messages of `phase` to `clients`.
-
-    `messages` has the message to each client. `encoded` caches encoded messages by the id of the
-    message object.
-    """
     theirs = {client: messages[client] for client in clients if client in messages}
     parts = []
     for message, receivers in shared(theirs):

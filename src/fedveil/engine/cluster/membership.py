@@ -28,8 +28,7 @@ _PAUSE_S = 1.0
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is the call, started at `asked_at`, that shows whether the machine still runs. It is
-    None if no such call is open.
+    `pulse` is the open call, started at `asked_at`, that tests if the machine still runs, or None.
     """
 
     place: Place
@@ -44,16 +43,13 @@ class Member:
         return self.place.cores
 
     def call(self, method: str, *arguments: Any) -> Call:
-        """Start a call of a method of `Machine`."""
         return self.remote.call(method, *arguments)
 
 
 class Membership:
-    """Starts a machine at each place of the cluster, and checks it.
+    """Starts a machine at each place of the cluster, and checks that it has the same `facts`.
 
-    `facts` are those of this machine, and every other machine must have equal ones. `starting` is
-    called with the name of each step before the first round, and `event` logs a line. Raises
-    `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.
+    `starting` is called with the name of each step before the first round. `event` logs a line.
     """
 
     def __init__(
@@ -79,9 +75,10 @@ class Membership:
         self._started = False
 
     def gather(self) -> None:
-        """Wait until at least one machine is ready, and also for others that are about to start.
+        """Wait until at least one machine is ready, and for others that are about to start.
 
-        Raises `MachineDiffers` if a machine would compute other updates than this one.
+        Raises `MachineDiffers` if a machine would compute other updates than this one, and
+        `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.
         """
         began = first = time.monotonic()
         while True:
@@ -111,10 +108,7 @@ class Membership:
         return self._welcome(0.0)
 
     def wait(self, calls: Mapping[Call, Member]) -> Sequence[Call]:
-        """Return the calls that have ended: at least one.
-
-        Ends a machine that gives no sign of life, for example a stopped process: its calls fail.
-        """
+        """Return the calls that have ended: at least one. Calls of an unresponsive machine fail."""
         while not (ended := self._cluster.wait(list(calls), _PULSE_S)):
             for member in dict.fromkeys(calls.values()):
                 self._feel(member)
@@ -141,7 +135,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine has returned a result: its place counts as good again."""
+        """Record that a machine has returned a result. Forgets earlier losses at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

@@ -12,10 +12,9 @@ from fedveil.record.saved_job import import_roots
 
 
 def packed_sources(names: Iterable[str]) -> bytes:
-    """Return an archive of the folders in which the job's own modules lie.
+    """Return an archive of the Python files in the folders of the job's own modules.
 
-    `names` are the job's names of the form `module:function`. The archive holds the Python files of
-    each folder and of its packages, and no other files.
+    `names` are the job's names of the form `module:function`.
     """
     roots = dict.fromkeys(root for name in names for root in import_roots(name))
     archive = io.BytesIO()

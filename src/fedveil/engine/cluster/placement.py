@@ -22,7 +22,7 @@ GROWTH = 1.05
 
 
 class Expected(Generic[M]):
-    """The expected times of clients, from those of earlier rounds.
+    """Predicts the training times of clients from those of earlier rounds.
 
     A client's time is the product of its number of examples, a factor of its own, and the pace of
     its machine: the machine's median of seconds per example. `examples` returns a client's number.
@@ -34,7 +34,7 @@ class Expected(Generic[M]):
         self._factor: dict[ClientId, float] = {}
 
     def learn(self, machine: M, seconds: Mapping[ClientId, float]) -> None:
-        """Learn from the seconds that clients took on a machine in a round."""
+        """Learn from the seconds that each client took on a machine in a round."""
         each = {client: took / self._examples(client) for client, took in seconds.items()}
         pace = median(each.values())
         self._pace[machine] = min(pace, GROWTH * self._pace.get(machine, pace))
@@ -68,11 +68,10 @@ def placed(
 ) -> dict[M, list[Group]]:
     """Return a mapping from each machine to the groups that it trains, in the order of `work`.
 
-    Groups are placed one by one, the longest first. `home(group)` is the machine that has the
-    group's examples, or None. The group goes to that machine if the machine then needs at most 1 +
-    `slack` times the time of a perfectly even placement. Otherwise it goes to the machine that is
-    free first. `seconds` is a client's expected time on a core of the fastest machine, and `speeds`
-    are the machines' cores, fewer if they are slower.
+    `home(group)` is the machine that has the group's examples, or None. A group goes to its home if
+    the home then needs at most 1 + `slack` times the time of a perfectly even placement. Otherwise
+    it goes to the machine that is free first. `seconds` is a client's expected time on a core of
+    the fastest machine. `speeds` are the machines' cores, fewer for slower machines.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

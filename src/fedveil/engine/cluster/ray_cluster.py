@@ -126,10 +126,10 @@ class _PiecewiseMachine(Machine):
     def piecewise(
         self, method: str, returns: int, dtype: str, packed: int, *pieces: bytes
     ) -> list[bytes]:
-        """Call `method` with an array of `dtype` as its last argument, and return its result.
+        """Call `method` with an array of `dtype` as its last argument. Returns the pickled result.
 
-        The first `packed` of the `pieces` are a pickle of the other arguments. The rest are the
-        bytes of the array. The result is pickled and cut into `returns` pieces.
+        The first `packed` of the `pieces` are a pickle of the other arguments, and the rest are the
+        bytes of the array. The result is cut into `returns` pieces.
         """
         from ray import cloudpickle
 
@@ -147,8 +147,6 @@ def _cut(data: bytes) -> Sequence[bytes]:
 
 
 class _RayCall(Call):
-    """A call of a machine's method by Ray. Its result is one object, or a pickle in pieces."""
-
     def __init__(self, ray: Any, *references: Any) -> None:
         self._ray, self.references = ray, references
 

@@ -88,7 +88,7 @@ class Shards:
 
     @property
     def x(self) -> Array:
-        """The inputs of some of the clients. Callers use only their type and shape."""
+        """The inputs of one of the clients. Use only their type and shape."""
         return next(iter(self._of.values()))[0].x
 
     def clients(self) -> list[ClientId]:
@@ -99,10 +99,7 @@ class Shards:
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy.
-
-        `entropy` is the randomness of the client's training.
-        """
+        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy."""
         piece, mine = self._of[client]
         x, y = piece.x[mine], piece.y[mine]
         if not unchanged:

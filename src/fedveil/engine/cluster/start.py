@@ -36,9 +36,7 @@ def start_on_a_cluster(
 ) -> Executor:
     """Return an executor on the cluster `simulation.on`. Each machine has its clients' examples.
 
-    `batch` holds a few examples. Before the first round, every machine trains on them and must get
-    the same bytes as this machine. `dimension` is the number of entries of an update. `folder` is
-    the run's folder.
+    Every machine first trains on the examples in `batch` and must get the same bytes as this one.
     """
     least = make_trainer(job, whole(make_model(job, shape)), shape.example_shape).least
     if least > 1 and len(make_protection(job, dimension).flow) > 1:
@@ -87,10 +85,7 @@ def _packed(job: Job) -> bytes:
 
 
 def _leave_proof(folder: Path) -> str:
-    """Write a random text into the run's folder, and return it.
-
-    A machine that finds this text in its folder has the same folder.
-    """
+    """Write a random text into `folder`, to recognise the folder on other machines. Returns it."""
     proof = os.urandom(16).hex()
     write_whole(folder / PROOF, proof.encode(), 0o600)
     return proof

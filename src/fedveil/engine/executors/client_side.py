@@ -1,8 +1,7 @@
 """Trains clients and makes their reports. This is the client's side of a simulated round.
 
-One object acts as many clients in turn, in the calling process or in a worker. A client's
-randomness is derived from the round and the client's number. So the result does not depend on the
-process or on the order.
+A client's randomness depends only on the round and the client's number. So the result does not
+depend on the process or on the order.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy.
-
-        `entropy` is the randomness of the client's training.
-        """
+        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -141,14 +137,11 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record `carried`, the client's last update as the protection clipped it, without noise.
-
-        Training with client state needs it, because the report contains the clipped update.
-        """
+        """Record `carried`, the client's last update as it was clipped, without noise."""
 
 
 class LocalTraining(Training):
-    """Trains the clients of each round, each on its own examples.
+    """Trains each client on its own examples.
 
     `scale` maps a client's number of examples to the factor by which its update is multiplied.
     """
@@ -217,10 +210,7 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """The number of clients that are trained together.
-
-        A caller should pass this number of clients to one call of `answers` if it can.
-        """
+        """The number of clients to pass to one call of `answers`, if possible."""
         return self._training.chunk
 
     @property
@@ -237,35 +227,26 @@ class ClientSide:
 
     @property
     def weights(self) -> Update:
-        """The entries of `model` that an update changes.
-
-        These are all entries, or under FedCM all but the direction.
-        """
+        """The entries of `model` that an update changes: all of them, but not FedCM's direction."""
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
-        """Start a round with the weights in `self.model`.
-
-        Discards the state that the clients' `ClientRound` objects had in the previous round.
-        """
+        """Start a round with the weights in `self.model`."""
         self._round, self._origin = round, origin_of(self.model, len(self.weights))
         self._halves.clear()
         self._training.open(round, self.model)
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield each client's answer to its message in `asked`. An answer with a report is a
-        `Made`.
-        """
+        """Yield each client's answer to its message in `asked`. A report is of type `Made`."""
         for client, trained in self.trained(asked):
             yield self.answer(client, asked[client], trained)
 
     def trained(
         self, asked: Mapping[ClientId, Message]
     ) -> Iterator[tuple[ClientId, Answer | None]]:
-        """Yield each client in `asked` with the result of its training.
+        """Yield each client in `asked` with the result of its training, or None without training.
 
-        The result is None if the client's message does not ask for training. An update is valid
-        until the next client is requested.
+        An update is valid until the next client is requested.
         """
         learners = [c for c, message in asked.items() if self._half(c).wants_update(message)]
         for trained in self._training.updates(learners):
@@ -274,10 +255,7 @@ class ClientSide:
         yield from ((client, None) for client in asked if client not in learning)
 
     def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
-        """Return a client's answer to `message`.
-
-        `trained` is the result of the client's training, or None if the message asks for none.
-        """
+        """Return a client's answer to `message`. `trained` is the result of training, if any."""
         if trained is None:
             return self._reply(message, client)
         if isinstance(trained, Trained) or self.protection.always_reports:
@@ -285,11 +263,7 @@ class ClientSide:
         return trained
 
     def _report(self, message: Message, trained: Answer) -> Answer:
-        """Return the answer to `message` of a client whose training had the result `trained`.
-
-        The client's `ClientRound`, its side of the protection, turns the update into the report. If
-        the update is unusable, the report is that of an update of zero (`answer_trained`).
-        """
+        """Return the answer after training. An unusable update is reported as an update of zero."""
         client, effort = trained.client, trained.effort
         half = self._half(client)
         talks = self.protection.always_reports and len(self.protection.flow) > 1
@@ -340,10 +314,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return the client's `ClientRound`, its side of the protection in this round.
-
-        It continues from `state`, the state after an earlier phase. If `state` is empty, it is new.
-        """
+        """Return the client's side of the protection, continued from `state` if not empty."""
         half = self._new_half(client)
         if state:
             half.take_up(state)

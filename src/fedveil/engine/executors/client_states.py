@@ -1,8 +1,7 @@
 """The state that clients keep from round to round, in files of the run's folder or of the client.
 
-A file is named after its client and the round that wrote it. A round reads only the files of
-earlier rounds, so a repeated round starts from the same state. When a round ends, the states of
-clients whose reports are in its sum become final. The round's other states are deleted.
+A round reads only the files of earlier rounds, so a repeated round starts from the same state. When
+a round ends, the states of clients whose reports are not in its sum are deleted.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ class ClientStates:
         return sorted({client for client, _ in self._files()})
 
     def settle(self, round: int, summed: Collection[ClientId]) -> None:
-        """Delete the states that clients outside `summed` wrote in `round`.
-
-        `summed` are the clients whose reports are in the round's sum.
-        """
+        """Delete the states of `round`, except those of `summed`, the clients in its sum."""
         written = self._files(f"*-{round}")
         self._drop((client, at) for client, at in written if at == round and client not in summed)
 

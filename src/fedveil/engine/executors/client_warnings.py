@@ -13,10 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """A variable of each thread: the client's `Effort`, to which the thread's warnings are added.
-
-    It is None if the thread trains no client.
-    """
+    """The `Effort` of the client that this thread trains, or None. Warnings are added to it."""
 
     effort: Effort | None = None
 
@@ -28,10 +25,7 @@ _filters = ExitStack()
 
 
 class WarningsApart:
-    """A context that records warnings per thread. Python itself has one warning filter per process.
-
-    Entering is slow, so a thread that trains many clients stays inside.
-    """
+    """A context that records warnings per thread. Entering it is slow."""
 
     def __enter__(self) -> None:
         global _listeners

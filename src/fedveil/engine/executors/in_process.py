@@ -36,11 +36,9 @@ class _Waiting:
 
 
 class InProcess(Executor):
-    """An executor that starts no process.
+    """An executor that starts no process. A second thread may make the reports of large models.
 
-    While one client of a large model is trained, a second thread makes the report of the client
-    before it, if there is a second core. If that thread is busy, the training thread makes the
-    report itself. After the last client, both make the reports that wait.
+    After the last client, both threads make the reports that wait.
     """
 
     beside_server = True
@@ -60,7 +58,6 @@ class InProcess(Executor):
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers. Clients are trained in groups, one group after another."""
         return self._answers(messages, encoded)
 
     def fold(
@@ -106,10 +103,7 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> _Waiting:
-        """Let the other thread make the report of `trained`, from a copy of the update.
-
-        `finish` makes the report.
-        """
+        """Let the other thread `finish` the report of `trained`, from a copy of the update."""
         copy = reused_memory.empty(len(trained.update), np.float32)
         copy[:] = trained.update
 

@@ -40,11 +40,9 @@ def start_locally(
 ) -> Executor:
     """Return an executor: threads if clients train in native code, otherwise worker processes.
 
-    Forks of this process train many clients of a small native model, because threads would mostly
-    wait for the GIL. Without workers, clients train in this process. `dimension` is the number of
-    entries of an update. `pack` returns the user's own functions and classes that workers need
-    (`own_code.packed`). `cores` is the number of cores to use (default: all). `starting` is called
-    with the name of each step before the first round, and `event` logs a line.
+    Without workers, clients train in this process. `pack` returns the user's own functions and
+    classes that workers need. `cores` is the number of cores to use (default: all). `starting` is
+    called with the name of each step before the first round, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)
     sides = make_client_sides(job, shape, data, model, starting, cores)

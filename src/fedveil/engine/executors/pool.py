@@ -1,13 +1,8 @@
 """A pool of worker processes that train a round's clients.
 
-By default a worker is a separate program (`python -m fedveil.engine.executors.worker`). It inherits
-no threads and does not import the caller's script. Instead, it can be a fork of the calling
-process, which starts with all code imported and compiled.
-
-A worker has one torch thread and one model object. The data, the global weights and the worker's
-slots for reports are in shared memory. A pipe carries client numbers and small messages. A worker
-ends when its pipe closes. The operating system closes the pipe even if the calling process is
-killed.
+By default a worker is a separate program. Instead, it can be a fork of the calling process, which
+starts with all code imported and compiled. A worker ends when the calling process ends, even if
+that is killed.
 """
 
 from __future__ import annotations
@@ -74,7 +69,7 @@ class WorkerSetup:
     """The first message to a worker.
 
     `data` and `exchange` are two blocks of shared memory, each given as its descriptor and the
-    positions of its arrays. `data` holds the clients' examples. `exchange` holds the global weights
+    positions of its arrays. `data` holds the clients' examples, and `exchange` the global weights
     and the space for reports. `own` holds the user's own functions and classes, pickled. `run` is
     the run's folder, `number` the worker's number.
     """
@@ -90,11 +85,7 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process that calls `serve(descriptor)`.
-
-    It has those methods of `Popen` that the pool calls on a worker. The fork closes `others`, the
-    ends of pipes that only this process may hold open.
-    """
+    """A fork of this process that calls `serve(descriptor)` and closes the pipe ends `others`."""
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
         def run() -> None:
@@ -181,11 +172,7 @@ class _Worker:
 
 
 class WorkerPool(Executor):
-    """An executor that trains clients in worker processes.
-
-    If `serve` (a worker's `main`) is given, the workers are forks of this process that call it.
-    Otherwise they are separate programs.
-    """
+    """An executor that trains clients in workers: separate programs, or forks that call `serve`."""
 
     def __init__(
         self, workers: int, dimension: int, data: ClientsData, serve: Serve | None = None
@@ -223,9 +210,8 @@ class WorkerPool(Executor):
     ) -> None:
         """Send each worker its setup, and wait until all workers are ready.
 
-        `run` is the run's folder. `own` holds the user's own functions and classes that the job
-        names (`own_code.packed`). `ready` is called with the number of ready workers and of all
-        workers.
+        `run` is the run's folder, and `own` holds the user's own functions and classes, pickled.
+        `ready` is called with the number of ready workers and of all workers.
         """
         setup = WorkerSetup(
             job=job,
@@ -250,12 +236,7 @@ class WorkerPool(Executor):
             worker.send(("open", replace(context, model=_NO_MODEL, whole=None)))
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield the clients' answers as they arrive.
-
-        A client that has already answered in this round stays with its worker, which has the
-        client's state of the round. All other clients go to free workers, in groups that shrink
-        towards the end.
-        """
+        """Yield the answers as they arrive. A client stays with one worker for a whole round."""
         return self._answers("ask", messages)
 
     def fold(
@@ -295,10 +276,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send the message to every worker, if all clients get the same message object.
-
-        Returns True if it was sent, False if messages differ.
-        """
+        """Send one message to all workers, or return False if clients get different ones."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

@@ -32,11 +32,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add the report in `answer` to the sum in `server`. Returns the answer without the report.
-
-    Returns `Refused` if the server rejects the report. An answer that has no report is returned
-    unchanged.
-    """
+    """Add the report in `answer` to `server`. Returns `answer` without it, or `Refused`."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -51,10 +47,7 @@ def folded(answer: Answer, server: MergeableHalf) -> Answer:
 
 
 class Folding:
-    """Adds up the reports of one worker's clients.
-
-    The sum is in a `ServerRound`, the server's side of the protection, which is new in each round.
-    """
+    """Adds up the reports of one worker's clients, in a new sum in each round."""
 
     def __init__(self, protection: Protection, model: Update) -> None:
         self._protection = protection
@@ -110,8 +103,7 @@ def merge_sums(
 ) -> None:
     """Add a worker's sum of reports to `server`.
 
-    `pickled` and `places` are the results of the worker's `Folding.sums`: the pickle without
-    arrays, and the position of each array in the shared memory `room`, or its bytes.
+    `pickled` and `places` are the results of `Folding.sums`, and `room` is its shared memory.
     """
     buffers = [place if isinstance(place, bytes) else room[slice(*place)] for place in places]
     server.merge(pickle.loads(pickled, buffers=buffers))  # noqa: S301  # our own process

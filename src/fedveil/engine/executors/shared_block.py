@@ -1,7 +1,6 @@
 """Memory that the simulator's processes share.
 
-A block has no name in the file system, only open descriptors. When the last process with a
-descriptor ends, for whatever reason, the memory is freed.
+A block has no name in the file system, so its memory is freed when its last process ends.
 """
 
 from __future__ import annotations

@@ -28,11 +28,7 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
 class Way(Protocol):
-    """A rule for the state that a client keeps between rounds.
-
-    It says how training uses the state and how a report changes it. `sent` is the vector that the
-    server sent in this round. `kept` is the client's state, or None before its first report.
-    """
+    """A rule for the state that a client keeps between rounds."""
 
     @property
     def size(self) -> int: ...
@@ -97,10 +93,9 @@ class Scaffold:
     """Keeps the client's control variate.
 
     Server and client exchange one vector with the model and the mean variate. A report contains the
-    change of the client's variate, multiplied by `unit`, the job's learning rate. The change is
-    clipped with the rest of the report. The client changes its variate by the clipped change in the
-    report, so the server's variate stays the mean of the clients'. `trainable` is False for
-    buffers, which have no gradients. Their variates stay zero.
+    change of the client's variate, multiplied by `unit`, the job's learning rate. The client
+    changes its variate by the reported change after clipping, so the server's variate stays the
+    mean of the clients'. `trainable` is False for buffers, whose variates stay zero.
     """
 
     trainable: Bools
@@ -130,7 +125,7 @@ class Scaffold:
 class Dynamic:
     """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
 
-    Each change is added as it is in the report, after clipping. So the server's state stays the
+    Each change is added as it is in the report, after clipping, so the server's state stays the
     mean of the clients'. `trainable` is False for buffers, which are not in the sum.
     """
 
@@ -157,8 +152,7 @@ class Dynamic:
 class KeptTraining(Training):
     """Trains clients one by one, each with its own state.
 
-    A client saves its new state when its report is made. If the report is in the round's sum, the
-    state becomes final. Otherwise it is deleted. Without a report the state does not change.
+    A client's new state becomes final if its report is in the round's sum. Otherwise it is deleted.
     """
 
     chunk = least = 1

@@ -1,9 +1,4 @@
-"""An executor that trains a round's clients on threads of the calling process.
-
-Meant for trainers that run without the GIL. All threads share the data and the round's weights.
-Clients with the most examples are trained first. A thread makes a client's report right after
-training. If the protection can merge sums of reports, each thread sums its own clients' reports.
-"""
+"""An executor that trains clients on threads, for trainers that run without the GIL."""
 
 from __future__ import annotations
 
@@ -32,10 +27,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side, and `mine`, the waiting clients that it served earlier in the round.
-
-    Clients without an earlier phase in this round wait in a queue that all threads share.
-    """
+    """A thread's client side, and `mine`: its waiting clients from earlier phases of the round."""
 
     side: ClientSide
     folding: Folding

@@ -48,10 +48,7 @@ def main(descriptor: int) -> None:
 
 
 def _read(connection: Connection, inbox: SimpleQueue[tuple[Any, ...]]) -> None:
-    """Move messages from the pipe to `inbox`, so that the sender never waits.
-
-    Ends the process when the pipe closes.
-    """
+    """Move messages from the pipe to `inbox`. Ends the process when the pipe closes."""
     while True:
         try:
             inbox.put(connection.recv())
@@ -94,10 +91,7 @@ def _serve(
 
 
 def _into_slot(answers: list[Answer], slot: npt.NDArray[np.uint8]) -> list[Answer]:
-    """Copy the reports that fit into the shared memory `slot`.
-
-    Returns the answers, in which an `InSlot` with the position replaces each copied report.
-    """
+    """Copy the reports that fit into the shared memory `slot`, and replace each by an `InSlot`."""
     used = 0
     for i, answer in enumerate(answers):
         if isinstance(answer, Report) and used + len(answer.data) <= len(slot):

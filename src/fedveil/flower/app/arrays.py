@@ -1,11 +1,8 @@
 """The arrays of a Flower record as one flat float32 vector, and back.
 
-The type and the name of an array decide what happens to it. No array is sent unprotected.
-
-- float16, float32 and float64 arrays of every shape are in the vector, in the record's order.
-- Arrays whose names match `keep` are left out. Each client starts from the server's value, and its
-  own new value stays with the client.
-- Arrays of every other type (integers, booleans, complex numbers, bfloat16) are refused.
+The vector has all float16, float32 and float64 arrays, except arrays whose names match `keep`. Kept
+arrays are not sent: each client starts from the server's value, and its own new value stays with
+the client. Arrays of every other type are refused. No array is sent unprotected.
 """
 
 from __future__ import annotations
@@ -43,9 +40,8 @@ class Place:
 class ArrayLayout:
     """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
 
-    Arrays whose names match a pattern in `keep` are left out. `perturbed` is True if noise will be
-    added to the vector. Then BatchNorm's statistics are unsupported too, because a noisy variance
-    may be negative.
+    Arrays whose names match a pattern in `keep` are left out. With `perturbed`, BatchNorm's
+    statistics are unsupported too, because a noisy variance may be negative.
     """
 
     def __init__(
@@ -87,10 +83,7 @@ class ArrayLayout:
         return out
 
     def update(self, old: Arrays, new: Arrays) -> Update:
-        """Return the new arrays minus the old ones. Raises `ModelInvalid` if they do not match.
-
-        Each difference is computed in float32, or in the arrays' own type if that is wider.
-        """
+        """Return the new arrays minus the old ones. Raises `ModelInvalid` if they do not match."""
         self._check_alike(new)
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):

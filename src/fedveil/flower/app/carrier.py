@@ -28,9 +28,8 @@ class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
     `invited` has, for each client, the message that the user's own strategy made. Its content is
-    sent only in the phase that `trains` names. `offer` is one object for all messages, so Flower
-    stores it once. `reveal` names the metrics that a reply may contain in clear beside its report.
-    `metrics` collects the metrics that each client's reply contained.
+    sent only in the phase that `trains` names. `reveal` names the metrics that a reply may contain
+    in clear beside its report. `metrics` collects the metrics that each client's reply contained.
     """
 
     grid: Grid

@@ -21,10 +21,7 @@ MOST_WEIGHT = 1 << 20
 
 
 def revealed(content: Mapping[str, Any], names: AbstractSet[str]) -> tuple[MetricRecord, list[str]]:
-    """Return the metrics in the reply `content` that are in `names`.
-
-    Also returns the names of everything else in the reply, which is not sent.
-    """
+    """Return the metrics in `content` that are in `names`, and the names of everything else."""
     shown, held = MetricRecord(), []
     for key, record in content.items():
         if not isinstance(record, MetricRecord):
@@ -44,10 +41,9 @@ def in_clear(names: AbstractSet[str]) -> list[str]:
 
 
 def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
-    """Return the finite metrics of a reply. Clients send NaN for a metric that they do not have.
+    """Return the finite metrics of a reply, or none if the client's weight is invalid.
 
-    Returns no metrics if the client's weight is invalid. The weight is the metric `weight_key`. It
-    must be above 0 and at most `MOST_WEIGHT`.
+    The weight is the metric `weight_key`. It must be above 0 and at most `MOST_WEIGHT`.
     """
     weight = metrics.get(weight_key, 1)
     if not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:

@@ -1,7 +1,4 @@
-"""Checks that `ProtectedStrategy` can wrap a user's strategy.
-
-It can if that strategy works with a single reply, the average over all clients.
-"""
+"""Checks that `ProtectedStrategy` can wrap a user's strategy."""
 
 from __future__ import annotations
 

@@ -85,9 +85,7 @@ class ProtectMod:
     def __call__(
         self, message: FlowerMessage, context: Context, call_next: ClientAppCallable
     ) -> FlowerMessage:
-        """Return the reply to one message of the server. `call_next` calls the app behind this
-        mod.
-        """
+        """Return the reply to a message of the server. `call_next` calls the user's app."""
         try:
             if (wrong_order := mod_outside()) is not None:
                 raise _Refused(wrong_order)
@@ -131,8 +129,6 @@ class _Refused(MessageInvalid):
 
 
 class _Arrays(NamedTuple):
-    """The arrays that the server sent in a round, and the vector that consists of them."""
-
     layout: ArrayLayout
     before: Arrays
     model: Update
@@ -141,8 +137,6 @@ class _Arrays(NamedTuple):
 
 
 class _Answer:
-    """Makes the reply to one message of a protected round."""
-
     def __init__(
         self,
         message: FlowerMessage,
@@ -194,12 +188,7 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and return the parts of the reply.
-
-        These are the client's side of the protection (`ClientRound`), the report and the revealed
-        metrics. `kept` is the state of that side after an earlier phase, or None. `time` fixes when
-        the reply leaves.
-        """
+        """Charge the report, let the app train, and return the parts of the reply."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -238,11 +227,7 @@ class _Answer:
         return answer_after_s(self.offer.options, self._pins)
 
     def _charge(self, revealed: AbstractSet[str]) -> None:
-        """Charge the report to this client's own account before the client's data is read.
-
-        `revealed` are the metrics that are sent in clear. If a protection's epsilon changes between
-        rounds, the server's message contains the epsilon of this round.
-        """
+        """Charge the report to this client's own account, before the client's data is read."""
         told = in_clear(revealed)
         if self.offer.options.weighs == "by_size":
             told.append(BY_SIZE)
@@ -279,10 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the protection's state after an earlier phase of this round, or None without one.
-
-        Raises an error if the server's offer has changed since that phase.
-        """
+        """Return the state after an earlier phase. Raises if the offer has changed since then."""
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -306,10 +288,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove fedveil's parts from a Flower message: the protection's message and the offer.
-
-    Returns both. `known` are the user's own protections that the offer may name.
-    """
+    """Remove fedveil's message and offer from a Flower message, and return them."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -337,22 +316,14 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a metric for each name in `names`: that in `metrics`, or NaN if it is missing there.
-
-    A missing metric would reveal something by its absence.
-    """
+    """Return a metric for each of `names`, or NaN. A missing metric would reveal something."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 
 def _evaluated(
     message: FlowerMessage, context: Context, call_next: ClientAppCallable, pins: Sequence[Pin]
 ) -> MetricRecord:
-    """Return the metrics that the client reveals in reply to a message that is not about training.
-
-    `pins` are the client's demands, which say what it reveals and after which time it replies.
-    `call_next` calls the app. The client's account records the names of the metrics before they are
-    sent.
-    """
+    """Return the metrics that the client reveals in reply to evaluation messages and queries."""
     names = revealed_by(pins)
     seconds = answer_after_s(_take_time(message), pins)
     told = in_clear(names) + ([TIMING] if seconds is None else [])

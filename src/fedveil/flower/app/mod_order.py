@@ -17,9 +17,8 @@ _LINK, _MOD = make_ffn(lambda message, context: message, [lambda *chain: chain[0
 def mod_outside() -> str | None:
     """Return an error sentence if another mod runs before the calling mod, otherwise None.
 
-    An earlier mod would receive the report instead of the arrays, so its own clipping or noise
-    would silently have no effect. Anything that it adds to the reply would be sent unprotected and
-    uncharged.
+    An earlier mod would receive the report instead of the arrays. Anything that it adds to the
+    reply would be sent unprotected and uncharged.
     """
     at_work, *outside = [*_mods()] or [None]
     if not outside:

@@ -162,7 +162,6 @@ def _options_of(parameters: type[Settings]) -> type[Options]:
 
 
 def _text(value: Any) -> Any:
-    """Join a sequence of names with commas. Return other values unchanged."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return ", ".join(map(str, value))
     return value

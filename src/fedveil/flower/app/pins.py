@@ -2,8 +2,8 @@
 
 There are three sources of pins: the keyword arguments of the client's `ProtectMod`, the app's run
 configuration, and the configuration of the client's SuperNode (`--node-config`). Every pin must be
-met. Whoever starts a run can change the first two, but not the SuperNode's configuration. The run
-configuration comes from the server. So it can only add demands, and never removes another source's.
+met. The run configuration comes from the server. So it can only add demands, and never removes
+another source's.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
     The offer must name the pin's protection. A report of the whole update must have at most the
     epsilon and the delta that it has under the pin. If clients are weighted, the server learns the
-    sum of their weights. So this client must itself name the metric with its weight. `run` is the
-    number of the Flower run.
+    sum of their weights. So the weight must be the default metric or one that the client allows.
+    `run` is the number of the Flower run.
     """
     try:
         check(offer.options)
@@ -85,11 +85,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client says that it trusts the server, so that its limits do not apply.
+    """Return True if the client trusts the server, so that its limits do not apply.
 
     A pin says so if it demands a guarantee that relies on the server. `limited` are the pins with
-    an epsilon limit. The server can change the run configuration. So if a pin that it cannot change
-    sets a limit, only such pins can say that the server is trusted.
+    an epsilon limit. If a pin that the server cannot change sets a limit, only such pins count.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -111,10 +110,9 @@ def _refuse_weights(offer: Offer, pins: Sequence[Pin]) -> None:
 
 
 def revealed_by(pins: Sequence[Pin]) -> frozenset[str]:
-    """Return the metrics that the client's pins allow to be sent in clear.
+    """Return the metrics that may be sent in clear: those that every `reveal` setting names.
 
-    These are the metrics that every pin with a `reveal` setting names. If no pin has that setting,
-    the result is empty.
+    The result is empty if no pin has that setting.
     """
     said = [pin.options.revealed for pin in pins if "reveal" in pin.options.model_fields_set]
     return frozenset.intersection(*said) if said else frozenset()
@@ -131,10 +129,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest of the delays in seconds that the server (`asked`) and the pins demand.
-
-    Returns None if nobody demands a delay.
-    """
+    """Return the longest delay in seconds that the server (`asked`) or a pin demands, or None."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -15,7 +15,7 @@ class RoundRecord:
 
     `rejected`, `withheld` and `failed` count replies without a usable report, by reason. `dropped`
     is the number of clients that were asked and did not reply in time. `void` says why there is no
-    aggregate. It is None if there is one.
+    aggregate, and is None if there is one.
     """
 
     round: int

@@ -32,10 +32,9 @@ class Kept(NamedTuple):
 class KeptRounds:
     """The ledger file of one strategy. `terms` describes the strategy's protection.
 
-    Before a round's first report is requested, the round is written to the file as started, and all
-    of its clients as charged. If the process is killed during the round, these charges stay. When
-    the round ends, reports that were certainly not sent are no longer charged. Only one strategy
-    may write the file.
+    Before a round's first report is requested, all of its clients are saved as charged. If the
+    process is killed during the round, these charges stay. When the round ends, reports that were
+    certainly not sent are no longer charged. Only one strategy may write the file.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:

@@ -149,9 +149,8 @@ class ProtectedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run the whole training exchange. Returns no messages, because all are sent already.
 
-        The exchange runs here because Flower passes its grid to this method. Another strategy that
-        wraps this one may also call this method, and then receives no replies. That is refused
-        unless `wrapped` is True.
+        If another strategy wraps this one, its call of this method is refused unless `wrapped` is
+        True.
         """
         if not self._begun:
             raise InvalidValue(_WRAPPED)
@@ -204,8 +203,8 @@ class ProtectedStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return the inner strategy's result for the metrics that clients revealed.
 
-        Clients have equal weights unless all of them reveal their weight. Replies without revealed
-        metrics are ignored, and so are metrics that only some of the replies contain.
+        Clients have equal weights unless all of them reveal their weight. Metrics that only some of
+        the replies contain are ignored.
         """
         shown = []
         for reply in replies:
@@ -309,11 +308,7 @@ class ProtectedStrategy(Strategy):
         log.log(logging.WARNING if record.void else logging.INFO, "fedveil: %s", record)
 
     def _reachable(self, offer: Offer, record: RoundRecord) -> bool:
-        """Return True if the round has enough clients for the protection.
-
-        Otherwise the round is void, and `record` says why. Raises an error instead if no earlier
-        round had a report.
-        """
+        """Return True if the round has enough clients. Otherwise, the round is void."""
         cohort = Cohort(offer.clients, offer.clients)
         broken = [rule(self.options.parameters, cohort) for rule in self.options.position.rules]
         reason = next(filter(None, broken), None)

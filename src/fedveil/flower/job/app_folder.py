@@ -48,10 +48,7 @@ def check_deployable(job: Job) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """Read the job in the app's folder. The server and all clients have the same job.
-
-    Raises an error if the job does not state its number of clients.
-    """
+    """Read the job in the app's folder. Raises an error if it states no number of clients."""
     job = Job.load(folder / JOB)
     if job.clients.number is None:
         raise DeploymentError(
@@ -94,10 +91,10 @@ def own_roster(
     """Return the public keys of all clients, from the file `roster` of this client's operator.
 
     The keys in the app's folder are not used: they come from the server, which could replace them
-    by its own keys and then read every update. For the same reason this raises `DeploymentError` if
-    `protection` needs no keys although the operator gave `roster` or `identity`: the server may
-    have removed active security. It also raises it if the protection needs keys and there is no
-    `roster`. The result is empty if the protection needs no keys and the operator gave none.
+    by its own keys and then read every update. Raises `DeploymentError` if the protection needs
+    keys and there is no `roster`. Also raises it if the protection needs no keys but the operator
+    gave `roster` or `identity`: the server may have removed active security. Otherwise the result
+    is empty if the protection needs no keys.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

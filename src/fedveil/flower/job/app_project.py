@@ -31,10 +31,7 @@ def app_pyproject(name: str, what: str, extras: str, folder: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write an app's files, and return their paths.
-
-    An existing file with other content is never overwritten.
-    """
+    """Write an app's files, and return their paths. Never overwrites a file with other content."""
     taken = [
         path
         for path, text in files.items()

@@ -60,9 +60,8 @@ def own_data(
     shared: Callable[[], ClientsData],
     form: Form | None = None,
 ) -> ClientsData:
-    """Return the client's examples, from its own `function` or from the job's data set.
+    """Return the client's examples: from its own `function`, or from the data that `shared` loads.
 
-    If `function` is None, returns the data that `shared` loads, which contains the client's part.
     `form` describes a valid training record. If it is given, the training records that `function`
     returns are checked one by one, and its other data is ignored.
     """
@@ -75,11 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Return the client's number of examples. Under `privacy.unit: example` no record is read.
-
-    The examples come from the client's own `function`, or from the data that `shared` loads if
-    `function` is None.
-    """
+    """Return the client's number of examples. Under `privacy.unit: example` no record is read."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)
@@ -96,11 +91,7 @@ def _save_state(
 
 
 class Training:
-    """A client's training in one round.
-
-    The constructor uses only the server's message to all clients. `update` reads the client's
-    examples: from the client's own data function, or from `shared` if it has none.
-    """
+    """A client's training in one round. Only `update` reads the client's examples."""
 
     def __init__(
         self,
@@ -138,10 +129,7 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. Raises any error of the training.
-
-        `function` names the client's own data function, or is None.
-        """
+        """Return the client's update and number of examples. Raises any error of the training."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)
@@ -164,11 +152,6 @@ class Training:
         _log.info("round %d: still training, %.0f s so far", self._round, seconds)
 
     def _seen(self, client: ClientId, function: str | None) -> ClientsData:
-        """Return the client's examples as the trained part of the model reads them.
-
-        Frozen layers before that part are applied once, and their outputs are cached. `function`
-        names the client's own data function, or is None.
-        """
         name = (job_digest(self._job), self._shape.fingerprint, client, function)
         if name in _seen_before:
             return _seen_before[name]
@@ -206,11 +189,7 @@ class Training:
 
 
 def _of_shape(data: ClientsData, shape: ModelShape) -> Array:
-    """Return the inputs of the client's examples.
-
-    If the job's examples differ in length, they are stored with their lengths. Raises an error if
-    their shape is not that in `shape`.
-    """
+    """Return the inputs of the client's examples. Raises an error if they do not fit `shape`."""
     x = data.x
     if shape.example_shape == (-1, *x.shape[2:]) and is_plain(x) and x.ndim > 1:
         x = ragged(x)

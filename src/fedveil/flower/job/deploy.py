@@ -34,11 +34,7 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 
 
 def write_app(folder: Path, job: Job) -> list[Path]:
-    """Write the app of a job that `deployable` returned. Returns the paths of its files.
-
-    The app gets copies of the user's own modules that the job names. An existing file with other
-    content is never overwritten.
-    """
+    """Write the app of a `deployable` job. Never overwrites a file with other content."""
     name = _app_name(job.name)
     extras = "torch,flower,language" if job.has_language_model else "torch,flower"
     files = {

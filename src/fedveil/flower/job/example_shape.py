@@ -32,8 +32,8 @@ def telling_form(shape: ModelShape) -> Message:
 def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
     """Return the form of examples that the server's message `common` states.
 
-    The result has three parts: a target's shape, True if targets are integers, and True if examples
-    are integers. It is ((), False, False) if the message does not state it.
+    The form is a target's shape, True if targets are integers, and True if examples are integers.
+    It is ((), False, False) if the message does not state it.
     """
     if _TARGETS not in common:
         return (), False, False
@@ -42,10 +42,7 @@ def told_form(common: Message) -> tuple[tuple[int, ...], bool, bool]:
 
 
 def told_shape(common: Message) -> Shape:
-    """Decode the shape of an example from the server's message `common` to all clients.
-
-    Raises `MessageInvalid` if the message states no valid shape.
-    """
+    """Decode an example's shape from the server's message. Raises `MessageInvalid` without one."""
     if not isinstance(common.get(_FIELD), str):
         return tuple(take_array(common, _FIELD, np.int64, (None,)).tolist())
     try:

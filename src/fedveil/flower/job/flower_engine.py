@@ -88,10 +88,7 @@ class FlowerEngine(Engine):
         try_out(job, shape, self._dataset, batches, folder)
 
     def protection(self, job: Job, dimension: int) -> Protection:
-        """Return the job's protection. Its keys are the clients' own and not derived from the seed.
-
-        Raises an error if Flower could not carry its messages.
-        """
+        """Return the job's protection, with the clients' own keys instead of keys from the seed."""
         protection = make_protection(job, dimension, Deployed(self._roster))
         weights = np.empty(job.training.sent_length(dimension), np.float32)
         check_carried(f"a model of {len(weights):,} numbers", encoded_bytes({"weights": weights}))

@@ -44,9 +44,7 @@ _REPLY_BYTES = 32_000_000
 class GridExecutor(Executor):
     """Sends messages to the SuperNodes that have introduced themselves as clients of the job.
 
-    A client is not reached if it has no node, or if Flower says that its node failed. A node that
-    does not answer in time has dropped out. The weights are sent only in the phase in which clients
-    train.
+    A client without a working node is not reached. A node that does not answer has dropped out.
     """
 
     def __init__(
@@ -108,9 +106,8 @@ class GridExecutor(Executor):
     def _gather(self, round: int) -> None:
         """Wait until enough clients are connected, at the start of the run or after a restart.
 
-        At the start this is the number that the job requires. Raises `RunStopped` if it is not
-        reached in time. After a restart, the run continues without the clients that are still
-        missing.
+        At the start, raises `RunStopped` at a timeout. After a restart, the missing clients are
+        left out.
         """
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)
@@ -130,11 +127,7 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield the node and the clients of each message to be sent.
-
-        A message is for several clients of its node, as long as one reply can carry all their
-        reports.
-        """
+        """Yield the node and the clients of each message. One reply can carry all their reports."""
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:
@@ -173,11 +166,7 @@ class GridExecutor(Executor):
             )
 
     def _own(self, client: ClientId) -> Message:
-        """Return the fields of the server's message that are only for `client`.
-
-        If clients keep state, the only field is the last round whose sum contains the client's
-        report. Otherwise there is no field.
-        """
+        """Return the fields of the server's message that are only for `client`."""
         return {SUMMED_FIELD: int(self._context.summed[client])} if self._job.keeps_state else {}
 
     def _common(self, trains: bool) -> Message:
@@ -197,11 +186,7 @@ class GridExecutor(Executor):
     def _answers(
         self, node: int, clients: Sequence[ClientId], reply: FlowerMessage | None
     ) -> Iterator[Answer]:
-        """Yield the answers of `clients` in the reply of their node.
-
-        `reply` is None if Flower did not accept the message to the node. A client without an answer
-        has dropped out.
-        """
+        """Yield the answers of `clients`. `reply` is None if Flower did not accept the message."""
         if reply is None:
             yield from map(outcomes.Unreached, clients)
         elif reply.has_error():
@@ -214,10 +199,7 @@ class GridExecutor(Executor):
             yield from (reported(client, reply) for client in clients)
 
     def _shared(self, clients: Sequence[ClientId], reply: FlowerMessage) -> Iterator[Answer]:
-        """Yield the answers of `clients`, all on one node, from the node's one reply.
-
-        If the reply contains an answer of any other client, the answers of all clients are refused.
-        """
+        """Yield the answers of `clients` on one node. A reply for other clients is refused."""
         try:
             answers = from_records(reply.content)
             if not answers.keys() <= set(map(str, clients)):
@@ -235,11 +217,7 @@ class GridExecutor(Executor):
                 yield outcomes.Refused(client, 0, "an answer that is neither report nor word")
 
     def _without(self, client: ClientId, word: str | None) -> Answer:
-        """Return the answer for a client that sent no report.
-
-        `word` is the fixed word that its app sent instead, such as `job_client.FAILED`. It is None
-        if the error came from Flower itself.
-        """
+        """Return the answer for a client without a report. `word` is what its app sent instead."""
         if word == job_client.STRANGER:
             self._members.doubt(client)
         if word == job_client.ANSWERED:
@@ -251,10 +229,7 @@ class GridExecutor(Executor):
         return outcomes.Unreached(client)
 
     def _farewells(self) -> list[FlowerMessage]:
-        """Return a message to each node that has clients with an unfinished round.
-
-        The message names these clients, so that the node erases their state.
-        """
+        """Return messages that tell nodes to erase the state of clients with unfinished rounds."""
         node_of, question = self._members.node_of, f"query.{job_client.FORGET}"
         parts: dict[int, list[ClientId]] = {}
         for client in sorted(self._unfinished & node_of.keys()):

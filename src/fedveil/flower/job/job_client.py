@@ -1,10 +1,8 @@
 """The ClientApp of a deployed job. It answers one message of a round at a time.
 
-Flower starts a process for each message. A reply contains only the answer of the client's side of
-the protection, or a fixed word in place of an answer. A node with several clients answers for each
-of them separately, from the client's own data, account, keys and state. Reasons, warnings, metrics
-and tracebacks depend on the client's data, so they stay in this machine's log. Other data is sent
-only if the job says that clients reveal it.
+A reply contains only the answer of the client's side of the protection, or a fixed word in place of
+an answer. Reasons, warnings, metrics and tracebacks depend on the client's data, so they stay in
+this machine's log. Other data is sent only if the job says that clients reveal it.
 """
 
 from __future__ import annotations
@@ -106,11 +104,7 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
 
 
 def _node_answer(job: Job, message: Message, context: Context) -> bytes:
-    """Return the encoded answer of a node to a message of the job.
-
-    If the node has one client, it is that client's answer. Otherwise it is one message that
-    contains the answer of each client.
-    """
+    """Return the encoded answer of a node to a message of the job: one for all of its clients."""
     members, files = members_of(context.node_config, job), OwnFiles(job)
     if len(members) == 1:
         (member,) = members.values()
@@ -152,10 +146,7 @@ class _Misaddressed(Exception):
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return the result of `answer()`, or a fixed word such as `FAILED` if it raises an error.
-
-    If the error were raised, Flower would send its text, which may contain data.
-    """
+    """Return `answer()` or, for an error, a fixed word. The error's text may contain data."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -177,10 +168,7 @@ def _guarded(answer: Callable[[], bytes]) -> bytes | str:
 
 
 def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
-    """Return the encoded numbers of the node's clients.
-
-    If the job reveals the clients' numbers of examples, the message contains these too.
-    """
+    """Return the encoded numbers of the node's clients, and their example counts if revealed."""
     clients, counts = [member.client for member in members], list[int]()
     for member in members:
         _check_own_job(files, member)
@@ -193,11 +181,7 @@ def _introduce(files: OwnFiles, members: Sequence[Member]) -> bytes:
 
 
 def _check_own_job(files: OwnFiles, member: Member) -> None:
-    """Raise an error if the app's job differs from the operator's own copy of the job, if any.
-
-    The app comes from the server. Every guarantee depends on its job: on the protection, the
-    threshold, the number of rounds and more.
-    """
+    """Raise an error if the app's job, which the server made, differs from the operator's copy."""
     if member.job is None:
         return
     changed = differences(files.job.model_dump(), files.own_job(member.job).model_dump())
@@ -269,12 +253,7 @@ def _trained(
     half: Callable[[int, Update], ClientRound],
     time: FixedTime,
 ) -> Reply:
-    """Return the answer in the phase in which clients train.
-
-    The report is charged before any example is read. `asked` is the message to this client,
-    `common` the message to all. `half` makes the client's side of the protection from the client's
-    number of examples and the global weights. `time` fixes when the answer leaves.
-    """
+    """Return the answer in the training phase. The report is charged before examples are read."""
     job = files.job
     if job.privacy.randomness == "seeded" and not member.seeded:
         raise ClientWithheld(
@@ -316,7 +295,6 @@ def _training(files: OwnFiles, member: Member, common: Words) -> RoundTraining:
 
 
 def _answer_after_s(job: Job, member: Member) -> float | None:
-    """Return the longer of the delays that the job and the site's owner demand, or None."""
     owners = None if member.owner is None else member.owner.answer_after_s
     said = (job.deployment.answer_after_s, owners)
     return max((seconds for seconds in said if seconds is not None), default=None)
@@ -328,11 +306,7 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report to this client's account. Raises an error if that would exceed a limit.
-
-    The client enforces the job's limits itself, because a lying server would continue after they
-    are reached.
-    """
+    """Charge a report to this client's account, because a lying server would exceed the limits."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

@@ -48,9 +48,9 @@ class RoundTraining(Protocol):
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function to call once the report is made. It saves the state that the client keeps.
+        """A function to call with the protection and the server's message, once the report is made.
 
-        It takes the protection and the server's message that asked for the report.
+        It saves the state that the client keeps.
         """
 
 
@@ -63,8 +63,7 @@ class Member:
     the job's seed. `keys` and `accounts` are the folders of its keys and of its own accounts.
     `identity` is the file with its private key, and `roster` the file with every client's public
     key. `job` is the operator's own copy of the job. `owner` holds the demands of the site's owner,
-    if the site has a policy. `training`, if given, trains in another process: it takes the job and
-    the server's message to all clients, and returns an object that trains for one round.
+    if any. `training`, if given, trains in another process.
     """
 
     client: ClientId
@@ -103,8 +102,7 @@ class Member:
 def members_of(config: Mapping[str, object], job: Job) -> dict[ClientId, Member]:
     """Return the clients in a node configuration, by their numbers in the job.
 
-    The key `client` (or `partition-id`) names one client. The key `clients` names several, such as
-    "0-9,12".
+    The key `client` (or `partition-id`) names one client, and `clients` several, such as "0-9,12".
     """
     named, most = config.get("clients"), job.deployment.clients_per_node
     numbers = [_one(config, job)] if named is None else _several(named, job)

@@ -28,10 +28,8 @@ _PATIENCE_S = 30.0
 class Members:
     """The clients that were connected at the last poll.
 
-    If several nodes claim the number of one client, the last node gets it. A restarted node without
-    a stored identity has a new node number, while its old number still seems to be connected.
-    Flower's node authentication decides which nodes may connect, and the job how many clients a
-    node may claim.
+    If several nodes claim the number of one client, the last node gets it. Flower's node
+    authentication decides which nodes may connect, and the job how many clients a node may claim.
     """
 
     def __init__(self, grid: Grid, job: Job, event: Callable[[str], None]) -> None:
@@ -85,7 +83,7 @@ class Members:
     def wait_for(self, wanted: Collection[ClientId], enough: int, limit_s: float) -> int:
         """Poll until `enough` of the clients `wanted` are connected, or for `limit_s` seconds.
 
-        Returns how many of the clients `wanted` are connected.
+        Returns how many are connected.
         """
         end = time.monotonic() + limit_s
         self.look()
@@ -117,11 +115,6 @@ class Members:
         self._node_of.update(dict.fromkeys(clients, node))
 
     def _read(self, reply: Message) -> tuple[set[ClientId], str]:
-        """Return the clients that a node's `reply` names, and a text for the log.
-
-        If the job reveals numbers of examples, the text states their sum. Otherwise it is empty.
-        Raises `MessageInvalid` if the node may not have these clients.
-        """
         if reply.has_error():
             raise MessageInvalid("its own log says why")
         longest = _INTRODUCTION_BYTES + 16 * (self._most - 1)
@@ -144,7 +137,6 @@ class Members:
 
 
 def _named(clients: Collection[ClientId]) -> str:
-    """Return the clients and their verb: `client 3 is`, `clients 0-9 and 12 are`."""
     if len(clients) == 1:
         return f"client {min(clients)} is"
     ranges: list[list[ClientId]] = []

@@ -1,11 +1,8 @@
 """A deployed client's state from one round to the next, on the client's own disk.
 
-The state belongs to the job and to one run of the server, which has a name. A different run of the
-job starts from the initial state. A repeated round starts from the same state as before.
-
-A client does not know whether the server has summed its report. So it saves the new state beside
-the old one. The server's next request names the last round with the client's report in its sum. The
-client then deletes all states of later rounds.
+The state belongs to the job and to one run of the server. A client does not know if the server has
+summed its report, so it saves the new state beside the old one. The server's next request names the
+last round with the client's report in its sum. The client then deletes all states of later rounds.
 """
 
 from __future__ import annotations
@@ -55,20 +52,14 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in the client's state folder. An edited or older file is refused
-    (`OwnFile`).
-    """
+    """Client states in the client's state folder. An edited or older file is refused."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)
         self._key_folder = folder
 
     def _files(self, names: str = "*-*[0-9]") -> Iterator[tuple[ClientId, int]]:
-        """Yield the client and the round of each state file.
-
-        This includes files that another program has deleted, because the folder's list of digests
-        still names them.
-        """
+        """Yield the client and the round of each state file, including deleted files."""
         sealed = sealed_names(self._folder, self._key_folder)
         numbers = (name.split("-") for name in sealed if fnmatch(name, names))
         gone = ((int(client), int(round)) for client, round in numbers)
@@ -91,8 +82,7 @@ def kept_states(job: Job, common: Message, folder: StateFolder, client: ClientId
     """Return the client's saved states in this run.
 
     `common` is the server's message to all clients. It names the run and the last round whose sum
-    contains the client's report. States of later rounds, and states that no later round reads, are
-    deleted.
+    contains the client's report. States of later rounds are deleted.
     """
     name = take(common, KEPT_FIELD, str)
     if not _NAME.fullmatch(name):

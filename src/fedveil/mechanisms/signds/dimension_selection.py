@@ -23,10 +23,7 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The public parameters of a selection: the sizes of its sets, and the threshold.
-
-    They depend only on the settings and on the number of dimensions of an update.
-    """
+    """The public parameters of a selection: the sizes of its sets, and the threshold."""
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -44,8 +41,7 @@ class SelectionPlan:
 class Selection:
     """A client's selected dimensions and their sign, which may be sent.
 
-    The attribute `magnitude` is private. Only a perturbed bit about it may be sent, at its own
-    cost.
+    Only a perturbed bit about the private attribute `magnitude` may be sent, at its own cost.
     """
 
     indices: Int64s
@@ -84,8 +80,7 @@ class SignDS:
     Without `dim_out`, h is the largest number for which the best threshold gives an expected share
     E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
     `FedveilWarning` states the share to expect. `thr_ratio` = 1 cannot be reached with a finite
-    eps. Planning takes milliseconds for hundreds of selected dimensions, and grows with the square
-    of h.
+    eps.
 
     Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
     mechanism".
@@ -118,14 +113,14 @@ class SignDS:
         self._plans: dict[int, SelectionPlan] = {}
 
     def plan(self, dim: int) -> SelectionPlan:
-        """Return the public parameters of a selection from `dim` dimensions. They are cached."""
+        """Return the public parameters of a selection from `dim` dimensions."""
         dim = integer("dim", dim, 1)
         if dim not in self._plans:
             self._plans[dim] = self._make_plan(dim)
         return self._plans[dim]
 
     def select(self, update: npt.ArrayLike, entropy: Entropy) -> Selection:
-        """Return a random selection of dimensions of `update`, with the distribution of this class.
+        """Return a random selection of dimensions of `update`, distributed as `SignDS` states.
 
         `update` is a float32 or float64 vector without NaN or infinity.
         """
@@ -150,20 +145,12 @@ class SignDS:
         return Told(math.log(0.5) + plan.law.log_probability(inliers), top.mean_magnitude)
 
     def most_probable(self, dim: int) -> float:
-        """Return the largest ln Pr[indices, sign] that a selection can have.
-
-        It is that of any selection that reaches the threshold, because all of these are equally
-        likely. `dim` is the number of dimensions of an update.
-        """
+        """Return the largest possible ln Pr[indices, sign] of a selection, for `dim` dimensions."""
         plan = self.plan(dim)
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return a function from eps to the probability that a selection reaches the threshold.
-
-        The threshold and the number of selected dimensions stay as planned for this object's own
-        eps. `dim` is the number of dimensions of an update.
-        """
+        """Return a function from eps to the probability that a selection reaches the threshold."""
         return self.plan(dim).law.chance_of_favoured
 
     def _make_plan(self, dim: int) -> SelectionPlan:
@@ -191,11 +178,7 @@ class SignDS:
 
 
 def _subset(size: int, count: int, entropy: Entropy) -> Int64s:
-    """Return a uniform random subset of 0..size-1 with `count` members, in ascending order.
-
-    Random numbers are drawn until `count` of them are distinct. For more than half of `size`, the
-    complement is drawn instead.
-    """
+    """Return a uniform random subset of 0..size-1 with `count` members, in ascending order."""
     if 2 * count > size:
         kept = np.ones(size, np.bool_)
         kept[_subset(size, size - count, entropy)] = False

@@ -1,11 +1,9 @@
 """A code for sets of whole numbers that is only a few percent longer than their entropy.
 
 A set of h of the numbers 0..d-1 has an entropy of log2 C(d, h) bits. Each number is split into its
-lowest bits, which are sent unchanged, and the number of its bucket. There are 8 to 16 buckets per
-member (for dense sets, a bucket for each number). The buckets are encoded as a row of bits, called
-marks. It has a 1 for each member, in order, and a 0 for each step to the next bucket. An arithmetic
-coder writes the marks. It uses the exact probability that the next mark is a 1, which is members
-left / marks left. So it takes log2 C(marks, h) bits for every set.
+lowest bits, which are sent unchanged, and the number of its bucket. The buckets become a row of
+bits, called marks: a 1 for each member, and a 0 for each step to the next bucket. An arithmetic
+coder writes the marks with their exact probabilities.
 
     code := lowest bits of all members, in order, zero bits up to a whole byte
             arithmetic code of the marks, without zero bytes at its end
@@ -85,13 +83,7 @@ def _is_set(members: Int64s, dim: int) -> bool:
 
 
 def _layout(dim: int, count: int) -> tuple[int, int]:
-    """Return how many low bits of each number are sent unchanged, and the number of marks.
-
-    A mark is a bit of the row that the arithmetic coder writes. If there are low bits, several
-    numbers may share a bucket. A mark is then 1 for a number and 0 for the end of a bucket.
-    Otherwise there is a mark for each number from 0 to dim - 1, and it is 1 if the number is in the
-    set.
-    """
+    """Return how many low bits of each number are sent unchanged, and the number of marks."""
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
     if marks > _MAX_MARKS:
@@ -123,12 +115,7 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode a row of `marks` bits by arithmetic coding, and write the code to `out`.
-
-    `places` are the positions of the 1 bits, in ascending order. Returns the number of bytes
-    written. The coder's interval has a width of at least 2^24 before each bit, so rounding costs
-    almost nothing. A bit that is certain takes no space.
-    """
+    """Encode a row of `marks` bits by arithmetic coding, and write the code to `out`."""
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
     for mark in range(marks):

@@ -5,9 +5,6 @@ set. The exponential mechanism with the utility 1[v >= t] gives a selection J th
 
     Pr[J] proportional to exp(eps * 1[v >= t]),   so that
     Pr[v] proportional to C(topk, v) C(dim - topk, h - v) exp(eps * 1[v >= t]).
-
-The weights are integers times 1 or e^eps. All exact results are computed from these integers. The
-search for a threshold uses floating-point logarithms, and the integers only if these do not decide.
 """
 
 from __future__ import annotations
@@ -44,11 +41,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each possible v with its weight C(topk, v) C(dim - topk, h - v).
-
-        v is the number of selected dimensions in the top-k set. Its weight is the number of
-        selections with this v.
-        """
+        """Yield each number v of selected top-k dimensions, with the number of such selections."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)
@@ -60,10 +53,7 @@ class InlierLaw:
 
     @cached_property
     def sampler(self) -> ExactDraw:
-        """Return a sampler of v minus the smallest possible v.
-
-        v is the number of selected dimensions that are in the top-k set.
-        """
+        """Return a sampler of the number of selected top-k dimensions, minus its smallest value."""
         return ExactDraw(self._eps, self._floors_at)
 
     def draw(self, entropy: Entropy) -> int:
@@ -71,10 +61,6 @@ class InlierLaw:
         return self._least + int(self.sampler.draw(1, entropy)[0])
 
     def _floors_at(self, e: Fraction, bits: int) -> list[int]:
-        """Return floor(2^bits * Pr[V <= v]) for all possible v but the largest.
-
-        `e` is used in place of e^eps. V is the number of selected dimensions in the top-k set.
-        """
         floors, below, above = [], 0, 0
         total = self._below * e.denominator + self._above * e.numerator
         for v, weight in self._weights():
@@ -122,11 +108,6 @@ class InlierLaw:
         return at_least_zero(int(below * x.denominator), int(above * x.denominator), self._eps)
 
     def _moments(self, x: Fraction) -> tuple[Fraction, Fraction]:
-        """Return two sums of (v - x) * weight: over v below the threshold, and over all other v.
-
-        v is the number of selected dimensions in the top-k set, and its weight the number of
-        selections with this v.
-        """
         below = sum(v * w for v, w in self._weights() if v < self._threshold)
         above = sum(v * w for v, w in self._weights() if v >= self._threshold)
         return below - x * self._below, above - x * self._above
@@ -135,9 +116,8 @@ class InlierLaw:
 class ThresholdSearch:
     """Finds the best threshold for a selection of h dimensions, and the largest acceptable h.
 
-    The best threshold maximises E[v], where v is the number of selected dimensions in the top-k set
-    (`topk` of `dim` dimensions). Selections with v >= threshold are e^eps times as likely as
-    others.
+    The best threshold maximises E[v], where v is the number of selected dimensions in the top-k
+    set. Selections with v >= threshold are e^eps times as likely as others.
     """
 
     def __init__(self, dim: int, topk: int, eps: float) -> None:
@@ -145,10 +125,9 @@ class ThresholdSearch:
         self._tabulate(64)
 
     def best(self, dim_out: int) -> int:
-        """Return the threshold in 1..h with the largest E[v].
+        """Return the smallest threshold in 1..h with the largest E[v].
 
-        If several are equally good, returns the smallest. h = `dim_out` is the number of selected
-        dimensions, and v how many of them are in the top-k set.
+        v is the number of the h = `dim_out` selected dimensions that are in the top-k set.
         """
         # The maximum m of E[v] is reached if exactly the v above m are favoured: if favouring v = w
         # raises E[v], then w is above the result. So the best threshold is floor(m) + 1. Two
@@ -175,10 +154,9 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest h for which the best threshold gives a share E[v] / h >= `ratio`.
+        """Return the largest number of selected dimensions with an expected share >= `ratio`.
 
-        h is the number of selected dimensions, and v how many of them are in the top-k set. Returns
-        0 if there is no such h.
+        The share is the part of these that is in the top-k set. Returns 0 if there is none.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of
@@ -201,11 +179,7 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return the largest E[v] over all thresholds, and a bound on the rounding error of E[v].
-
-        v is the number of the h selected dimensions that are in the top-k set. The bound is 0 if v
-        has only one possible value.
-        """
+        """Return the largest mean number of selected top-k dimensions, and its error bound."""
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].
         if h >= len(self._log_v):

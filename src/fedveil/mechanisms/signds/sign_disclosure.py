@@ -29,9 +29,9 @@ def sign_told(plan: SelectionPlan, dim: int, eps: float) -> SignTold:
     """Return what a report of `SignDS` with this plan reveals about the sign of a weight's change.
 
     Before the report, both signs are equally likely. Assumptions: the changes of all `dim` weights
-    are exchangeable and not 0, a change of any size is equally likely to have either sign, and all
-    changes in the top-k set have the report's sign. The last assumption holds if at least topk
-    changes have that sign, which is usual: about half of all changes have it.
+    are exchangeable and not 0, and a change of any size is equally likely to have either sign. All
+    changes in the top-k set have the report's sign. This holds if at least topk changes have that
+    sign, which is usual.
     """
     # Let v of the h selected dimensions be in the top-k set, d = `dim`, R = E[v] / h and t = topk.
     # A weight outside the set is selected with probability o = (h - E[v]) / (d - t). Then

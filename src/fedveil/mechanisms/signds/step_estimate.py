@@ -1,14 +1,4 @@
-"""MagRR: estimates the size of the clients' updates from one perturbed bit of each client.
-
-A client's bit says whether r, the size of its own update, is below a bound. B is the majority of
-the bits.
-
-phase    a client's bit is 1 if   majority B = 0         majority B = 1
-growth   r < 2 * estimate         estimate *= growth     phase becomes shrink
-shrink   r < estimate             estimate stays         estimate /= 2
-
-The estimate is limited to the range of normal float32 numbers.
-"""
+"""MagRR: estimates the size of the clients' updates from one perturbed bit of each client."""
 
 from __future__ import annotations
 
@@ -33,12 +23,12 @@ _REGROW_ROUNDS = 5
 class MagnitudeEstimator:
     """The server's estimate of the size of the clients' updates, from one reported bit of each.
 
-    B is the majority of a round's bits. In the phase `growth`, B = 0 multiplies the estimate by
-    `growth`, and B = 1 ends the phase. In the phase `shrink`, B = 0 changes nothing, and B = 1
-    halves the estimate. As in the source, the phase `growth` never returns, so the estimate cannot
-    grow again. With `regrow`, the phase returns after five rounds of B = 0 in a row. The state
-    consists of `estimate`, `phase` and `zeros`, the number of such rounds. The clients' bits are
-    already protected by randomised response.
+    B is the majority of a round's bits, which clients have already protected by randomised
+    response. In the phase `growth`, B = 0 multiplies the estimate by `growth`, and B = 1 starts the
+    phase `shrink`. In the phase `shrink`, B = 0 changes nothing, and B = 1 halves the estimate. The
+    phase `growth` returns only with `regrow`, after five rounds of B = 0 in a row. The state
+    consists of `estimate`, `phase` and `zeros`, the number of such rounds. The estimate is limited
+    to the range of normal float32 numbers.
 
     Source: MindSpore Federated's document on SignDS, "MagRR".
 
@@ -85,8 +75,7 @@ class MagnitudeEstimator:
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
         """Update the estimate from one round in which `ones` of `reporters` bits were 1.
 
-        `eps` is the epsilon of the randomised response that perturbed the bits. If `reporters` is
-        0, nothing changes.
+        `eps` is that of the randomised response. Without reporters, nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return
@@ -112,10 +101,9 @@ class MagnitudeEstimator:
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """Return the step size of the server, lr_global in the source: 2 * estimate * participants.
+        """Return the step size of the server, 2 * estimate * participants.
 
-        If the `reporters` that sent a bit are fewer than 5% of the participants, returns
-        `sign_global_lr` instead.
+        With `reporters` below 5% of the participants, returns `sign_global_lr` instead.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

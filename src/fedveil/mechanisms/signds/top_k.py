@@ -1,14 +1,7 @@
 """Finds the largest entries of a vector, without sorting it.
 
-A radix select finds the smallest of the largest entries. It maps each float to an integer, its key,
-such that keys are ordered as the floats are. It counts entries by 16 bits of the key at a time,
-which takes two passes for float32 and four for float64. Passes after the first read only the few
-entries whose keys begin with the bits found so far. A last pass counts the set's entries in each
-short row of the vector. With these counts, the r-th entry of the set is found by reading a single
-row.
-
-The time does not depend on the order of the values. Without numba, NumPy's partition finds the same
-entry.
+A radix select maps each float to an integer key in the order of the floats, and counts entries by
+16 bits of the key at a time. The time does not depend on the order of the values.
 """
 
 from __future__ import annotations
@@ -41,10 +34,6 @@ class TopSet:
 
     If several entries equal the smallest value in the set, those with the lowest indices belong to
     it. -0.0 and 0.0 are equal. NaN and infinity are refused.
-
-    Members have ranks 0, 1, ...: first all entries above the smallest value in the set, then those
-    equal to it, each in the order of their indices. The entries outside the set have ranks too:
-    first all entries below that value, then those equal to it.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:
@@ -72,8 +61,7 @@ class TopSet:
     def others(self, ranks: Int64s) -> Int64s:
         """Return the indices of entries outside the set, given their `ranks` in ascending order.
 
-        Entries below the set's smallest member are ranked first, by index. Entries equal to it
-        follow.
+        Entries below the smallest member are ranked first, by index. Entries equal to it follow.
         """
         return self._indices(_BELOW, ranks, self._equal_members)
 
@@ -104,7 +92,6 @@ def flat_vector(update: Any) -> Vector:
 
 
 def _least_member(vector: Vector, size: int, sign: int) -> Any:
-    """Return the smallest of the `size` largest values of `sign * value`, in the vector's type."""
     if not HAVE_NUMBA:
         values = finite_vector("update", vector) * vector.dtype.type(sign)
         return np.partition(values, -size)[-size]
@@ -139,15 +126,11 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return n such that the n smallest and the n largest digits occur only in NaN and infinity.
-
-    A digit is the top 16 bits of a float's key (see `_key`).
-    """
+    """Return n such that the n smallest and the n largest digits occur only in NaN and infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
 def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
-    """Return the float that has this key (see `_key`). The key may be signed or unsigned."""
     width = 8 * dtype.itemsize
     magnitude = (1 << (width - 1)) - 1
     key &= 2 * magnitude + 1
@@ -157,11 +140,7 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return the key of a float: an integer. Keys are ordered as the floats are, if `flip` is 0.
-
-    They have the reverse order if `flip` is -1 (all bits inverted). `bits` are the float's bits as
-    an integer, and `magnitude` masks all of them but the sign.
-    """
+    """Return the key of a float: an integer. Keys are ordered as the floats are, if `flip` is 0."""
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.
     wide = np.int64(bits) ^ flip
@@ -174,10 +153,8 @@ def _boundary(
 ) -> tuple[int, int, int, int]:
     """Find the digit of the `size`-th largest entry. Returns it, and three counts of entries.
 
-    A digit is 16 bits of an entry's key, from bit `shift` on. `flip` and `magnitude` are as in
-    `_key`. The bits in `bias` are inverted, so that the digits of signed keys are ordered as the
-    keys are. The counts are: entries with a larger digit; entries with the same digit; and entries
-    with one of the `special` smallest or `special` largest digits, which mean NaN or infinity.
+    A digit is 16 bits of an entry's key, from bit `shift` on. The counts are of entries with a
+    larger digit, with the same digit, and with a digit of NaN or infinity.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -198,10 +175,7 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key among entries whose key has the digit `digit`.
-
-    The other arguments are as in `_boundary`.
-    """
+    """Return the smallest and the largest key among entries whose key has the digit `digit`."""
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -215,10 +189,6 @@ def _span(
 def _with_digit(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int, out: Vector
 ) -> None:
-    """Copy the few entries whose key has the digit `digit` to `out`.
-
-    The other arguments are as in `_boundary`.
-    """
     count = 0
     for start in range(0, len(bits), _BLOCK):
         part = bits[start : start + _BLOCK]
@@ -253,9 +223,8 @@ def _count_rows(
 ) -> None:
     """Count, in each row, the entries whose `sign * value` is above `least`, and those equal to it.
 
-    A row is a short stretch of the vector. The counts are written to `above` and `equal`. The
-    magnitudes of the entries above `least` are added to `lanes`, which has a partial sum for each
-    position in a row, so that the compiled and the NumPy version add in the same order.
+    Writes the counts to `above` and `equal`. Adds the magnitudes of the entries above `least` to
+    `lanes`, which has a partial sum for each position in a row.
     """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]

@@ -1,15 +1,11 @@
 """Draws the sum S of the states whose bits are 1 in a perturbed one-hot code, from flipped bits.
 
-Each bit of a code is flipped with probability q, independently. In oue the bit of the parameter's
-own state is a fair coin instead. The sampler treats the codes of a vector as one row of bits, and
-jumps from each flipped bit to the next:
+Each bit of a code is independently flipped with probability q. In oue, the bit of the parameter's
+own state is a fair coin instead. The sampler jumps from each flipped bit to the next:
 
     Pr[g unflipped bits before the next flipped one] = (1 - q)^g q
 
-S starts as the sum of the unperturbed code, the parameter's own state. A flipped bit of another
-state adds that state to S. A flip of the own bit subtracts the own state in rr. In oue it is
-ignored, and a coin decides if the own state counts. The method needs one small table for any number
-of states, and one draw for each flipped bit. So it is fast if bits are rarely flipped.
+It needs one draw for each flipped bit, so it is fast if bits are rarely flipped.
 """
 
 from __future__ import annotations
@@ -53,10 +49,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Draw S, the sum of the states whose bits are 1, for each parameter. Writes it to `sums`.
-
-        `states` are the parameters' own states, before their codes are perturbed.
-        """
+        """Draw S, the sum of the states whose bits are 1, for each parameter, into `sums`."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -72,10 +65,10 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return the distribution of the number of bits before the next flipped bit.
+    """Return the distribution of the number of bits before the next flipped bit, in one row.
 
-    A bit is flipped with probability `q`. The result is a matrix of one row. Its last entry is the
-    probability of `_LONGEST_GAP` or more. The relative error is at most 2^-43.
+    A bit is flipped with probability `q`. The last entry is the probability of `_LONGEST_GAP` or
+    more. The relative error is at most 2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -83,10 +76,9 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return the exact distribution of the number of bits before the next flipped bit.
+    """Return integer weights, the exact distribution of the number of bits before a flipped bit.
 
-    A bit is flipped with probability `q`. The result has integer weights, the last one for
-    `_LONGEST_GAP` or more bits.
+    A bit is flipped with probability `q`. The last weight is for `_LONGEST_GAP` or more bits.
     """
     lie, both = q.as_integer_ratio()
     true = both - lie
@@ -121,9 +113,9 @@ def _add_lies_numpy(
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
     """Add the states of all flipped bits to their parameters' sums.
 
-    `gaps` has the number of unflipped bits before each flip. The first gap begins at bit `place` of
-    the row of all codes. Returns the position at which the next gap begins. A flip of the bit of a
-    parameter's own state adds `own` times that state: -1 removes it, and 0 ignores the flip.
+    `gaps` has the number of unflipped bits before each flip, starting at bit `place` of all codes.
+    Returns the position at which the next gap begins. A flip of the own state's bit adds `own`
+    times that state: -1 removes it, and 0 ignores the flip.
     """
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
@@ -140,12 +132,7 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write the positions of the flipped bits to `places`. Returns their number.
-
-    `gaps` has the number of unflipped bits before each flip. The first gap begins at position
-    `place`. Also returns the position at which the next gap begins. After a gap of `_LONGEST_GAP`
-    there is no flip: the next gap continues it.
-    """
+    """Write flipped bits' positions to `places`. Returns their number and the next gap's start."""
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -158,10 +145,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """For the bit at each of `places`, write its parameter to `parameters`, its state to `lying`.
-
-    The floating-point division is exact for positions up to 2^50.
-    """
+    """Write the parameter of each bit in `places` to `parameters`, and its state to `lying`."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

@@ -1,9 +1,8 @@
 """Perturbed one-hot codes, packed as bits.
 
-Bit `i * states + k` of the packed codes is bit k of parameter i's code. This bit stands for the
-state `k - cells`: the states are the whole numbers from -cells to cells. The lowest bit of a byte
-comes first. A single 1 follows the last bit, and zeros fill the last byte. So the number of bits
-can be read from the bytes, and codes can be packed in only one way.
+Bit `i * states + k` of the packed codes is bit k of parameter i's code. It stands for the state `k
+- cells`. The lowest bit of a byte comes first. A single 1 follows the last bit, and zeros fill the
+last byte. So the bytes determine the number of bits, and codes can be packed in only one way.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from fedveil.mechanisms.unary.rounding import States
 def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
     """Return the packed one-hot codes of parameters in these states.
 
-    Each bit is drawn independently. The bit of a parameter's own state is 1 with probability p, and
-    every other bit with probability q. The states are the whole numbers from -cells to cells.
+    The bit of a parameter's own state is 1 with probability p, any other with q, independently.
     """
     count = len(states) * (2 * cells + 1)
     packed = np.empty(packed_codes_size(count), np.uint8)
@@ -44,10 +42,7 @@ def packed_codes_size(bits: int) -> int:
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """Return the number of packed codes, or None if the bytes cannot be packed codes.
-
-    A code has 2 cells + 1 bits.
-    """
+    """Return the number of packed codes, or None if the bytes cannot be packed codes."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()
@@ -56,20 +51,14 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add to each entry of `sums` the states whose bits are 1 in that parameter's code.
-
-    The states are the whole numbers from -cells to cells.
-    """
+    """Add to each entry of `sums` the states whose bits are 1 in that parameter's code."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
 
 
 def unpack_codes(packed: Uint8s, cells: int, count: int) -> Uint8s:
-    """Return the bits of `count` packed codes as an array of 0 and 1, with one code per row.
-
-    A code has 2 cells + 1 bits.
-    """
+    """Return the bits of `count` packed codes as an array of 0 and 1, with one code per row."""
     states = 2 * cells + 1
     bits = np.unpackbits(packed, count=count * states, bitorder="little")
     return bits.reshape(count, states)
@@ -131,7 +120,6 @@ def _fold(words: Uint64s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) 
 
 @compiled()
 def _ones(word: np.uint64) -> int:
-    """Return the number of 1 bits in a word. LLVM compiles this loop to a single instruction."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + (
         (word >> np.uint64(2)) & np.uint64(0x3333333333333333)

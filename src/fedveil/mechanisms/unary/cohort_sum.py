@@ -2,8 +2,7 @@
 
 A client's report is S, the sum of the states whose bits are 1 in its code. Let m(v) of n clients be
 in state v. The number of codes in which bit v is 1 is Binomial(m(v), p) + Binomial(n - m(v), q),
-independently for each v. The sum of the clients' S is the sum over v of v times that number. So a
-few hundred exact binomial draws per parameter replace the reports of any number of clients.
+independently for each v. The sum of the clients' S is the sum over v of v times that number.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ class CohortSum:
         self.clients += clients
 
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
-        """Return, for every parameter, a draw of the sum of all clients' reports.
+        """Return, for every parameter, an exact draw of the sum of all clients' reports.
 
         A client's report is the sum of the states whose bits are 1 in its perturbed code. The bit
-        of its own state is 1 with probability p, and any other bit with probability q. The
-        distribution is exact.
+        of its own state is 1 with probability p, and any other bit with probability q.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

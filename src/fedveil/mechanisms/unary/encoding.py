@@ -79,8 +79,8 @@ class UnaryEncoding:
     Estimate of the mean from n reports: value_range / cells * Σ S / (n (p - q)).
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022. The
-    estimate is eq. (6) there, with two corrections: (frequency - q) / (p - q) replaces eq. (5),
-    which is right for RR only, and the minus signs that eq. (6) lacks are restored.
+    estimate is eq. (6) there, with two corrections: (frequency - q) / (p - q) replaces eq. (5), and
+    the missing minus signs are restored.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded
@@ -141,10 +141,9 @@ class UnaryEncoding:
     def loss_per_parameter(self) -> PrivacyLoss:
         """Return the privacy loss of a parameter's whole code, ln(p (1 - q) / (q (1 - p))).
 
-        A bit of the code becomes 1 with probability p if it belongs to the parameter's own state,
-        otherwise with probability q. Both kinds of report have this epsilon: the bits, and S, the
-        sum of the states whose bits are 1. A ledger composes many of these losses by their
-        distributions, which gives a smaller total than the sum of the epsilons.
+        A bit of the code is 1 with probability p if it belongs to the parameter's own state,
+        otherwise with probability q. A ledger composes many of these losses to less than the sum of
+        their epsilons.
         """
         whole = plain_sum([(self.eps, 2)]) if self.kind == "rr" else self.eps
         release = UnaryRelease(self.exact_p, self.exact_q, self.cells, self.report, whole)
@@ -154,8 +153,8 @@ class UnaryEncoding:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
         The rounding `nearest` gives the nearest state, and of two equally near ones the even one.
-        `stochastic` gives one of the two neighbouring states at random, such that the mean is
-        exact. It needs `entropy`. Infinities are clipped. NaN is refused.
+        `stochastic` rounds at random with `entropy`, such that the mean is exact. Infinities are
+        clipped. NaN is refused.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
@@ -185,8 +184,7 @@ class UnaryEncoding:
     def perturb(self, values: npt.ArrayLike, entropy: Entropy) -> Report:
         """Return the report of a vector. The report is protected and may be sent.
 
-        A floating-point vector is encoded first. An integer vector contains states, as from
-        `encode`.
+        A floating-point vector is encoded first. An integer vector contains states.
         """
         array = np.asarray(values)
         if array.ndim != 1:
@@ -195,10 +193,6 @@ class UnaryEncoding:
         return self.perturb_states(states, entropy)
 
     def perturb_states(self, states: States, entropy: Entropy) -> Report:
-        """Return the report of a vector of states: their perturbed codes, or each code's sum.
-
-        `states` are as `encode` returns them.
-        """
         if self.report == "bits":
             return self._codes(states, entropy)
         sums = np.empty(len(states), self.sum_dtype)
@@ -212,7 +206,6 @@ class UnaryEncoding:
 
     @functools.cached_property
     def _lies(self) -> LyingBits | None:
-        """Return a sampler that jumps between flipped bits, or None if bits are flipped often."""
         few = 2 * self.cells * self.q <= MAX_LIES
         return LyingBits(self.exact_p, self.exact_q, self.cells) if few else None
 
@@ -232,11 +225,6 @@ class UnaryEncoding:
         return code_bits.draw_codes(self.exact_p, self.exact_q, self.cells, states, entropy)
 
     def _sum_of_bits(self, states: States, entropy: Entropy, sums: Report) -> None:
-        """Write the sum of each parameter's report to `sums`, by drawing every bit of its code.
-
-        The sum is over the states whose bits are 1. This is slow, and used only if a table of the
-        sum's distribution would be too large.
-        """
         sums[:] = 0
         step = max(1, _BITS_AT_ONCE // self.states)
         for begin in range(0, len(states), step):
@@ -244,10 +232,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add a report to `running`: for each parameter, the sum of the states whose bits are 1.
-
-        Returns `running`, or a new array if `running` is None.
-        """
+        """Add a report to `running`: for each parameter, the sum of the states whose bits are 1."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -312,9 +297,9 @@ class UnaryEncoding:
 
             value_range² [Σ (v / cells)² q (1 - q) + x² (p (1 - p) - q (1 - q))] / (n (p - q)²),
 
-        with the sum over all states v, and x = value / value_range. Rounding errors are not
-        included. `stochastic` rounding adds a variance of at most (value_range / cells)² / (4 n),
-        and `nearest` a bias of at most value_range / (2 cells).
+        with the sum over all states v, and x = value / value_range. `stochastic` rounding adds at
+        most (value_range / cells)² / (4 n), and `nearest` a bias of at most value_range / (2
+        cells).
         """
         n = integer("n", n, 1)
         x = number("value", value) / self.value_range
@@ -327,8 +312,7 @@ class UnaryEncoding:
     def sum_law(self, state: int) -> Float64s:
         """Return Pr[S = s] for s = -largest_sum..largest_sum, for a parameter in this state.
 
-        S is the sum of the states whose bits are 1 in the perturbed code. The relative error is
-        below 3 · states · 2^-53.
+        S is the sum of the states whose bits are 1. The relative error is below 3 · states · 2^-53.
         """
         state = integer("state", state, -self.cells, self.cells)
         return sum_law(self.exact_p, self.exact_q, self.cells, state)
@@ -381,10 +365,7 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode `packed`, the untrusted bytes of a packed report.
-
-        Raises `InvalidValue` unless they report `dimension` parameters.
-        """
+        """Decode an untrusted report. Raises `InvalidValue` unless it has `dimension` values."""
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
                 raise InvalidValue("the packed report has the wrong length")

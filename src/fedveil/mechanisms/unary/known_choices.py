@@ -19,11 +19,10 @@ from fedveil.privacy.choice_audit import Choice, told_true
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     """Return the random choices in a report of `dimension` parameters, for an audit.
 
-    An audit tests how often each choice is truthful. In a report of bits, each bit is a choice, and
-    is truthful with probability e^eps / (1 + e^eps). The exception is the bit of the own state in
-    oue, which is a fair coin. In a report of sums, each sum is a choice, and is truthful if it
-    equals the state. Only parameters in the largest or the smallest state are tested. Returns no
-    choices for sums with more than 127 cells.
+    In a report of bits, each bit is a choice, and is truthful with probability e^eps / (1 + e^eps).
+    In oue, the bit of the own state is a fair coin instead. In a report of sums, each sum is a
+    choice, and is truthful if it equals the state. Only parameters in the largest or the smallest
+    state are tested. Returns no choices for sums with more than 127 cells.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -43,8 +42,7 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
     """Return, for each entry of `choices`, which of these choices in `report` tell the truth.
 
-    `values` are the true values. An entry of the result is 1 for the truth, 0 for a lie, and -1 if
-    that is unknown or not tested.
+    `values` are the true values. The result is 1 for the truth, 0 for a lie, and -1 if unknown.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -66,10 +64,7 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of `values`, and a mask of the values whose state is certain.
-
-    With random rounding, only a value that lies exactly on a state has a certain state.
-    """
+    """Return the states of `values`, and a mask of the values whose state is certain."""
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
         return states, np.ones(len(states), np.bool_)
@@ -79,10 +74,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return the probability that a report of sums is truthful, if the state is the largest.
-
-    The largest state is the number `cells`. The report is truthful if it equals the state: the sum
-    of the states whose bits are 1 in the perturbed code is `cells`.
-    """
+    """Return Pr[the reported sum is `cells` | the true state is `cells`], the largest state."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -23,9 +23,9 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
     """Return a function that maps values to ln Pr[report | values].
 
-    Returns None for reports of sums with more than 127 cells, which have no table. If values are
-    rounded at random, the result is averaged over the possible states. The error is at most 2^-40
-    per parameter. Probabilities below the smallest float count as 0.
+    Returns None for reports of sums with more than 127 cells. If values are rounded at random, the
+    result is averaged over the possible states. The error is at most 2^-40 per parameter.
+    Probabilities below the smallest float count as 0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -44,7 +44,6 @@ def _of_sums(encoding: UnaryEncoding, sums: Report) -> LogLikelihood:
 
 
 def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
-    """Return a function that maps values to ln Pr[packed codes | values]."""
     p, q = encoding.exact_p, encoding.exact_q
     count = code_bits.code_count(packed, encoding.cells) or 0
     bits = code_bits.unpack_codes(packed, encoding.cells, count)
@@ -63,12 +62,7 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function that maps values to ln Pr[report | values], averaged over random rounding.
-
-    `chance(states)` returns the probability of each parameter's report if the parameters have these
-    states. If a value may be rounded to either of two states, the result is the mean over both,
-    weighted by their probabilities.
-    """
+    """Return a function from values to ln Pr[report | values], averaged over random rounding."""
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:
         if encoding.rounding == "nearest":

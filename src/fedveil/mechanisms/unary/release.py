@@ -1,4 +1,4 @@
-"""The release of one parameter's report, with the loss distribution that a ledger composes."""
+"""The release of one parameter's unary report, for a ledger."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from fedveil.privacy.loss_distribution import LossDistribution
 class UnaryRelease:
     """The release of one parameter's report, with the loss distribution that a ledger composes.
 
-    A report has either the code's bits, or S, the sum of the states whose bits are 1. `epsilon` is
-    the privacy loss of the code. For S, the loss distribution is the worst over all pairs of
-    states. If there are too many cells for a table, the distribution of the bits is used instead.
-    This gives an upper bound, because S is computed from the bits.
+    `epsilon` is the privacy loss of the code. A report has either the code's bits, or S, the sum of
+    the states whose bits are 1. For S, the loss distribution is the worst over all pairs of states,
+    or that of the bits if there are too many cells. That of the bits is an upper bound.
     """
 
     p: Fraction
@@ -44,8 +43,7 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return the joint distribution of two bits of a code, for each of two states of the parameter.
 
-    The bits are the two in which the one-hot codes of the states differ. The result has a row for
-    each state, with the probabilities of the four values of the two bits.
+    The bits are the two in which the one-hot codes of the states differ.
     """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(

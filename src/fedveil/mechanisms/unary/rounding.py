@@ -21,10 +21,7 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state nearest to cells * value / value_range, clipped. NaN is refused.
-
-    The states are the whole numbers from -cells to cells.
-    """
+    """Return the state nearest to cells * value / value_range, clipped. NaN is refused."""
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -35,10 +32,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 def nearest_moved(
     start: Float32s, update: Float32s, cells: int, value_range: float
 ) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and the number of values that were clipped.
-
-    A value v becomes the state nearest to cells * v / value_range, from -cells to cells.
-    """
+    """Return the nearest states of `start + update`, and the number of values that were clipped."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -51,8 +45,7 @@ def stochastic_states(
 ) -> States:
     """Return cells * value / value_range, clipped and randomly rounded to a neighbouring state.
 
-    The expected state is exactly the clipped number. The states are the whole numbers from -cells
-    to cells.
+    The expected state is exactly the clipped number.
     """
     # The draw decides whether the magnitude is rounded up. Its fraction is exact in floating point.
     array = _floating(values)
@@ -77,10 +70,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return the two states to which `stochastic_states` may round each value.
-
-    Also returns the probability of the second one.
-    """
+    """Return each value's two neighbouring states, and the probability to round to the second."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))
@@ -97,7 +87,6 @@ def _floating(values: npt.ArrayLike) -> _Values:
 
 
 def _scaled(values: _Values, cells: int, value_range: float) -> Float64s:
-    """Return cells * value / value_range, clipped, as float64."""
     with np.errstate(over="ignore"):  # infinity is clipped too
         return np.clip(values.astype(np.float64) * cells / value_range, -cells, cells)
 
@@ -168,7 +157,7 @@ def _nearest_moved(
 ) -> int:
     """Write the states nearest to `start + update` to `states`. Returns the number of clipped sums.
 
-    Returns a negative number if the update is not finite (-1) or a sum is NaN (-2).
+    Returns -1 if the update is not finite, and -2 if a sum is NaN.
     """
     most = np.float64(cells)
     beyond, infinite, undefined = np.int32(0), np.int32(0), np.int32(0)
@@ -217,10 +206,8 @@ def _stochastic(
 ) -> int:
     """Round scaled values to `states` at random, such that their mean is kept.
 
-    A value is rounded away from zero with probability equal to its fraction, otherwise towards
-    zero. The fraction's first 64 binary digits are compared with a random word. If they are equal,
-    the value is undecided: it is rounded towards zero, and its index is written to `undecided`.
-    Returns the number of undecided values, or -1 for a NaN.
+    A value that 64 random bits do not decide is rounded towards zero, and its index is written to
+    `undecided`. Returns the number of undecided values, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

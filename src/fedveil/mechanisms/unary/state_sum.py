@@ -24,10 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of a code's states, that of all positive states.
-
-    The states are the whole numbers from -cells to cells.
-    """
+    """Return the largest possible sum of a code's states, for states from -cells to cells."""
     return cells * (cells + 1) // 2
 
 
@@ -36,8 +33,7 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
     """Return tables that draw the sum S for any state by one look-up.
 
     S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
-    code. The own bit is 1 with probability p, and any other with probability q. Tables are cached
-    for each p, q and `cells`.
+    code. The own bit is 1 with probability p, and any other with probability q.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -51,8 +47,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
     """Return the distribution of a perturbed code's sum S for every own state, one per row.
 
     S is the sum of the states whose bits are 1. The own bit is 1 with probability p, and any other
-    with probability q. The relative error of every entry is below 2^-40. The states are the whole
-    numbers from -cells to cells.
+    with probability q. The relative error of every entry is below 2^-40.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -70,8 +65,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
     """Return the distribution of a perturbed code's sum S for one own state.
 
-    S is the sum of the states whose bits are 1. The relative error is below 2^-40, as in
-    `sum_laws`. The states are the whole numbers from -cells to cells.
+    S is the sum of the states whose bits are 1. The relative error is below 2^-40.
     """
     largest = largest_sum(cells)
     law = np.zeros(2 * largest + 1)
@@ -101,10 +95,7 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution of a sum after one more random bit is added to it.
-
-    `law` is the distribution before. The bit adds v with the given `probability`, otherwise 0.
-    """
+    """Return the distribution of a sum after a random bit adds `v` with this `probability`."""
     # `1 - one` would round a small zero away.
     zero, one = float(1 - probability), float(probability)
     out = zero * law
@@ -118,10 +109,9 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return the exact distribution of a perturbed code's sum S for one own state.
+    """Return exact integer weights for each possible sum S of a perturbed code, for one own state.
 
-    S is the sum of the states whose bits are 1. The result has an integer weight for each possible
-    S. The states are the whole numbers from -cells to cells.
+    S is the sum of the states, from -cells to cells, whose bits are 1.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

@@ -1,9 +1,5 @@
 """Privacy accounts of a finished run, read from its folder and checked for consistency.
 
-A federated run saves its ledger in its checkpoint. The checkpoint contains a digest of itself and
-one of the run's metrics, and the job is saved twice. A vertical run saves one account per party,
-which must follow from the job and from how often the examples were sent.
-
 Digests are not signatures: a folder in which all files were rewritten consistently is accepted.
 """
 
@@ -48,7 +44,7 @@ _FILES = (JOB, METRICS, EVENTS, ACCOUNTS, FINDINGS, MODEL, f"{CHECKPOINT}/latest
 class Account:
     """A stated epsilon and delta, and the releases from which they follow.
 
-    `of` says whose privacy it covers. If `releases` is empty, `missing` says why.
+    `of` says whose privacy is covered. If `releases` is empty, `missing` says why.
     """
 
     of: str
@@ -96,7 +92,6 @@ def read_evidence(path: Path) -> Evidence:
 
 
 def _check_job(path: Path) -> None:
-    """Raise RunFolderError if the job differs from the copy that was saved when the run began."""
     began = path / CHECKPOINT / JOB
     if not began.is_file():
         raise RunFolderError(f"{began} is missing, the job that the run began with")
@@ -107,11 +102,7 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """Return the account that a federated run's ledger has for a client in every round.
-
-    The list is empty if the run has no record or no checkpoint. Raises RunFolderError if the ledger
-    gives other epsilons than the last record.
-    """
+    """Return the ledger's account of a client in every round, or [] without a checkpoint."""
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []
@@ -142,7 +133,6 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
 
 
 def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
-    """Yield the accounts of party `name` in a vertical run: for an example, and for a label."""
     lines = {line.what: line for line in party.accounts}
     for what, line in lines.items():
         sent = _SENT.fullmatch(what)
@@ -154,11 +144,7 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the privacy charges of an example whose tensors a party sent `times` times.
-
-    `lines` are the lines of the party's account, by what they cover. They state how many bits of an
-    example are sent each time.
-    """
+    """Return the privacy charges of an example whose tensors a party sent `times` times."""
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
     settings = run.job["privacy"]["embedding_dp"] or {}
@@ -172,11 +158,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Check one `line` of a party's account, and return it with the releases behind it.
-
-    `name` is the party. Raises RunFolderError if the line's epsilon does not follow from `charges`,
-    the privacy losses with their numbers of releases.
-    """
+    """Return an account line with its releases. Raises RunFolderError if its epsilon is wrong."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

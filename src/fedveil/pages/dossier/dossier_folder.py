@@ -68,10 +68,7 @@ class Dossier:
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Write a page, a record, and a script that recomputes the record's epsilons, to `folder`.
-
-    Yields the path of each file.
-    """
+    """Write a dossier's page, record and recomputing script to `folder`. Yields their paths."""
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
     make_folder(folder)

@@ -40,9 +40,9 @@ def recomputed(account: dict[str, Any]) -> tuple[float, float]:
 
 
 def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, float]:
-    """Compose releases. Returns their epsilon at `delta`, and its possible rounding error.
+    """Return the epsilon of composed releases at `delta`, and its possible rounding error.
 
-    Losses are rounded to a grid. Its step depends on `stated`, the epsilon in the record.
+    `stated` is the epsilon in the record. It determines the grid to which losses are rounded.
     """
     interval = grid(releases, number(stated))
     square = math.fsum(r["count"] / r["ratio"] ** 2 for r in releases if r["law"] == "gaussian")
@@ -68,8 +68,7 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 def grid(releases: list[Any], stated: float) -> float:
     """Return the step of the grid to which privacy losses are rounded.
 
-    It is the releases' own step if all share one. Otherwise it is a small fraction of `stated`, the
-    epsilon in the record.
+    `stated` is the epsilon in the record.
     """
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
@@ -104,10 +103,9 @@ def sampled(release: dict[str, Any], interval: float) -> Any:
 
 
 def table(release: dict[str, Any], interval: float) -> tuple[Any, bool]:
-    """Return the privacy loss distribution of a release whose losses are listed, on the grid.
+    """Return the privacy loss distribution of a release whose losses are listed in the record.
 
-    Losses are rounded up to the grid, whose step is `interval`. The second result is True if no
-    loss had to be rounded.
+    Losses are rounded up to multiples of `interval`. The second result is True if none was rounded.
     """
     if release["law"] == "stated":
         epsilon, delta = release["epsilon"], release["delta"]
@@ -137,8 +135,7 @@ def number(value: Any) -> float:
 def verdict(stated: float, epsilon: float, error: float) -> str:
     """Compare the epsilon `stated` in a record with the recomputed `epsilon`.
 
-    Returns "agrees", "STATES LESS" or "states more". `error` is the possible rounding error of
-    `epsilon`.
+    Returns "agrees", "STATES LESS" or "states more". `error` bounds `epsilon`'s rounding error.
     """
     if stated == epsilon or abs(stated - epsilon) <= TOLERANCE * stated + error:
         return "agrees"

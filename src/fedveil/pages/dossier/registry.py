@@ -1,8 +1,7 @@
 """A run's record in the shape of the Differential Privacy Deployments Registry.
 
 The keys under `deployment` are those of the registry (Nanayakkara, Ghazi and Vadhan, 2025,
-arXiv:2509.13509). `accounts` adds the releases from which each epsilon can be recomputed, and
-`files` the digests of the run's files.
+arXiv:2509.13509).
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ _UNKNOWN = "Not stated: the run's folder does not hold it. Whoever deploys the m
 
 
 def registry_record(evidence: Evidence, statements: list[Statement]) -> dict[str, Any]:
-    """Return the record of a run, with the statements made about it, as plain data.
-
-    Strict JSON can represent it: infinity is a text.
-    """
+    """Return a run's record with the given statements, as plain data. Infinity becomes a text."""
     said = {statement.key: statement.text for statement in statements}
     found = {
         "format": "fedveil dossier 1",

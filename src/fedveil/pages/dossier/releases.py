@@ -34,9 +34,8 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Convert charges (losses with their numbers of releases) to plain data, for a record.
 
-    The field `law` says how to recompute each epsilon. `rates` are the job's sampling rates, by
-    which sampled Gaussians are recognised. An `adaptive` account adds up epsilons, so its releases
-    have only the laws `stated` and `none`.
+    `rates` are the job's sampling rates, by which sampled Gaussians are recognised. An `adaptive`
+    account adds up epsilons, so its releases have only the laws `stated` and `none`.
     """
     found = []
     for loss, count in charges:
@@ -66,11 +65,7 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
-    """Return the noise ratio at which a Gaussian sampled at `rate` has the losses in `table`.
-
-    The delta at epsilon 0 decreases as the ratio grows, so bisection finds the only possible ratio.
-    Returns None if the deltas at larger epsilons then differ from those of the table.
-    """
+    """Return the ratio of a Gaussian sampled at `rate` with the losses in `table`, or None."""
     if not 0 < rate < 1:
         return None
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)

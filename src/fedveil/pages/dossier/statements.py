@@ -164,7 +164,6 @@ _LAWS = {"gaussian": "a sum with Gaussian noise", "none": "what is sent unprotec
 
 
 def _composition(accounts: list[Account]) -> list[str]:
-    """Return a sentence for each account: its types of releases, and how the losses compose."""
     found = []
     for account in accounts:
         laws = [
@@ -181,10 +180,6 @@ def _composition(accounts: list[Account]) -> list[str]:
 
 
 def _bounds(findings: object) -> Statement:
-    """Return the statement of an audit's lower bounds on epsilon, from the run's `findings`.
-
-    It says what the bounds assume, and which true epsilons they can miss.
-    """
     lines = []
     for finding in _findings(findings):
         for bound in finding.bounds:

@@ -33,11 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _number(mark: str, thousands: str) -> Parse:
-    """Return a parser of numbers with the decimal separator `mark`.
-
-    Thousands may be grouped by `thousands`, by apostrophes, underscores or spaces. The parser
-    returns None for any other text.
-    """
+    """Return a parser of numbers with these separators of decimals and thousands."""
     groups = f"[{re.escape(thousands)}'’_ \u00a0\u2009\u202f]"
     whole = rf"(?:\d{{1,3}}(?:(?P<s>{groups})\d{{3}})(?:(?P=s)\d{{3}})*|\d+)"
     some = rf"(?:{whole}(?:{re.escape(mark)}\d*)?|{re.escape(mark)}\d+)(?:[eE][+-]?\d+)?"
@@ -67,10 +63,7 @@ def _days(year: str, month: str, day: str, clock: Sequence[str | None]) -> float
 
 
 def _fraction(clock: Sequence[str | None]) -> float | None:
-    """Return a time as a fraction of a day, or None if it is invalid, such as 24:00.
-
-    `clock` has the digits of the hour, minute, second and decimals. Missing ones are None.
-    """
+    """Return a time as a fraction of a day, or None if it is invalid, such as 24:00."""
     hour, minute, second = (int(part or 0) for part in clock[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None
@@ -149,10 +142,7 @@ NOUNS: Final[Mapping[str, str]] = {
 
 
 def is_missing(cell: str, stated: Collection[str]) -> bool:
-    """Return True if a cell has no value: it is empty, a marker such as NA, or in `stated`.
-
-    `stated` are the job's own markers of missing values.
-    """
+    """Return True if a cell is empty, a marker such as NA, or in `stated` (the job's markers)."""
     return cell.lower() in NO_NUMBER or cell in stated
 
 

@@ -1,9 +1,7 @@
 """The encoding of a party's table columns as model inputs, computed from its training rows alone.
 
 For the deep part, a number x becomes (x - mean) / deviation. For the wide part, it becomes the
-index of its interval between quantiles. For both parts, a word becomes an index (its place), which
-selects a row of one of the part's tables. An encoding is saved with the run, so that later
-evaluations use the same scales, intervals, places and classes.
+index of its interval between quantiles. For both parts, a word becomes an index.
 """
 
 from __future__ import annotations
@@ -69,10 +67,7 @@ class Scale(Settings):
         return scaled
 
     def check(self, table: Table, column: str, scaled: Float32s, first: int = 0) -> None:
-        """Raise DataInvalid if a number is infinite after scaling.
-
-        `scaled` are the scaled numbers of a column, for the rows of the table from row `first` on.
-        """
+        """Raise DataInvalid if a scaled number is infinite. `scaled` begins at row `first`."""
         if not np.isfinite(scaled).all():
             row = first + int((~np.isfinite(scaled)).argmax())
             raise DataInvalid(
@@ -148,10 +143,7 @@ def _encode(
 
 
 class Words(Settings):
-    """The encoding of a column of words.
-
-    Each of `words` has an index of its own. All other words share the last index.
-    """
+    """Encodes a column of words: each of `words` has an index, and all others share the last."""
 
     words: tuple[str, ...]
     places: int
@@ -160,8 +152,7 @@ class Words(Settings):
     def of(cls, table: Table, column: str, places: int) -> Words:
         """Return an encoding with `places` indices: one for each of the most frequent words.
 
-        The last index is for all other words. Equally frequent words are chosen in alphabetical
-        order. Raises DataInvalid if all cells are empty.
+        The last index is for all other words. Raises DataInvalid if all cells are empty.
         """
         known = table.known[column]
         counts = np.bincount(table.codes(column), minlength=len(known)).tolist()
@@ -233,11 +224,7 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if this encoding has the sizes `places` and `bins`.
-
-        `places` has the number of indices of each word column, and `bins` is the number of
-        intervals of every number column.
-        """
+        """Return True if word columns have `places` indices and number columns `bins` intervals."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
@@ -253,8 +240,7 @@ class Encoding(Stored):
     def applied(self, *tables: Table) -> list[dict[str, torch.Tensor]]:
         """Encode tables as tensors `numbers`, `intervals` and `words`, with a column per feature.
 
-        All tables must be selections of rows of the same file. The tensors are on disk, in the
-        smallest type that holds their values. A party without features gets empty dicts.
+        All tables must be selections of rows of the same file.
         """
         if not self.columns:
             return [{} for _ in tables]
@@ -298,10 +284,6 @@ class Encoding(Stored):
 
 
 def _quantiles(ordered: Float64s, shares: Float64s) -> Float64s:
-    """Return the quantiles of sorted numbers, as np.quantile does, but without sorting again.
-
-    `shares` are the quantiles' levels, from 0 to 1.
-    """
     at = shares * (len(ordered) - 1)
     low = np.floor(at).astype(np.int64)
     first, second = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)]

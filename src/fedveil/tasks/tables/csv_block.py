@@ -28,8 +28,7 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `starts` and `ends` have the first byte of each cell and the one after it, for the columns
-    `names`, and `line` is the line number of the first row.
+    `starts` and `ends` have the first byte of each cell and the byte after the cell.
     """
 
     unit = "line"
@@ -99,7 +98,6 @@ class CsvBlock(Piece):
         return ids
 
     def _read(self, what: str, column: str) -> Any:
-        """Return a column as read by one of `native_cells`, which happens once."""
         if (what, column) not in self.read:
             self.read[what, column] = _READERS[what](self._block, *self._cells(column))
         return self.read[what, column]
@@ -152,8 +150,7 @@ def read(
     """Locate the cells of a block of text whose first line is number `line` of the file.
 
     `found` is the file's format, `columns` its header, and `names` the columns to read. Returns
-    None if numba is not installed, or if Python's reader might find different cells: each line must
-    be a row, and quotes may only surround whole cells.
+    None if numba is not installed, or if Python's reader might find different cells.
     """
     if not HAVE_NUMBA:
         return None

@@ -1,9 +1,4 @@
-"""Reads a table from CSV with a header. Empty lines are skipped.
-
-If numba is installed, native code reads the blocks whose quotes and lines are unambiguous, each
-while the one before is encoded. From the first ambiguous block to the end of the file, Python's csv
-module is used. Both give the same cells.
-"""
+"""Reads a table from CSV with a header. Empty lines are skipped."""
 
 from __future__ import annotations
 
@@ -30,8 +25,6 @@ _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
 
 
 class _Records(Piece):
-    """Some rows of a CSV file, read by Python's csv module."""
-
     unit = "line"
 
     def __init__(self, path: str, columns: Sequence[str], records: Sequence[Record]) -> None:
@@ -52,8 +45,7 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
     """Yield the file's rows in pieces, with the columns `names`.
 
-    `found` is the file's format. A row whose length differs from the header's is omitted and
-    reported to `refusals`.
+    Rows of another length than the header's are omitted and reported to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")
@@ -122,11 +114,7 @@ def _header(path: str, reader: Any) -> list[str]:
 def _records(
     found: CsvFormat, blocks: Iterator[str], before: int, columns: list[str], refusals: Refusals
 ) -> Iterator[Record]:
-    """Yield each record as the number of its first line and its cells.
-
-    `before` lines of the file precede the blocks. A record with more or fewer cells than `columns`
-    is omitted and reported to `refusals`.
-    """
+    """Yield each record's first line number and cells. `before` lines precede the blocks."""
     reader, width = _reader(found, blocks), len(columns)
     line = before + 1
     try:

@@ -42,10 +42,7 @@ _SAMPLED_LINES, _SAMPLED_CHARACTERS = 50, 1 << 20
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """The format of a CSV file: its text encoding, as the name of a codec, and its separator.
-
-    `place` is the path of the file's settings in the job, for messages.
-    """
+    """The format of a CSV file: its text encoding, as the name of a codec, and its separator."""
 
     path: str
     encoding: str
@@ -106,11 +103,10 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the end of an error message: what the user can do so that the file is read.
+    """Return the end of an error message: how the user can make the file readable.
 
-    If `place`, the path of the file's settings in the job, is given, the user must add the setting
-    `stated` there, such as `encoding: cp1252`. If it is None, the user must save the file in a
-    standard format.
+    The user writes the setting `stated` under the key `place` of the job. If `place` is None, the
+    user saves the file in a standard format.
     """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"
@@ -118,7 +114,7 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return a file's format: what `settings` state, and guesses of what they leave out.
+    """Return a file's format, from `settings` and from guesses of what they leave out.
 
     `place` is the path of `settings` in the job, for messages.
     """
@@ -143,11 +139,6 @@ def _stated(name: str, head: bytes) -> str:
 
 
 def _encoding(path: str, head: bytes, place: str | None) -> str:
-    """Guess the encoding: a byte order mark, UTF-16 by its zeros, UTF-8 if valid, or CP1252.
-
-    `head` is the beginning of the file, and `place` is the path of its settings in the job, for
-    messages.
-    """
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
@@ -167,10 +158,9 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the codec of UTF-16 text that has no byte order mark.
+    """Return the codec of UTF-16 text without a byte order mark, or None for other texts.
 
-    `head` is the beginning of the file. In most languages one byte of nearly every letter is zero,
-    and its position shows the byte order. Returns None if `head` does not look like UTF-16.
+    One byte of nearly every letter is zero, and its position shows the byte order.
     """
     pairs = len(head) // 2
     for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
@@ -181,11 +171,6 @@ def _without_mark(head: bytes) -> str | None:
 
 
 def _separator(path: str, text: str, place: str | None) -> str:
-    """Guess the separator: the one that splits all first lines into equally many cells.
-
-    `text` is the beginning of the file, and `place` is the path of its settings in the job, for
-    messages.
-    """
     lines = list(islice(io.StringIO(text[:_SAMPLED_CHARACTERS], newline=""), _SAMPLED_LINES + 1))
     if len(lines) > 1 and (len(lines) > _SAMPLED_LINES or len(text) > _SAMPLED_CHARACTERS):
         lines = lines[:-1]  # the last line may be incomplete

@@ -1,8 +1,4 @@
-"""Columns on disk, in unnamed files that disappear when the process ends.
-
-`TMPDIR` chooses the folder. The system may drop memory-mapped columns from memory at any time and
-read them again.
-"""
+"""Columns on disk, in unnamed files below `TMPDIR` that disappear when the process ends."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ class Spool:
         self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append the rows `piece` to each of the columns `columns`, but store them only once.
+        """Append the rows `piece` to each of the columns `columns`.
 
         All pieces of a column must have the same type.
         """
@@ -42,7 +38,7 @@ class Spool:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def column(self, name: str) -> Array:
-        """Return a whole column. The most recently read one is cached."""
+        """Return a whole column."""
         if self._last is None or self._last[0] != name:
             self._last = (name, self._read(name))
         return self._last[1]
@@ -50,7 +46,7 @@ class Spool:
     def batches(self, names: Collection[str], least: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield the columns `names` in batches of rows, each with the index of its first row.
 
-        A batch has at least `least` rows. Only the last one may have fewer.
+        Only the last batch may have fewer than `least` rows.
         """
         ends = np.cumsum([length for _, length in self._pieces[next(iter(names))]])
         first = done = 0
@@ -72,10 +68,7 @@ class Spool:
 
 
 def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.Tensor]:
-    """Create an array [rows, columns] of zeros, of the type `kind`, in a file on disk.
-
-    Also returns a tensor that shares its memory.
-    """
+    """Return an array [rows, columns] of zeros on disk, and a tensor that shares its memory."""
     if not rows * columns:
         empty = np.zeros((rows, columns), kind)
         return empty, torch.from_numpy(empty)

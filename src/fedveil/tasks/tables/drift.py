@@ -1,13 +1,12 @@
 """Drift: how much a new file's rows differ from the training rows of a party's encoding.
 
-A summary of every column is saved at training. For new rows, two statistics compare a column with
-it:
+A summary of every column is saved at training. Two statistics compare new rows with this summary:
 
 - the population stability index, Σ (q - p) ln(q / p) over the column's groups, where p is a group's
-  share of the training rows and q its share of the new ones. The groups of numbers are ten
-  intervals between training quantiles and the missing cells; those of words are the most frequent
-  words, all others, and the missing cells. Half a row is added to each group. By convention, the
-  distribution is stable below 0.1 and has shifted above 0.25;
+  share of the training rows and q its share of the new rows. The groups of numbers are ten
+  intervals between training quantiles, and the missing cells. The groups of words are the most
+  frequent words, all others, and the missing cells. Half a row is added to each group. By
+  convention, the distribution is stable below 0.1 and has shifted above 0.25;
 - for numbers, the Kolmogorov-Smirnov statistic, the largest difference between the shares of rows
   up to a value. It is taken at 128 training quantiles, so it may be too small by 1/128.
 """
@@ -71,10 +70,7 @@ class NumberSummary(Settings):
 
 
 class WordSummary(Settings):
-    """Summary of a word column: frequent words with their counts, and the counts of other rows.
-
-    `others` counts the rows with other words, and `missing` the empty cells.
-    """
+    """Summary of a word column: counts of frequent words, of other words and of empty cells."""
 
     words: dict[str, int]
     others: int = Field(ge=0)
@@ -99,10 +95,7 @@ class Summary(Stored):
 
     @classmethod
     def of(cls, table: Table, names: Sequence[str], words: Sequence[str]) -> Summary:
-        """Summarise the columns `names` of the training rows in `table`.
-
-        The columns in `words` contain words, all others numbers.
-        """
+        """Summarise the columns `names` of the training rows. Columns in `words` contain words."""
         columns: dict[str, NumberSummary | WordSummary] = {
             name: (WordSummary if name in words else NumberSummary).of(table, name)
             for name in names
@@ -114,9 +107,10 @@ class Summary(Stored):
 class ColumnDrift:
     """Comparison of one column between new rows and training rows.
 
-    `unseen` maps words that no training row has to their number of new rows. `psi` (stability
-    index) and `ks` (Kolmogorov-Smirnov) are None if there are too few new rows, and `ks` also for
-    words. `ks_p` is the p-value of `ks`.
+    `unseen` maps words that no training row has to their number of new rows. It is empty if the
+    training summary leaves words out. `psi` is the stability index, `ks` the Kolmogorov-Smirnov
+    statistic, and `ks_p` its p-value. They are None if there are too few new rows. For words, `ks`
+    and `ks_p` are None.
     """
 
     column: str
@@ -149,10 +143,7 @@ class ColumnDrift:
 
 
 def drift(summary: Summary, table: Table) -> list[ColumnDrift]:
-    """Compare the new rows in `table` with the training rows that `summary` describes.
-
-    Returns a comparison of each column, in the order of the summary.
-    """
+    """Compare each column of the new rows with the training rows, in the summary's order."""
     return [
         _of_numbers(name, column, summary.rows, table)
         if isinstance(column, NumberSummary)

@@ -63,8 +63,7 @@ def hint(ids: Mapping[str, Sequence[str]], rules: IdSettings) -> str:
     """Return a sentence that suggests looser rules, or "" if they would change nothing.
 
     `ids` maps each party to its ids. For several parties, the sentence says how many more ids would
-    be common under each rule. For one party, it says how many of its own ids a rule would change,
-    and nothing about others.
+    be common under each rule. For one party, it says how many ids a rule would change.
     """
     now = rules.model_dump()
     looser = {key: value for key, value in _LOOSER.items() if now[key] != value}

@@ -1,7 +1,6 @@
 """Loops over the cells of a block of CSV text, in native code.
 
-`block` has the text's bytes as UTF-8. A column's cells are the bytes from `starts` to `ends`, a row
-each.
+`block` has the text's bytes as UTF-8. The cell of a row has the bytes from `starts` to `ends`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ NOT_BINARY: Final = 16
 
 
 def _powers_of_five() -> Array:
-    """Return the highest 128 bits of each power of five, as two words.
-
-    Those of negative powers are rounded up, as far as `_scaled` needs it.
-    """
+    """Return the top 128 bits of powers of five, as two words. Negative powers are rounded up."""
     words = []
     for power in range(_LEAST, _MOST + 1):
         five = 5 ** abs(power)
@@ -54,9 +50,7 @@ _HALF, _ONE = np.uint64(32), np.uint64(1)
 def locate(block: Array, separator: int, kept: Array, starts: Array, ends: Array, most: int) -> int:
     """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
 
-    They may disagree on a quote inside a cell, a line end inside quotes or other than LF and CRLF,
-    an empty line, a row of another length than `kept`, and a line of more than `most` bytes.
-    `kept` has the column of `starts` and `ends` for each column of the file, or -1.
+    `kept` has each column's index in `starts` and `ends`, or -1. `most` limits a line's bytes.
     """
     at, size, width, row = 0, len(block), len(kept), 0
     while at < size:
@@ -98,7 +92,7 @@ def locate(block: Array, separator: int, kept: Array, starts: Array, ends: Array
 
 @compiled()
 def _scaled(whole: np.uint64, power: int) -> float:
-    """Return `whole` times 10 to the `power`, correctly rounded. NaN if it cannot decide.
+    """Return `whole` times 10 to the `power`, correctly rounded, or NaN if the rounding is unclear.
 
     The method is that of Lemire, Number parsing at a gigabyte per second (2021).
     """
@@ -142,8 +136,8 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array) -> tuple[int, int]:
     """Read the numbers of a column, each with a point or a comma as its only mark.
 
-    An empty cell becomes NaN. Writes the rows of all cells that it cannot read to `odd`, and
-    returns their number and what is known about the column's form.
+    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns the number
+    of these rows and what is known about the column's form.
     """
     many = noted = 0
     for row in range(len(values)):
@@ -200,7 +194,7 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
 
 @compiled()
 def letters(block: Array, starts: Array, ends: Array, plain: Array, texts: Array) -> bool:
-    """Write a column's cells to `texts`, a letter in each place. The rest is zero.
+    """Write the letters of a column's cells to `texts`, filled up with zeros.
 
     Returns False if a cell is empty, or has a byte that is not `plain`.
     """
@@ -221,7 +215,7 @@ def letters(block: Array, starts: Array, ends: Array, plain: Array, texts: Array
 def dates(block: Array, starts: Array, ends: Array, days: Array, odd: Array) -> int:
     """Read cells such as 2024-12-31 as days since 1970. An empty cell becomes NaN.
 
-    Writes the rows of all cells that it cannot read to `odd`, and returns their number.
+    Writes the rows of unreadable cells to `odd`, and returns the number of these rows.
     """
     many = 0
     for row in range(len(days)):
@@ -255,10 +249,10 @@ def dates(block: Array, starts: Array, ends: Array, days: Array, odd: Array) -> 
 def distinct(
     block: Array, starts: Array, ends: Array, table: Array, codes: Array, firsts: Array
 ) -> int:
-    """Number the distinct cells of a column. Returns how many there are.
+    """Number a column's distinct cells. Returns their number, or -1 if too many hashes collide.
 
-    `codes` becomes each row's number, and `firsts` the first row of each number. `table` has zeros,
-    a power of two and more than the rows. Returns -1 for a file made so that hashes are equal.
+    Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
+    zeros, and its length is a power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024
     for row in range(len(codes)):

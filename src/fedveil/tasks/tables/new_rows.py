@@ -33,9 +33,8 @@ def read_encoding(path: Path) -> Encoding:
 def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewRows:
     """Read and encode the rows of a party's file, and compare them with the training rows.
 
-    `folder` is the run's folder, which has the party's encoding and the summary of its training
-    rows. Raises DataInvalid with the column's name if the file lacks a column of the model, or if a
-    cell has the wrong kind of content.
+    `folder` is the run's folder. Raises DataInvalid if the file lacks a column of the model, or if
+    a cell has the wrong kind of content.
     """
     settings = task.files.get(party, TableSettings())
     place = f"task.tables.files.{party}"
@@ -68,11 +67,7 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
 
 
 def schema_of(encoding: Encoding, settings: TableSettings) -> dict[str, str]:
-    """Return the columns that a file to score must have: each name with its kind of content.
-
-    These columns are the ones in the party's `encoding`, and the id column in its `settings`. The
-    kinds are "ids", "words" and "numbers".
-    """
+    """Return the columns of a file to score, each with its kind ("ids", "words" or "numbers")."""
     kinds = {
         name: "words" if isinstance(column, Words) else "numbers"
         for name, column in encoding.columns.items()

@@ -1,10 +1,8 @@
-"""Reads one column of numbers, and finds the form of its cells on the way.
+"""Reads one column of numbers, and finds the form of its cells.
 
-A form is a way to write numbers, such as decimal commas or dates that begin with the day
-(`cell_forms`). All possible forms are tried together. A form is excluded if a cell is not written
-in it. The forms that remain at the end must give the same number for every cell. If they do not,
-other columns must show which decimal separator and which order of day and month the file uses.
-Otherwise the column is refused, with a message that names the key to write.
+A form is a way to write numbers, such as with decimal commas (`cell_forms`). If several forms are
+possible and give different numbers, other columns must show which form the file uses. Otherwise the
+column is refused, with a message that names the key to write.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ _BAD = np.inf
 
 
 class Cells:
-    """Parses the texts of cells as numbers, in every form of number (`cell_forms`).
-
-    All columns of a file share one object, and so its cache.
-    """
+    """Parses the texts of cells as numbers, in every form of number (`cell_forms`)."""
 
     def __init__(self, empty: Collection[str]) -> None:
         self.empty = frozenset(empty)
@@ -44,7 +39,7 @@ class Cells:
     def numbers(self, words: Sequence[str]) -> Float64s:
         """Return the number of each text in each form, as an array [texts, forms].
 
-        It is NaN for a missing cell, and infinity if the text does not have the form.
+        A missing cell is NaN, and a text that does not have the form is infinity.
         """
         rows = [self._rows.get(word, -1) for word in words]
         new = [at for at, row in enumerate(rows) if row < 0]
@@ -71,8 +66,7 @@ class Cells:
 class NumberColumn:
     """Reads one column of numbers, piece by piece, and stores it on disk in `spool`.
 
-    A form is a way to write numbers, such as with a decimal comma. Unless a cell was refused,
-    `forms` are the forms in which every cell so far is a number or missing.
+    `forms` are the ways to write numbers that fit every cell so far, unless a cell was refused.
     """
 
     def __init__(
@@ -100,10 +94,7 @@ class NumberColumn:
         self._spool.append([self._key(form) for form in self.forms], found.values)
 
     def _plain_numbers(self, piece: Piece) -> PlainNumbers | None:
-        """Return the column's numbers if the piece can parse them directly, otherwise None.
-
-        This is fast, because no text is made for each cell.
-        """
+        """Return the column's numbers if the piece can parse them directly, otherwise None."""
         if self.forms == ["iso"] and (days := piece.dates(self.name)) is not None:
             return PlainNumbers(days, self.forms)
         may_be = any(form in self.forms for form in _DECIMALS)
@@ -135,8 +126,7 @@ class NumberColumn:
     ) -> None:
         """Store the numbers of a piece in every form that remains, and note where forms differ.
 
-        `table` has the number of each of `words` in each form, and `codes` the index of each row's
-        word. If several forms give the same numbers, these are stored only once.
+        `table` has each word's number in each form, and `codes` the index of each row's word.
         """
         left = list(range(len(self.forms)))
         while left:
@@ -168,16 +158,13 @@ class NumberColumn:
 
     @property
     def undecided(self) -> tuple[str, str] | None:
-        """Return two remaining forms in which some cell is two different numbers, or None."""
+        """Return two remaining forms that give different numbers for some cell, or None."""
         pairs = ((a, b) for a, b in self._differs if a in self.forms and b in self.forms)
         return next(pairs, None)
 
     @property
     def evidence(self) -> str | None:
-        """Return the decimal separator or date order that this column proves, as a form, or None.
-
-        A column proves it if its cells allow no other one.
-        """
+        """Return the decimal separator or date order that this column proves, or None."""
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]
             if self._seen and len(possible) == 1 and not self.undecided:
@@ -185,11 +172,9 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose and return the form of the column.
+        """Choose and return the form of the column. An undecided form is a problem of the file.
 
-        `decided` are the forms that other columns of the file show to be right. If two forms remain
-        possible, this adds a problem to the file's error, with the key to write. `place` is the
-        path of the file's settings in the job.
+        `decided` are the forms that other columns of the file prove.
         """
         while pair := self.undecided:
             shows = [form for form in pair if form in decided]

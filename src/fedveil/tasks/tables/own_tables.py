@@ -1,8 +1,7 @@
 """`tables`: a wide-and-deep model for parties that each have a table.
 
-Each party names its file, its id column and its features in its own copy of the job. The other
-parties learn about the table only through the tensors that the party sends. The held-out examples
-follow from the ids, or come from separate files of each party.
+The other parties learn about a table only through the tensors that its owner sends. The held-out
+examples follow from the ids, or come from separate files of each party.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _HELD_OUT = b"fedveil: held out"
 class Tables(ByLabel):
     """The task with the settings `task.tables`.
 
-    Labels that are numbers are scaled to mean 0 and variance 1 over the training rows. `folder` is
-    the folder of a resumed run, which contains its encodings.
+    Labels that are numbers are scaled to mean 0 and variance 1 over the training rows.
     """
 
     unit: Unit = "examples"
@@ -73,8 +71,7 @@ class Tables(ByLabel):
     def split_model(self, here: Collection[str] | None = None) -> SplitModel:
         """Return the split model: two parts for each owner, and the top.
 
-        Only parts of the parties in `here` (None: all parties) have modules, because an owner's
-        modules can be built only from the header of its own table.
+        Only parts of the parties in `here` (None: all parties) have modules.
         """
         owners = {
             owner: self._features(owner) if here is None or owner in here else None
@@ -138,7 +135,6 @@ class Tables(ByLabel):
         return label.undone(scaled)
 
     def _features(self, owner: str) -> Features:
-        """Return the sizes of an owner's encoding. If none is saved, reads its table's header."""
         known = self._encoding(owner) if self._kept(owner) else None
         return (known or _Chosen(self._settings, owner, self.leader)).features
 
@@ -193,7 +189,6 @@ class _Chosen:
         )
 
     def _checked(self) -> list[str]:
-        """Return the column names. Raises DataInvalid if a column that the job names is missing."""
         table, columns = self.table, table_file.header(self.path, self.table, self.place)
         named = {
             "id": [table.id],
@@ -208,10 +203,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the feature columns: those that the job lists, or else all others in the file.
-
-        The id, the label and the columns that the job leaves out are never features.
-        """
+        """Return the feature columns that the job lists, or by default all columns that remain."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
@@ -225,11 +217,7 @@ class _Chosen:
 
 
 class _Held:
-    """A party's data: its columns for each subset of examples, and the encoding of its table.
-
-    The encoding is read from the file `kept` if given, and otherwise computed from the training
-    rows.
-    """
+    """A party's data. Its encoding comes from the file `kept` or from the training rows."""
 
     def __init__(
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None
@@ -292,10 +280,7 @@ class _Held:
         )  # fmt: skip
 
     def _subsets(self, wanted: Wanted, refusals: Refusals) -> dict[Subset, Table]:
-        """Read the training and held-out rows. Problems of the training rows go to `refusals`.
-
-        If held-out rows have a separate file, its problems raise DataInvalid at once.
-        """
+        """Read the training and held-out rows. Problems of the training rows go to `refusals`."""
         whole = table_file.read(self._path, wanted, refusals)
         if self._table.test is not None:
             # The held-out file contains what the training file contains.
@@ -323,7 +308,6 @@ class _Held:
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
     def _learnt(self, train: Table, refusals: Refusals) -> Encoding:
-        """Compute the encoding from the training rows. Raises DataInvalid with all problems."""
         places, bins = self._table.categories, self._settings.bins
         columns: dict[str, Numbers | Words] = {}
         for name in self._chosen.names if len(train) else ():
@@ -346,8 +330,7 @@ class _Held:
 def held_out(ids: npt.NDArray[np.str_], fraction: float) -> npt.NDArray[np.bool_]:
     """Return a mask of the held-out ids. The digest of an id decides, so that all parties agree.
 
-    The job's seed has no influence: runs with other seeds hold out the same examples. A larger
-    `fraction` holds out a superset of the examples of a smaller one.
+    The job's seed has no influence. A larger `fraction` only adds held-out ids.
     """
     drawn = digests(ids, _HELD_OUT)[:, :8].copy().view("<u8")[:, 0]
     held: npt.NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))

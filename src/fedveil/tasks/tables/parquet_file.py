@@ -27,8 +27,6 @@ _DAY_US = 86400 * 1_000_000
 
 
 class _Batch(Piece):
-    """Some rows of a Parquet file, as a batch of pyarrow."""
-
     unit = "row"
 
     def __init__(self, path: str, batch: Any, first: int) -> None:
@@ -151,10 +149,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a Parquet file for reading.
-
-    Of the columns `texts`, each distinct text is stored only once, to save memory.
-    """
+    """Open a Parquet file for reading. Each distinct text of the columns `texts` is stored once."""
     try:
         from pyarrow import parquet
     except ImportError:

@@ -21,10 +21,7 @@ class _Problem:
 
 @dataclass
 class Refusals:
-    """Collects problems of the file `path`: of single rows, and of whole columns.
-
-    Problems of rows are counted by kind. Only the first rows of each kind are named.
-    """
+    """Collects problems of the file `path`: of single rows, and of whole columns."""
 
     path: str
     unit: str = "line"
@@ -32,10 +29,9 @@ class Refusals:
     _others: list[str] = field(default_factory=list)
 
     def rows(self, column: str, kind: str, said: str, rows: Sequence[int], count: int) -> None:
-        """Add a problem that `count` rows have in `column`.
+        """Add a problem of the given `kind` that `count` rows have in `column`.
 
-        `rows` are the line numbers of the first few of these rows, and `said` describes the problem
-        of the first one. Problems of the same `kind` and column are counted together.
+        `rows` are the line numbers of the first rows. `said` describes the first row's problem.
         """
         problem = self._rows.setdefault((column, kind), _Problem(said, [], 0))
         problem.count += count
@@ -54,10 +50,7 @@ class Refusals:
 
     @contextmanager
     def collecting(self, column: str) -> Iterator[None]:
-        """Context manager: records a DataInvalid about `column` instead of raising it.
-
-        The error is dropped if problems of single rows in this column are already recorded.
-        """
+        """Context manager: records a DataInvalid about `column` instead of raising it."""
         try:
             yield
         except DataInvalid as error:

@@ -1,7 +1,6 @@
 """Reads one party's table from a CSV or Parquet file in pieces, and checks every cell.
 
-Spaces around a text are ignored. Ids and words are texts, whatever type they have in the file. All
-problems of a file are reported in one error, with the lines or rows and the columns.
+Spaces around a text are ignored. Ids and words are texts, whatever type they have in the file.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Wanted:
 class Table:
     """The requested columns of a file, in the order of its rows. Ids are distinct.
 
-    The columns are on disk. `known` has the distinct words of each word column. `said` has
-    sentences on how the file was read, and `kinds` the kind of content of each number column.
+    `known` has the distinct words of each word column. `said` has sentences on how the file was
+    read, and `kinds` the kind of content of each number column.
     """
 
     path: str
@@ -97,7 +96,6 @@ class Table:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def _column(self, name: str) -> Array:
-        """Return the selected rows of a column. The most recently read column is cached."""
         if name not in self._last:
             column = self.spool.column(name)
             self._last.clear()
@@ -108,8 +106,7 @@ class Table:
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:
     """Return the file's column names. Raises DataInvalid if a name is empty or repeated.
 
-    `reading` states the format of a CSV file, and `place` is the path of `reading` in the job, for
-    messages.
+    `place` is the path of `reading` in the job, for messages.
     """
     if is_parquet(path):
         return parquet_file.header(path)
@@ -117,10 +114,7 @@ def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = N
 
 
 def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collection[str]) -> None:
-    """Raise DataInvalid if a setting names a column that is not in `columns`.
-
-    `named` maps each setting's key to the columns that it names.
-    """
+    """Raise DataInvalid if a setting in `named` names a column that is not in `columns`."""
     known = set(columns)
     first = ", ".join(plain(column) for column in islice(columns, _SHOWN_COLUMNS))
     more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
@@ -135,11 +129,9 @@ def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collec
 
 
 def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
-    """Read the requested columns of a file, piece by piece.
+    """Read the requested columns of a file. Raises DataInvalid with all problems of its cells.
 
-    Raises DataInvalid with all problems of its cells. If `refusals` is given, problems are added to
-    it instead. The returned table may then have invalid cells, and only serves to find further
-    problems.
+    Problems go to `refusals` instead, if given. The table may then have invalid cells.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)
@@ -182,10 +174,7 @@ def _row_numbers(places: Sequence[int]) -> Int64s:
 
 
 def _told(forms: Mapping[str, str]) -> Iterator[str]:
-    """Yield sentences that tell the user which number columns have unusual forms, such as dates.
-
-    `forms` maps each number column to the form of its cells.
-    """
+    """Yield sentences that tell the user which number columns have unusual forms, such as dates."""
     kinds = {
         "comma": "decimal commas in", "iso": "dates in", "day-first": "dates (day first) in",
         "month-first": "dates (month first) in", "time": "times in", "boolean": "truth values in",
@@ -221,10 +210,6 @@ class _WordColumn:
 def _pieces(
     path: str, wanted: Wanted, names: Sequence[str], refusals: Refusals
 ) -> tuple[Iterator[Piece], list[str]]:
-    """Open the file to read the columns `names`.
-
-    Returns the file's pieces, and sentences that describe its format.
-    """
     if is_parquet(path):
         texts = {*wanted.words, *([wanted.id] if wanted.id else ())}
         parquet_file.check_types(path, wanted.numbers, texts)

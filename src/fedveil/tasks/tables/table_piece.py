@@ -40,10 +40,7 @@ class Piece(ABC):
         return np.array(codes, np.int32), list(known)
 
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
-        """Return a column of plain numbers. None if it must be read as texts.
-
-        `forms` are the possible forms of its cells (`cell_forms`).
-        """
+        """Return a column of plain numbers in one of `forms`. None if it must be read as texts."""
         return None
 
     def dates(self, column: str) -> Float64s | None:

@@ -1,12 +1,10 @@
 """Alignment: how parties on different machines find their common examples.
 
-The common examples are used in the leader's order. There are two methods. `intersection` is for
-secret ids; its module says what each party learns. `digests` is for ids that are not secret. A
-follower sends a keyed digest of each id, and the leader draws a new key each time. Digests reveal:
+There are two methods: `intersection` for secret ids, and `digests` for ids that are not secret.
+Under `digests`, a follower sends a keyed digest of each id, with a new key each time. This reveals:
 
-- to the leader: which of its own examples each follower has, and how many other examples the
-  follower has. The leader can learn another id only by guessing it. Ids from a small range, such as
-  consecutive numbers, can all be guessed.
+- to the leader: which of its own examples each follower has, how many other examples the follower
+  has, and which of these the leader can guess by their ids;
 - to a follower: which of its own examples all parties have, in the leader's order, and nothing
   about any other id.
 """
@@ -37,11 +35,10 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """Find the common examples of all parties by the digests of their ids.
+    """Find the common examples of all parties by the distinct digests of their ids.
 
-    `held` has each party's digests, all distinct. Returns each party's positions of the common
-    examples, and a sentence for each follower whose examples differ from the leader's. `subset` is
-    the subset's name in the sentences.
+    Returns each party's positions of the common examples, and sentences on followers whose examples
+    of the `subset` differ from the leader's.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
@@ -55,12 +52,11 @@ def align_found(
 ) -> Aligned:
     """Find the common examples of all parties by the leader's ids that each follower has.
 
-    `found[follower]` has, for each of the leader's ids, the position of this id among the
-    follower's examples, or -1 if the follower does not have it. `sizes` has each party's number of
-    examples. A party of size 0 has no data and takes part in all examples. If the leader has size
-    0, only one follower may have data, and its order is used. Returns each party's positions of the
-    common examples, and a sentence for each follower whose examples differ from the leader's.
-    `subset` is the subset's name in the sentences.
+    `found[follower]` has, for each of the leader's ids, its position among the follower's examples,
+    or -1. `sizes` has each party's number of examples. A party of size 0 has no data and takes part
+    in all examples. If the leader has size 0, only one follower may have data. Returns each party's
+    positions of the common examples, and sentences on followers whose examples of the `subset`
+    differ from the leader's.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

@@ -1,11 +1,10 @@
 """Blinding of ids, so that two parties can find their common ids and learn no others.
 
-The group is ristretto255 (RFC 9496), of prime order. H maps an id to a point whose logarithm nobody
-knows: SHA-512, then the group's own map of 64 bytes to a point. A party draws an exponent k and
-blinds an id x as H(x)^k. Exponents commute: if the other party has the exponent l, H(x)^(k l) does
-not depend on who blinds first. Without k and l, distinguishing H(x)^k from a random point is as
-hard as the decisional Diffie-Hellman problem, if H is a random oracle. This also holds for ids from
-a small range.
+The group is ristretto255 (RFC 9496). A party draws an exponent k and blinds an id x as H(x)^k,
+where H maps an id to a point whose logarithm nobody knows. With the other party's exponent l,
+H(x)^(k l) does not depend on who blinds first. Without k and l, distinguishing H(x)^k from a random
+point is as hard as the decisional Diffie-Hellman problem, if H is a random oracle. This also holds
+for ids from a small range.
 """
 
 from __future__ import annotations
@@ -56,15 +55,14 @@ class Blinding:
 
     @property
     def commitment(self) -> bytes:
-        """Return G^k for the group's generator G. Proofs refer to this commitment."""
+        """Return G^k for the group's generator G."""
         committed: bytes = group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
     def proved(self, points: Points, raised: Points, subset: str) -> bytes:
         """Return a proof that `raised` are the `points` to the power of this party's exponent.
 
-        The proof does not reveal the exponent, and refers to it by `commitment`. It is valid only
-        for the examples of `subset`.
+        The proof does not reveal the exponent, and is valid only for the examples of `subset`.
         """
         weighted, _ = _weighted(self.commitment, points, raised, subset, both=False)
         return exponent_proof.prove(group(), self._exponent, self.commitment, weighted, Secure())
@@ -87,27 +85,20 @@ def check_raised(
 def _weighted(
     commitment: bytes, points: Points, raised: Points, subset: str, *, both: bool
 ) -> tuple[bytes, bytes]:
-    """Return Σ d_i B_i, and also Σ d_i D_i if `both` is True (otherwise empty).
+    """Return Σ d_i B_i for `points` B_i, and with `both` also Σ d_i D_i for `raised` D_i.
 
-    B_i are `points` and D_i are `raised`. The weights d_i are those of the proof
-    (`exponent_proof`), hashed from `commitment`, all points and `subset`.
+    The d_i are the weights of the proof (`exponent_proof`).
     """
     drawn = exponent_proof.weights(commitment, points, raised, subset.encode())
     return _sum(drawn, points), _sum(drawn, raised) if both else b""
 
 
 def _sum(weights: Points, points: Points) -> bytes:
-    """Return Σ d_i P_i for weights d_i and points P_i. Several threads compute pieces of it."""
     found = _in_pieces(lambda some: point_batches.summed(weights[some], points[some]), len(points))
     return point_batches.total(found)
 
 
 def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
-    """Return the joined results of `work` for slices of `count` rows.
-
-    Several threads work on the slices, one per core. `work` releases the GIL. Raises
-    `MessageInvalid` for an invalid point.
-    """
     pieces = [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
     try:
         return np.concatenate([_NO_POINTS, *_threads().map(work, pieces)])
@@ -116,7 +107,7 @@ def _in_pieces(work: Callable[[slice], Points], count: int) -> Points:
 
 
 def texts(ids: Ids) -> Iterable[bytes]:
-    """Return the ids as bytes, each after its kind."""
+    """Return the ids as bytes, each after the prefix from `kind_of`."""
     kind = kind_of(ids)
     if ids.dtype.kind == "U":
         return map(kind.__add__, utf8(ids))
@@ -124,7 +115,7 @@ def texts(ids: Ids) -> Iterable[bytes]:
 
 
 def kind_of(ids: Ids) -> bytes:
-    """Return the bytes before each id, so that those of a number and of a text are never equal."""
+    """Return a prefix for ids as bytes, so that a number never equals a text."""
     return b"text " if ids.dtype.kind == "U" else b"number "
 
 

@@ -6,8 +6,7 @@
                                        both empty without TLS
     signatures   leader -> followers   the certificates and signatures of all parties
 
-A follower signs only a manifest with its own job, run, step and SHA-256. It accepts another party's
-signature only with a certificate of its own authority.
+A follower signs only a manifest with its own job, run, step and SHA-256.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _DIGEST_BYTES = 32
 
 
 def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[None]:
-    """Agree on the manifest with the other parties, and write it and all signatures to the bundle.
+    """Agree on the manifest with the other parties, and write the signed manifest to the bundle.
 
     `identity` identifies the run. `own` has the key that signs, or is None without TLS. Raises
     ExchangeError if a message or a signature of another party is invalid.
@@ -47,10 +46,7 @@ def agree(run: PartyRun, identity: bytes, own: Credentials | None) -> Exchange[N
 
 
 def last_message(peer: str, run: PartyRun) -> Exchange[Message]:
-    """Return the peer's next message that belongs to the end of the session.
-
-    If a limit has ended the run during a step, skips the remaining messages of this step.
-    """
+    """Return the peer's next message. Skips messages of a step that a limit has ended."""
     message = yield from received(peer)
     while run.stopped is not None and message.get("kind") in ("tensor", "ready", "commit", "abort"):
         message = yield from received(peer)
@@ -105,11 +101,7 @@ def _follow(
 
 
 def _expected(run: PartyRun, identity: bytes, data: bytes) -> Manifest:
-    """Decode `data`, the leader's manifest. Raises MessageInvalid if this party must not sign it.
-
-    The manifest must name the job, the parties and the step of `run`, and have `identity` as the
-    run's name. It must also have the SHA-256 of this party's own contents.json.
-    """
+    """Decode the leader's manifest. Raises MessageInvalid if this party must not sign it."""
     if len(data) > bundle.MOST_SIGNATURES_BYTES:
         raise MessageInvalid(f"its manifest has {len(data):,} bytes")
     told = bundle.parsed_manifest(data)

@@ -1,16 +1,15 @@
 """Proofs that several points were raised to the same exponent, without revealing the exponent.
 
-A leader claims that some of a follower's blinded ids are among its own ids. For each claimed id it
-shows the point D_i = k B_i. B_i is the follower's point, G is the group's generator, and K = k G is
-the leader's commitment to k. The proof is that of Chaum and Pedersen (1992) for one pair of points.
-It is batched as in RFC 9497, 2.2.1:
+A leader claims that some of a follower's blinded ids B_i are among its own ids, and shows the
+points D_i = k B_i. K = k G is its commitment to k, for the group's generator G. The proof is that
+of Chaum and Pedersen (1992), batched as in RFC 9497, 2.2.1:
 
     M = Σ d_i B_i,   Z = Σ d_i D_i       with weights d_i hashed from K and all points
     prover:    draws r, sends c = hash(K, M, Z, r G, r M) and s = r - c k
     verifier:  c = hash(K, M, Z, s G + c K, s M + c Z)
 
 A prover who succeeds knows k. If any D_i is not k B_i, an attempt succeeds with probability about
-2^-128, as the weights have 128 bits. Both hold in the random-oracle model.
+2^-128, as the weights have 128 bits. Both statements hold in the random-oracle model.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ def prove(
 ) -> bytes:
     """Return a proof that Z = k M, where M is the point `weighted` and k the secret `exponent`.
 
-    `commitment` is the point k G. `group` is the library of ristretto255. `entropy` is for the
-    proof's random number r.
+    `commitment` is the point k G. `entropy` is for the proof's random number r.
     """
     drawn = group.crypto_core_ristretto255_scalar_reduce(entropy.token(64))
     raised = group.crypto_scalarmult_ristretto255(exponent, weighted)
@@ -56,7 +54,6 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
     """Raise `MessageInvalid` unless `proof` shows that Z = k M.
 
     M is the point `weighted`, Z the point `raised`, and k the exponent of `commitment` = k G.
-    `group` is the library of ristretto255.
     """
     if len(proof) != PROOF_BYTES:
         raise MessageInvalid(f"its proof has {len(proof)} bytes")
@@ -76,9 +73,8 @@ def check(group: Any, commitment: Point, weighted: Point, raised: Point, proof: 
 def weights(commitment: Point, points: Points, raised: Points, domain: bytes) -> Points:
     """Return a weight of 128 bits for each pair of a point in `points` and one in `raised`.
 
-    Each weight is a row of bytes, the highest first. It is a hash of `commitment` and all points,
-    so nobody can choose points to suit the weights. `domain` separates the hashes of different
-    subsets.
+    A weight is a row of bytes, the highest first: a hash of `commitment`, all points and `domain`.
+    So nobody can choose points to suit the weights.
     """
     seed = hashlib.sha512(b"fedveil: weights\0" + domain + commitment)
     for rows in (points, raised):

@@ -1,7 +1,4 @@
-"""The common examples of all parties. Each party saves the positions of its own rows among them.
-
-So the parties align only once.
-"""
+"""The common examples of all parties, saved so that the parties align only once."""
 
 from __future__ import annotations
 
@@ -24,21 +21,20 @@ NAME_BYTES = 16
 class FoundExamples:
     """A party's positions of the common examples, in the agreed order.
 
-    The leader draws `name` once for each alignment. Parties whose examples have the same name have
-    the same examples.
+    `name` identifies the alignment in which all parties found these examples.
     """
 
     name: bytes
     positions: Mapping[Subset, Positions]
 
     def to_bytes(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Encode the examples as a file. It is valid only for `ids`."""
+        """Encode the examples as a file that is valid only for `ids`."""
         rows = {f"rows_{subset}": self.positions[subset] for subset in SUBSETS}
         return sealed({"name": self.name, "ids": _digest(ids), **rows})
 
     @classmethod
     def from_bytes(cls, raw: bytes, ids: Mapping[Subset, Ids]) -> FoundExamples | None:
-        """Decode saved examples. Returns None if they are for other ids than `ids`.
+        """Decode saved examples, or return None if the file is for other ids than `ids`.
 
         Raises `MessageInvalid` if the file is damaged.
         """

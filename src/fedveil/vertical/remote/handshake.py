@@ -5,11 +5,9 @@
              (`alignment`)         the common examples, unless all have saved the same ones
     agreed   leader -> followers   the step to resume from, and the follower's rows to use
 
-Whenever a party has restarted, the leader begins a new attempt. This voids every exchange in
-progress. The leader compares each application with its own state. If it rejects one, it says why in
-one sentence. A follower always uses its own job. It accepts only the messages that are due at this
-point of the handshake (`_DUE`). It uses only examples that it has saved, or whose ids the leader
-has proved to have sent (`intersection`).
+Whenever a party has restarted, the leader begins a new attempt. A follower uses only its own job,
+and only examples that it has saved or whose ids the leader has proved to have sent
+(`intersection`).
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ def lead(
     """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
     `own` is the leader's state. `attempt` numbers the handshakes of a session, and `order_seed`
-    determines the order of training. `keep_run` saves the run's identity at the leader. It is
-    called before a follower can save it.
+    determines the order of training. `keep_run` saves the run's identity before any follower can.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -121,7 +118,7 @@ def lead(
 
 
 def follow(own: Standing, leader: str, begin: Message | None = None) -> Exchange[Agreement]:
-    """Run a follower's side of the handshake. `own` is the follower's state.
+    """Run a follower's side of the handshake.
 
     `begin` is the leader's first message, if it was already received.
     """
@@ -223,10 +220,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the number of ids that `party` sends in a new attempt to its saved total.
-
-    Returns the new total. `counts` has the number of ids in each subset of examples.
-    """
+    """Add the number of ids that `party` sends to its saved total, and return the total."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -237,9 +231,8 @@ def _aligned(
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
     """Find the common examples of all parties at the leader, by digests or by intersection.
 
-    `applications` has each follower's message. Returns the common examples of each subset, and for
-    each follower the message fields which prove to it that these examples are common (none with
-    digests). `key` is the key of the digests.
+    Returns the common examples of each subset, and for each follower the message fields that prove
+    them.
     """
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
@@ -343,11 +336,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a sentence for this party's log on each peer that has sent it ids.
-
-    It says how many ids the peer has sent in all, because the peer learns for each of these ids if
-    this party has it.
-    """
+    """Yield a sentence for this party's log on how many ids each peer has sent in all."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -373,9 +362,7 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    After an intersection, the rows in the message refer to the order of `exchanged`. `leads` is the
-    leader's stated number of ids. Raises `MessageInvalid` for rows whose ids the leader has not
-    proved to have sent.
+    Raises `MessageInvalid` for rows whose ids the leader has not proved to have sent.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

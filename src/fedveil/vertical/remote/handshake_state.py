@@ -17,13 +17,12 @@ from fedveil.vertical.task import SUBSETS, Subset
 class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` identifies the run in its folder, and is empty for a new run. `examples` are the common
-    examples that were saved for these ids. In all intersection attempts together, the party accepts
-    at most `most_ids` ids from another party, because each id may be a guess. `brought` has the
-    count for each party, and `keep_brought` saves it before ids are answered. An intersection with
-    fewer than `least_common` examples is rejected. If `least_common` is 0, a leader without ids may
-    use all examples. `id_hint` is a sentence about this party's ids that only its own errors may
-    contain.
+    `run` is empty for a new run. `examples` are the common examples that were saved for these ids.
+    Each id from another party may be a guess, so at most `most_ids` are accepted from a party in
+    all attempts together. `brought` has the count for each party, and `keep_brought` saves it
+    before ids are answered. An intersection with fewer than `least_common` examples is rejected. If
+    `least_common` is 0, a leader without ids may use all examples. Only this party's own errors may
+    contain `id_hint`.
     """
 
     party: str

@@ -6,12 +6,9 @@ For every subset, with the leader's exponent k and a follower's l (`blinding`), 
     raised    follower -> leader   these to the power of l, and H(x)^l of the follower's ids x, in
                                    an order that the follower draws
 
-The leader raises H(x)^l to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. It then
-tells each follower which of the follower's ids all parties have, by positions in the drawn order.
-It also proves the claim. It shows H(x)^(l k) for each of these ids and the commitment G^k, and
-proves that the exponent is k (`exponent_proof`). The follower accepts an id only if the shown value
-is one that the follower itself raised. So the leader must have sent this id: it cannot claim an
-example that it does not know.
+The leader raises H(x)^l to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. The
+leader then tells each follower which of the follower's ids all parties have. It proves that it has
+sent each of these ids (`exponent_proof`), so it cannot claim an example that it does not know.
 
 If both follow the protocol, they learn:
 
@@ -20,9 +17,8 @@ If both follow the protocol, they learn:
   the leader's order. It learns nothing else about other followers.
 
 A dishonest party may send guessed ids. A leader learns for each guess if the follower has the id. A
-follower learns only which guesses all parties have. So each party counts the ids that another party
-sends, over all attempts and restarts, and saves the count in its run folder before it answers. It
-refuses more than its job's `alignment.most_ids`.
+follower learns only which guesses all parties have. So each party accepts at most
+`alignment.most_ids` ids from another party, over all attempts and restarts.
 """
 
 from __future__ import annotations
@@ -93,8 +89,7 @@ class Exchanged:
     def check(self, subset: str, rows: Positions, agreed: Message) -> None:
         """Raise `MessageInvalid` unless `agreed` proves that the leader sent the ids at `rows`.
 
-        `rows` are positions in the order in which the follower sent its ids. `agreed` is the
-        leader's last message.
+        `rows` are positions in the order in which the follower sent its ids.
         """
         if len(rows) > len(self.raised):
             raise MessageInvalid(
@@ -111,11 +106,9 @@ class Exchanged:
 
 
 def lead(ids: Mapping[Set, Ids], counts: Mapping[str, Counts], attempt: int) -> Exchange[Found]:
-    """Find the positions of the leader's ids at each follower.
+    """Find the positions of the leader's ids at each follower. Raises Unfit for an invalid answer.
 
-    `counts` has each follower's stated number of ids. There is nothing to find if the follower or
-    the leader has no ids. Followers repeat the number `attempt` in their answers. Raises Unfit for
-    an invalid answer.
+    `counts` has each follower's stated number of ids. Answers must repeat the number `attempt`.
     """
     blinding = Blinding(Secure())
     places: dict[Set, Mapping[str, Positions]] = {}
@@ -132,10 +125,9 @@ def follow(
 ) -> Exchange[tuple[Message, Mapping[Set, Exchanged]]]:
     """Run a follower's side of the exchange of blinded ids.
 
-    Returns the leader's last message, and the exchanges by subset. `leads` has the leader's stated
-    numbers of ids. `first` is the leader's first message. Answers repeat the number `attempt`. A
-    subset is missing from the result if one side has no ids or the leader breaks off. Raises
-    `MessageInvalid` for an invalid message of the leader.
+    Returns the leader's last message, and the exchanges by subset. A subset is missing if one side
+    has no ids or the leader breaks off. `leads` has the leader's stated numbers of ids. `first` is
+    the leader's first message. Raises `MessageInvalid` for an invalid message of the leader.
     """
     blinding, message = Blinding(Secure()), first
     done: dict[Set, Exchanged] = {}
@@ -165,10 +157,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange of blinded ids for one subset.
-
-    `counts` has each follower's number of ids.
-    """
+    """The leader's exchange for one subset. `counts` has each follower's number of ids."""
 
     ids: Ids
     counts: Mapping[str, int]
@@ -180,8 +169,7 @@ class _Table:
         """Exchange blinded ids with all followers. Returns two mappings by follower.
 
         The first has the position of each of the leader's ids among the follower's, or -1. The
-        second has two arrays: the follower's blinded ids as it sent them, and these raised to the
-        leader's exponent. Answers must repeat the number `attempt`.
+        second has the follower's blinded ids as sent, and these raised to the leader's exponent.
         """
         sent = {name: _empty(count) for name, count in self.counts.items()}
         raised = {name: _empty(len(self.ids)) for name in self.counts}
@@ -232,11 +220,7 @@ class _Table:
 
 
 def _found(points: Points, among: Points) -> tuple[Positions, bool]:
-    """Return the position of each point in `among`, or -1, and True if `among` has a point twice.
-
-    Points are sorted by their first 8 bytes, which takes a quarter of the memory. Only if two
-    points have the same first 8 bytes, all 32 bytes are used.
-    """
+    """Return each point's position in `among`, or -1, and True if `among` has a point twice."""
     for keys_of in (_beginnings, row_values):
         keys = keys_of(among)
         order = np.argsort(keys, kind="stable")

@@ -82,9 +82,8 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    No files are written before the handshake. `here` returns this party's name, given the task. The
-    party's initial weights are drawn from its own seed, which stays in its folder. So nobody can
-    compute these weights from the job. Pass `own_seed` only for simulation.
+    `here` returns this party's name, given the task. The party's initial weights are drawn from a
+    secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder
@@ -184,10 +183,7 @@ class Machine:
         return sum(len(ids) for ids in self._ids.values())
 
     def _keep_brought(self) -> None:
-        """Save how many ids each other party has sent, before this party answers them.
-
-        This marks the folder as that of a run, so that a restarted party continues the count.
-        """
+        """Save how many ids each other party has sent, before this party answers them."""
         if self.folder is None:
             self._write()
         counts = json.dumps(self._brought, sort_keys=True)
@@ -252,7 +248,6 @@ class Machine:
         return lambda run: assist(run.party, run.setting.entropy)
 
     def _write(self) -> None:
-        """Write the run's first files, and read those that an earlier process of the run saved."""
         keep_run(self.root, self.job, self.task, [self.party])
         if not (self.root.path / OWN_SEED).exists():
             self.root.write_atomically(OWN_SEED, self._own_seed.to_bytes(SEED_BYTES, "little"))
@@ -270,7 +265,7 @@ class Machine:
                 )
 
     def keep_run(self) -> None:
-        """Save the run's identity now, so that it is not lost if all other parties are killed."""
+        """Save the run's identity now, so that it survives if all other parties are killed."""
         if self.folder is None:
             self._write()
         assert self.folder is not None
@@ -286,9 +281,6 @@ class Machine:
         progress: Progress | None,
         say: Callable[[str], None] | None = None,
     ) -> PartyRun:
-        """Return this party's run. Later calls, after another party has restarted, return the same
-        run.
-        """
         if self._last is not None:
             before, run = self._last
             if not agreement.same_examples(before):
@@ -321,9 +313,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait until all parties have written their files, because a party that restarts needs the
-        others.
-        """
+        """Wait for all parties' files, because a restarted party still needs the other parties."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}
@@ -343,7 +333,6 @@ class Machine:
 
 
 def drawn_seed() -> int:
-    """Draw a random seed for a party's initial weights and dropout."""
     return int.from_bytes(Secure().token(SEED_BYTES), "little")
 
 
@@ -358,10 +347,9 @@ def _kept_seed(path: Path) -> int | None:
 
 
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
-    """Check that a peer's `message` has exactly the fields of `due`, and the state of its log.
+    """Return the line count and the last hash of a peer's log, from its `message`.
 
-    Returns this state: the number of lines of the peer's log, and the hash of its last line. Raises
-    ExchangeError for any other message.
+    Raises ExchangeError if the message does not have exactly the fields of `due`.
     """
     try:
         only_fields(message, *due, "lines", "head")
@@ -378,8 +366,7 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: `named`, or the only follower of `task`, or else the
-    certificate's.
+    """Return the follower's name: `named`, or else the only follower, or else the certificate's.
 
     `tls` is the folder with the certificate. Raises InvalidValue if none of these names a follower.
     """

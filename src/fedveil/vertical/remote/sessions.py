@@ -1,9 +1,8 @@
 """One party of a vertical run on a machine of its own, linked to the others.
 
 The leader listens and each follower connects to it. They agree on the job, the examples and the
-step (`handshake`). Then they restore that step and run the same exchanges as in one process. They
-agree again whenever a party has restarted. So a killed party does not change the resulting weights.
-A session ends when every party knows that all have written their files.
+step (`handshake`) at the start and whenever a party has restarted. So a killed party does not
+change the resulting weights.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def lead(
     purpose: str = TRAIN,
     own: Callable[[PartyRun], Exchange[Any]] | None = None,
 ) -> Session:
-    """Run the leader's side of a whole session with the given purpose, at the address of `meeting`.
+    """Run the leader's side of a whole session with the given purpose.
 
     `own` is the leader's side of the exchange of messages. None means the usual side for the
     purpose, such as `PartyRun.train`.
@@ -136,10 +135,7 @@ class Attentive:
 
 
 def serve(machine: Machine, meeting: Meeting) -> NoReturn:
-    """Take part, as a follower, in the leader's sessions with the trained model.
-
-    Runs them one after another, forever.
-    """
+    """Take part, as a follower, in all of the leader's sessions with the trained model."""
     while True:
         try:
             follow(machine, replace(meeting, patience_s=math.inf), looks=True)
@@ -218,7 +214,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 def closing(links: Iterable[Link]) -> Iterator[None]:
     """Close the links at the end of a `with` block.
 
-    If the block raises an error, the peers are sent a sentence with the reason.
+    If the block raises an error, the peers receive the reason.
     """
     reason = ""
     try:

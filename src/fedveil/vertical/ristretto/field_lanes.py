@@ -1,8 +1,8 @@
 """Arithmetic modulo p = 2^255 - 19 on eight numbers at once, generated as LLVM vector code.
 
-A number has five limbs of 51 bits. An *element* of the memory holds eight numbers, limb by limb. No
-instruction branches on a number, and no address depends on one. The products of AVX-512 IFMA
-multiply 52 bits by 52 bits in each lane. So all results have limbs below 2^51 + 2^16.
+A number has five limbs of 51 bits. An *element* of the memory holds eight numbers, limb by limb.
+All results have limbs below 2^51 + 2^16, because AVX-512 IFMA multiplies 52 bits by 52 bits. No
+instruction branches on a number, and no address depends on one.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ class Lanes:
             self.builder.store(value, place, align=_ALIGN)
 
     def product(self, high: bool, total: Any, a: Any, b: Any) -> Any:
-        """Return `total` plus the low 52 bits of the product of a and b.
-
-        With `high`, the high 52 bits.
-        """
+        """Return `total` plus the low (with `high`, the high) 52 bits of the product of a and b."""
         name = f"llvm.x86.avx512.vpmadd52{'h' if high else 'l'}.uq.512"
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         function = _cgutils.get_or_insert_function(self.builder.module, kind, name)
@@ -151,8 +148,8 @@ class Lanes:
     def pick(self, memory: Any, out: Any, table: Any, masks: Any) -> None:
         """Copy to `out` the entry of `table` whose mask is set.
 
-        Reads all entries, so that no address depends on the masks. `masks` is the position of the
-        first entry's mask in the memory. A mask applies to all lanes.
+        All entries are read, so that no address depends on the masks. `masks` is the position of
+        the first entry's mask. A mask applies to all lanes.
         """
         builder = self.builder
         chosen = []
@@ -191,10 +188,7 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Return an operation that compiled code can call with the memory and `count` integers.
-
-    `write(lanes, memory, *numbers)` generates its instructions, once in each module.
-    """
+    """Return an operation for compiled code that takes the memory and `count` integers."""
 
     @intrinsic
     def operation(typing: Any, *arguments: Any) -> Any:

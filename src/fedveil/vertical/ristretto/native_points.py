@@ -83,10 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Decode eight points from rows of 32 bytes, or map eight rows of 64 bytes to points.
-
-    The points are written to the memory `s`. `invalid` marks the rows that encode no point.
-    """
+    """Decode eight points from rows of 32 bytes, or map eight rows of 64 bytes to points."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -111,11 +108,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Multiply each point in `words` by one secret scalar, and write the results to `out`.
-
-    `words` has encoded points, or hashes that are first mapped to points. The memory `s` holds the
-    scalar's masks. `invalid` marks the rows that encode no point.
-    """
+    """Multiply each point or hash in `words` by one secret scalar, and write it to `out`."""
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)
@@ -129,11 +122,7 @@ def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
 
 @compiled()
 def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Multiply each point in `words` by its own scalar, and add up the results.
-
-    Writes eight points to `out`, whose sum is the total. `digits` are the hexadecimal digits of the
-    scalars, which are not secret. `invalid` marks the rows that encode no point.
-    """
+    """Write eight partial sums to `out`: points in `words` times their own public scalars."""
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
     for first in range(0, len(words), LANES * TABLES):
@@ -178,10 +167,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points whose sum is Σ d_i P_i, with the weights d_i and the points P_i.
-
-    Returns None if a point is invalid or the identity element.
-    """
+    """Return eight points whose sum is Σ d_i P_i. None if a point is invalid or the identity."""
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15
@@ -191,10 +177,7 @@ def summed(weights: Points, points: Points) -> Points | None:
 
 
 def _padded(rows: Points) -> Array:
-    """Return the rows as 64-bit words, filled up to a multiple of eight rows.
-
-    The added rows are zeros, which encode the identity element.
-    """
+    """Return the rows as 64-bit words, padded with identity elements to a multiple of eight."""
     padded = np.zeros((-(-len(rows) // LANES) * LANES, rows.shape[1]), np.uint8)
     padded[: len(rows)] = rows
     return padded.view("<u8")
@@ -208,10 +191,7 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return the working memory of the native code, with the masks of the scalar's digits.
-
-    It is aligned for vector instructions.
-    """
+    """Return the native code's aligned working memory, with the masks of the scalar's digits."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

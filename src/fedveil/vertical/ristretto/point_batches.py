@@ -1,9 +1,8 @@
 """Multiples and sums of many points of ristretto255 (RFC 9496), in rows of 32 bytes.
 
-libsodium computes few points, one by one. Native code computes more points, if the processor
-supports it. Both give the same bytes, in constant time. The native code never sees a scalar, only
-masks in memory, which say for each digit and each value if the digit has this value. No instruction
-branches on a mask and no address depends on one. Calls release the GIL.
+libsodium computes few points, and native code many. Both give the same bytes, in constant time. The
+native code never sees a scalar, only masks that say which value each digit has. No instruction
+branches on a mask, and no address depends on one.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ class NoPoint(ValueError):
 
 
 def raised(points: Points, scalar: bytes) -> Points:
-    """Return each point times the scalar.
-
-    Raises `NoPoint` if a row of `points` is invalid or encodes the identity element.
-    """
+    """Return each point times the scalar. Raises `NoPoint` for an invalid or identity point."""
     if (native := _native(len(points))) is not None:
         return _checked(native.raised(points, scalar))
     times = group().crypto_scalarmult_ristretto255
@@ -55,10 +51,9 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points:
-    """Return a few points whose sum is Σ d_i P_i, for weights d_i and points P_i.
+    """Return a few points whose sum is Σ d_i P_i, for public weights d_i and points P_i.
 
-    The weights are public, and stored with the highest byte first. Raises `NoPoint` if a row of
-    `points` is invalid or encodes the identity element.
+    Weights have the highest byte first. Raises `NoPoint` for an invalid or identity point.
     """
     if (native := _native(len(points))) is not None:
         return _checked(native.summed(weights, points))
@@ -100,11 +95,7 @@ def _native(count: int) -> Any:
 
 @cache
 def group() -> Any:
-    """Import rbcl, the library of ristretto255, and return its module.
-
-    On import, rbcl writes its copy of libsodium to a temporary file and loads it from there. This
-    function deletes that file.
-    """
+    """Import rbcl, the library of ristretto255, and delete the temporary file that rbcl leaves."""
     try:
         import rbcl
     except ImportError:

@@ -1,10 +1,9 @@
 """The formulas of ristretto255 (RFC 9496), as programs for eight points at once.
 
 Points have Edwards coordinates (X, Y, Z, T) with x = X/Z, y = Y/Z and T = X Y / Z. An entry of a
-table of multiples has (Y - X, Y + X, 2 d T, 2 Z). The formulas hold for all points, so no branches
-are needed.
-
-A program is an array of steps (operation, out, a, b, c) on elements of a memory (`field_lanes`).
+table of multiples has (Y - X, Y + X, 2 d T, 2 Z). The formulas hold for all points, without
+branches. A program is an array of steps (operation, out, a, b, c) on elements of a memory
+(`field_lanes`).
 """
 
 from __future__ import annotations
@@ -76,10 +75,7 @@ class Program:
 
 
 def _power(s: Program, out: int, z: int) -> None:
-    """Append steps that compute z to the power of (p - 5) / 8.
-
-    `out` and `z` are elements of the memory. The comments state the exponents of z.
-    """
+    """Append steps that compute z to the power of (p - 5) / 8."""
     a, b, c = _T, _T + 1, _T + 2
     s.square(a, z)
     s.square(b, a, 2)
@@ -142,10 +138,9 @@ def _root_of_ratio(s: Program, root: int, was_square: int, u: int, v: int) -> No
 
 
 def _decode(s: Program, point: int, invalid: int) -> None:
-    """Append steps that replace a number by the point that it encodes (RFC 9496, 4.3.1).
+    """Append steps that replace the number in `point` by its point (RFC 9496, 4.3.1).
 
-    The number is in `point`. The element `invalid` becomes a mask of the lanes without a valid
-    number.
+    The element `invalid` becomes a mask of the lanes without a valid number.
     """
     number, u1, u2, u22, v, root = point, _T + 8, _T + 9, _T + 10, _T + 11, _T + 12
     good, x, y = _T + 13, _T + 14, _T + 15
@@ -265,7 +260,6 @@ def _double(s: Program, point: int, needs_t: bool) -> None:
 
 
 def _add(s: Program, point: int, entry: int) -> None:
-    """Append steps that add the entry of a table to a point."""
     a, b, c, e, f, g, h = _T, _T + 1, _T + 2, _T + 3, _T + 4, _T + 5, _T + 6
     s.subtract(a, point + 1, point)
     s.multiply(a, a, entry)
@@ -298,10 +292,7 @@ def _neutral(s: Program, point: int) -> None:
 
 
 def _fill_table(s: Program, table: int, point: int) -> None:
-    """Append steps that write the multiples 0, 1, ... 15 of a point to a table.
-
-    Overwrites the point.
-    """
+    """Append steps that write the multiples 0 to 15 of `point` to `table`. Overwrites `point`."""
     _neutral(s, ENTRY)
     _as_entry(s, table, ENTRY)
     _as_entry(s, table + PARTS, point)

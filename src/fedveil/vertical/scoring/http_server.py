@@ -1,8 +1,7 @@
-"""A small HTTP/1.1 server on loopback or mutual TLS, with a limit on everything a client sends.
+"""A small HTTP/1.1 server on loopback or mutual TLS.
 
-h11 parses the protocol and does no I/O of its own. There are limits for the number of connections,
-for the bytes of a header and of a body, and for the seconds of each. A connection that exceeds a
-limit gets an error response and is closed.
+The number of connections, and the bytes and seconds of a header and of a body, have limits. A
+connection that exceeds a limit gets an error response and is closed.
 """
 
 from __future__ import annotations
@@ -107,10 +106,7 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _client(self, writer: asyncio.StreamWriter) -> Sequence[str] | None:
-        """Return the names in the TLS certificate of the client at the other end of a connection.
-
-        Returns [] if the certificate's key or signature is too weak, and None without TLS.
-        """
+        """Return the names in the client's certificate, [] if it is weak, or None without TLS."""
         if self._own is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -142,10 +138,7 @@ class HttpServer:
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, client: Sequence[str] | None
     ) -> Request | Answer | None:
-        """Read the next request of a connection.
-
-        Returns None at the end of the connection. Returns an Answer if the request is refused.
-        """
+        """Return the next request, an Answer that refuses it, or None at the connection's end."""
         head: h11.Request | None = None
         body, size = list[bytes](), 0
         limit = asyncio.timeout(IDLE_S)
@@ -174,7 +167,7 @@ class HttpServer:
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:
-    """Send a response. Always returns False, which callers return to close the connection."""
+    """Send a response. Always returns False, which means that the connection is to be closed."""
     kind, data = answer.encoded()
     headers = [("content-type", kind), ("content-length", str(len(data)))]
     if answer.retry_s is not None:

@@ -1,7 +1,4 @@
-"""Predictions for new rows: the last part's outputs, turned into probabilities and decisions.
-
-The leader's model bundle says how.
-"""
+"""Predictions for new rows: the last part's outputs, turned into probabilities and decisions."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ Columns = Mapping[str, Sequence[str]]
 class Decision:
     """Turns a model's outputs into the columns of a table with predictions.
 
-    For classes, the columns are the predicted class and the probabilities of all classes. They are
-    computed with the calibrator and the threshold in the leader's bundle, if it has them.
+    For classes, the columns are the predicted class and the probabilities of all classes,
+    calibrated if possible.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -74,10 +71,7 @@ class Decision:
 
 
 class Answers:
-    """The leader's answers for its rows. Each row is sent once, and its outputs are cached.
-
-    A repeated request for a row is answered from the cache and costs no party anything.
-    """
+    """The leader's answers for its rows. Each row is sent once, and its outputs are cached."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -9,12 +9,9 @@ The job's method is `intersection` for secret ids, or `digests` (`remote.alignme
     aligned   leader -> followers   which of the follower's rows are common, and under
                                     `intersection` a proof
 
-Under `intersection`, the messages of `remote.intersection` come before `aligned`.
-
-A party may send guessed ids, to learn if another party has them. So for each file to score, each
-party counts the ids that another party has sent, and saves the count beside its model bundle. It
-ends the alignment if the count exceeds the job's `alignment.most_ids`, by default four times its
-own number of ids. `alignment.least_common` does not apply: a single row may be scored.
+Under `intersection`, the messages of `remote.intersection` come before `aligned`. For each file to
+score, a party accepts at most `alignment.most_ids` ids from another party, because each id may be a
+guess. By default this is four times its own number of ids.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side of the search for common rows. Returns the leader's positions of them.
+    """Run the leader's side of the search, and return its positions of the common rows.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -94,8 +91,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side of the search for common rows. Returns the follower's positions of
-    them.
+    """Run a follower's side of the search, and return its positions of the common rows.
 
     `begin` is the leader's first message, if it was already received.
     """
@@ -156,10 +152,7 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Add `many` to the saved number of ids that `party` has sent for the current file.
-
-    Raises MessageInvalid if the number is then above the limit.
-    """
+    """Add `many` to the saved ids from `party`. Raises MessageInvalid above the limit."""
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}

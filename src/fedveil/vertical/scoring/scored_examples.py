@@ -1,8 +1,7 @@
 """Counts how often each example was sent to be scored, and limits what the example spends.
 
-A file in the bundle's `state` has a digest of an example's id for each time that the example was
-sent. The digest is written before anything is sent, so a restarted process continues the count. An
-id that occurs in several files is one example. Sending in training counts too.
+A digest of an example's id is saved in the bundle before each sending, so a restarted process
+continues the count. An id that occurs in several files is one example.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ _Keys = npt.NDArray[np.bytes_]
 
 
 class ScoredExamples:
-    """Counts how often each example of a party was sent, in training and to be scored.
-
-    A party that sends no values counts nothing.
-    """
+    """Counts how often each example of a party was sent, in training and to be scored."""
 
     def __init__(
         self, bundle: RunFolder, state: RunFolder, split: SplitModel, party: str, limit: Limit
@@ -70,10 +66,7 @@ class ScoredExamples:
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return a mask of the examples that the party's limit allows to be sent once more.
-
-        `positions` are positions in the ids that were loaded.
-        """
+        """Return a mask of the examples at `positions` that may be sent once more."""
         if not self._sends:
             return np.ones(len(positions), bool)
         states = np.stack(
@@ -95,9 +88,9 @@ class ScoredExamples:
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon of an example that was scored, training included.
+        """Return a line with the highest epsilon of a scored example, training included.
 
-        Values that are sent unprotected have lines with an infinite epsilon instead.
+        Unprotected values have lines with an infinite epsilon instead.
         """
         self._merge()
         if not self._sends or not len(self._known):
@@ -140,9 +133,7 @@ class ScoredExamples:
 def _trained(bundle: RunFolder) -> tuple[_Keys, npt.NDArray[Any], npt.NDArray[Any]]:
     """Read from a bundle how often training sent each example's values to other parties.
 
-    Returns three arrays with an entry for each example: the digest of its id (in ascending order),
-    the number of times that its values were sent, and 1 if it is a training example, whose label
-    was used too, otherwise 0.
+    Returns the ids' digests in ascending order, these counts, and 1 for training examples, else 0.
     """
     path = bundle.path / SENT
     with intact(path):

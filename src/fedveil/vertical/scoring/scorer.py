@@ -1,15 +1,13 @@
 """One party's side of scoring new rows with a model bundle: its part, its rows and its account.
 
-After the parties have found their common rows (`row_alignment`), the leader asks for some of them:
-
     rows      leader -> followers   the number of the request, and positions among the common rows
     allowed   follower -> leader    the positions that the follower's `privacy.max_epsilon` allows
     go        leader -> followers   the positions that all parties allow
     tensors   as in an evaluation, under the same protection
     enough    leader -> followers   the end of the requests
 
-A follower answers only the next request, and only for common rows. It sends a row only after the
-row was allowed and charged. So a repeated or changed message reveals nothing.
+A follower answers only the next request, and sends a row only after the row was allowed and
+charged. So a repeated or changed message reveals nothing.
 """
 
 from __future__ import annotations
@@ -56,9 +54,7 @@ _MULTIPLE = 4
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The result of a request: a mask of the rows that were scored, and the outputs for these
-    rows.
-    """
+    """The result of a request: a mask of the scored rows, and the outputs for these rows."""
 
     allowed: npt.NDArray[np.bool_]
     outputs: npt.NDArray[Any]
@@ -136,10 +132,7 @@ class Scorer:
         )
 
     def keep_account(self) -> list[Line]:
-        """Write this party's epsilons for the scored examples to the bundle's state.
-
-        Returns them.
-        """
+        """Save this party's epsilons for the scored examples in the bundle, and return them."""
         lines = self.scored.figures()
         keep_accounts(self.state, lines, self.log.event)
         return lines

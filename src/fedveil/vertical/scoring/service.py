@@ -4,10 +4,9 @@
     GET /health     200 while predictions can be answered, else 503
     GET /metrics    figures in Prometheus' text format
 
-One thread scores, because a model has one state. Requests wait in a bounded queue. If it is full,
-the answer is 503. A row is sent between the parties only once. A repeated question is answered from
-the cache and costs nothing. Each client has a limit on unknown ids, because an unknown id may be a
-guess at who is in the file.
+Requests wait in a bounded queue, and the answer is 503 if the queue is full. A row is sent between
+the parties only once. Each client has a limit on unknown ids, because an unknown id may be a guess
+at who is in the file.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class PredictionService:
     async def run(self, address: Address, listening: Callable[[Address], None]) -> None:
         """Answer requests until cancelled. Raises an error if the link to a party is lost.
 
-        `listening` is called with the address once the service listens on it.
+        `listening` is called with the address once the service listens.
         """
         if self._own is None:
             check_plaintext("--http", address)
@@ -175,20 +174,14 @@ class PredictionService:
         return [found.get(one, {"id": one, "error": _UNKNOWN}) for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
-        """Add `missing` to the number of unknown ids of the client `who`.
-
-        Returns False if the number is then above the client's limit.
-        """
+        """Add `missing` to a client's unknown ids. Returns False if they are now too many."""
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         self._guesses[who] += missing
         return self._guesses[who] <= self._most_guesses
 
     def _may(self, request: Request, right: str) -> bool:
-        """Return True if the client that sent `request` has the right `right`, such as "predict".
-
-        Without TLS, every client is on this machine and has all rights.
-        """
+        """Return True if the client has the right `right`. Without TLS, it has all rights."""
         if request.client is None or self._own is None:
             return self._own is None
         return may(self._own, request.client, right)
@@ -201,7 +194,7 @@ _PATHS = {"/predict": ("POST", PREDICT), "/health": ("GET", None), "/metrics": (
 
 
 def _ids_in(body: bytes) -> tuple[list[str], bool]:
-    """Return the ids in a request's body, and True if it asks for a single id.
+    """Return the ids in a request's body, and True if the body asks for a single id.
 
     Raises InvalidValue if the body has another form.
     """

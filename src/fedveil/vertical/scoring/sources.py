@@ -81,10 +81,7 @@ class Together:
 
 
 class Apart:
-    """Computes scores with followers on other machines.
-
-    The parties find their common rows again after a restart of a follower.
-    """
+    """Computes scores with followers on other machines, even after a follower restarts."""
 
     def __init__(self, leader: Scorer, meeting: Meeting, stack: ExitStack) -> None:
         self.leader, self._meeting = leader, meeting
@@ -141,10 +138,7 @@ class Apart:
 
 
 def follow(scorer: Scorer, meeting: Meeting) -> None:
-    """Run a follower's side of one scoring session.
-
-    The parties find their common rows, and then the follower answers requests for them.
-    """
+    """Run a follower's side of one scoring session."""
     leader = scorer.split.leader
     check_right(meeting.credentials, leader, right_of(PURPOSE))
     link = Link(leader, patience_s=meeting.patience_s)
@@ -166,10 +160,7 @@ def follow(scorer: Scorer, meeting: Meeting) -> None:
 
 
 def serve(scorer: Scorer, meeting: Meeting) -> NoReturn:
-    """Take part, as a follower, in all of the leader's scoring sessions.
-
-    Runs them one after another, forever.
-    """
+    """Take part, as a follower, in all of the leader's scoring sessions, one after another."""
     while True:
         try:
             follow(scorer, replace(meeting, patience_s=math.inf))
@@ -189,10 +180,10 @@ def bundles_in(path: Path) -> list[Path]:
 
 
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
-    """Return the file of each party in `parties`.
+    """Return the file of each party in `parties`, from texts `PARTY=FILE`.
 
-    Every text in `data` is `PARTY=FILE`, or `FILE` if there is only one party. Raises InvalidValue
-    if a party has no file or several.
+    A text may be `FILE` if there is only one party. Raises InvalidValue if a party has no file or
+    several.
     """
     files: dict[str, str] = {}
     for text in data:
@@ -219,7 +210,7 @@ def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
 
 
 def _places(common: Positions, count: int) -> npt.NDArray[np.int64]:
-    """Return, for each of `count` rows, its position in `common`, or -1 if it is not there."""
+    """Return the position of each of `count` rows in `common`, or -1."""
     place = np.full(count, -1, np.int64)
     place[common] = np.arange(len(common))
     return place
