@@ -25,6 +25,8 @@ from fedveil.rounds.outcomes import Answer, ClientId
 _LONG = 1 << 20
 #: The number of copies of updates whose reports wait for the other thread, or are made by it.
 _WAITING = 2
+#: From this many entries on, memory is scarcer than time, so only one report at a time is made.
+_SCARCE = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,13 @@ class InProcess(Executor):
         long = side.protection.dimension >= _LONG and not side.protection.plain_reports
         apart = long and cores > 1 and not side.keeps_state
         self._pool = ThreadPoolExecutor(1, "reports") if apart else None
+        self._scarce = side.protection.dimension >= _SCARCE
         reused_memory.start_reusing()
         #: Held while a report is encoded or added up.
         self._adding = threading.Lock()
 
     def open(self, context: RoundContext) -> None:
-        self._side.model = context.sent  # not copied: nothing changes it
+        self._side.model = context.sent  # not copied: it changes only between two rounds
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
@@ -86,7 +89,7 @@ class InProcess(Executor):
                 for client, trained in self._side.trained(
                     dict(asked[start : start + self._side.chunk])
                 ):
-                    while waiting and waiting[0].future.done():
+                    while waiting and (self._scarce or waiting[0].future.done()):
                         answers.append(waiting.popleft().future.result())
                     if not isinstance(trained, Trained) or not self._has_room(waiting):
                         answers.append(finish(client, trained))
