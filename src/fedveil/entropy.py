@@ -84,9 +84,9 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Write keystream into `target` without the buffer, except into a short rest at its end.
+        """Fill `target` with keystream without the buffer, except for a short rest at its end.
 
-        Returns the number of bytes written.
+        Returns the number of bytes filled. The rest may contain any bytes.
         """
         done = 0
         while (left := len(target) - done) > _DIRECTLY_BYTES:
@@ -179,7 +179,7 @@ class Entropy(ABC):
     def _below(self, digits: Sequence[int]) -> bool:
         """Return True if the next random 64-bit words are below `digits`, in lexicographic order.
 
-        `digits` are the words of p's binary expansion that are not compared yet.
+        `digits` are the words of a probability's binary expansion that are not compared yet.
         """
         for digit in digits:
             word = int.from_bytes(self.token(8), "little")
@@ -268,7 +268,7 @@ class Seeded(Entropy):
 def _expansion(p: float) -> tuple[list[int], int]:
     """Return the binary expansion of a probability p in [0, 1), as words of 64 bits.
 
-    Returns a list of all words after the first, and the first word.
+    The second result is the first word, and the first is a list of all other words.
     """
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1

@@ -100,12 +100,18 @@ def test_a_rounds_metrics_are_at_the_threshold_of_another_round(
 
 
 def test_a_finished_runs_members_are_its_training_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "rehearse", lambda target: target.model)
+    rehearsed: list[Target] = []
+    monkeypatch.setattr(
+        membership, "rehearse", lambda target: rehearsed.append(target) or target.model
+    )
     target = Target.of(job())
     found = Case.of(replace(target, trained=True), 2, Seeded(3), Watch())
     assert (len(found.pool), found.members.sum()) == (EXAMPLES + 40, EXAMPLES)
     assert np.array_equal(found.pool.x[found.members], target.dataset.train.x)
     assert len({found.other.job.seed, target.job.seed}) == 2
+    assert (rehearsed[0], len(rehearsed)) == (found.other, 2)
+    for one, held in zip(rehearsed, found.references.held, strict=True):
+        assert np.array_equal(one.dataset.train.x, found.pool.x[held])
 
 
 @pytest.mark.parametrize(("effort", "count", "clients"), [("quick", 4, 8), ("standard", 32, 32)])

@@ -16,7 +16,8 @@ from fedveil.cli import site_account
 from fedveil.cli import trials as trials_cli
 from fedveil.data.datasets import available
 from fedveil.engine.budget import project_job, solve_job
-from fedveil.engine.candidates import candidates
+from fedveil.engine.candidates import candidates, of_examples
+from fedveil.engine.known_accuracy import Measured
 from fedveil.federated.job import Job
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
@@ -42,6 +43,23 @@ def test_a_budget_states_every_line_of_the_projection(command: Command) -> None:
         (row,) = re.findall(" +".join(map(re.escape, figure)) + " +(.*)", out)
         assert line.what.startswith(row.strip()[:30]), row
     assert "These figures hold against everyone, including the server." in out
+
+
+def test_a_budget_states_the_accuracies_that_were_measured_and_whom_it_holds_against(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its lines has no finite epsilon."""
+    known = [Measured(("rounds=9",), 1.25, 0.8125, "make it"), Measured((), 3.5, 0.9375, "make")]
+    monkeypatch.setattr("fedveil.engine.known_accuracy.measured", lambda job: known)
+    lines = [Line(1.5, 1e-6, "a client"), Line(math.inf, 0.0, "the sizes")]
+    monkeypatch.setattr("fedveil.engine.budget.project_job", lambda job, parameters: lines)
+    asked = ("budget", "--set", "protection=dp_encrypt")
+    *_, against, first, second = command(*asked)[1].splitlines()
+    assert against.startswith("These figures hold against ")
+    assert [first, second] == [str(one) for one in known]
+    told = json.loads(command(*asked, "--json")[1])
+    assert told["measured"] == json.loads(json.dumps([one._asdict() for one in known]))
+    assert [cost["for"] for cost in told["costs"]] == ["a client", "the sizes"]
 
 
 def costs(lines: list[Line]) -> list[dict[str, Any]]:
@@ -78,28 +96,32 @@ def test_trials_are_told_in_full(
 ) -> None:
     job = small_job(clients={"number": 60, "fraction": 1.0})
     first, second = candidates(job, 83, 2.0, ["distributed_dp", "dp_encrypt"])
+    (third,) = candidates(job, 83, 2.0, ["dp_encrypt"], of_examples(job))
     found = [
+        Trial("signds", None, Figure(1.97, 1e-7), None, failure="too few clients"),
         Trial(UNTRAINED, None, Figure(math.inf, 1e-5), None, "accuracy", "higher", 0.125, "e", 1),
         Trial(BARE, None, Figure(math.inf, 1e-5), None, "accuracy", "higher", 0.875, "e", 10),
         Trial("distributed_dp", first, Figure(1.91, 1e-5), 3.25, "accuracy", "higher", 0.5, "e", 7),
         Trial("dp_encrypt", second, Figure(1.93, 1e-6), 40.5, "accuracy", "higher", 0.75, "e", 9),
+        Trial("dp_encrypt", third, Figure(1.99, 1e-5), 5.5, "accuracy", "higher", 0.625, "e", 8),
         Trial("rr", None, Figure(1.95, 0.0), None, failure="no learning"),
     ]
     monkeypatch.setattr(trials_cli, "trials", lambda *asked: iter(found))
     monkeypatch.setenv("COLUMNS", "120")
     trials_cli.show_trials(job, 2.0, "fedveil run j.yaml", as_json=True)
     told = json.loads(capsys.readouterr().out)
-    assert told["trials"][3] == {
+    assert told["trials"][4] == {
         "protection": "dp_encrypt", "epsilon": 1.93, "delta": 1e-6, "metric": "accuracy",
         "value": 0.75, "examples": "e", "rounds": 9, "noise_over_update": 40.5,
         "settings": list(second.settings), "failure": "",
     }  # fmt: skip
-    assert told["trials"][4] == {
+    assert told["trials"][6] == {
         "protection": "rr", "epsilon": 1.95, "delta": 0.0, "metric": "", "value": None,
         "examples": "", "rounds": 0, "noise_over_update": None, "settings": [],
         "failure": "no learning",
     }  # fmt: skip
-    assert told["best"] == {"client": second.command("fedveil run j.yaml")}
+    commands = [one.command("fedveil run j.yaml") for one in (second, third)]
+    assert told["best"] == dict(zip(("client", "example"), commands, strict=True))
     trials_cli.show_trials(job, 2.0, "fedveil run j.yaml", as_json=False)
     shown = capsys.readouterr().out
     rows = [re.split(" {2,}", line.strip()) for line in shown.splitlines()]
@@ -108,7 +130,10 @@ def test_trials_are_told_in_full(
     assert ["rr", "1.95 (meaningful)", "no result: no learning", "-"] in rows
     assert "best for a whole client: dp_encrypt, accuracy 75.0% in the trial." in shown
     assert f"costs epsilon 1.93 at delta 1e-06 (meaningful), against {second.against}:" in shown
-    assert shown.splitlines()[-1].strip() == second.command("fedveil run j.yaml")
+    assert "best for one example: dp_encrypt, accuracy 62.5% in the trial." in shown
+    assert [line.strip() for line in shown.splitlines()[-3::2]] == commands
+    assert ["protection", "epsilon of a run", "accuracy", "noise / update"] in rows
+    assert "short trials, 1 round with the noise of a whole run, on e:" in shown
 
 
 def test_each_data_set_is_listed_with_its_own_facts(command: Command) -> None:

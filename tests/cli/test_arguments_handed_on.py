@@ -54,6 +54,13 @@ def test_a_comparison_is_the_one_that_was_asked_for(command: Command, watched: W
     assert asked.epsilons == [3.0, 7.0]
     assert asked.sweep == {"training.lr": ["0.3", "0.7"], "clients.number": ["6"]}
     assert (asked.target, asked.attack, asked.effort) == ("accuracy=0.4", "membership", "standard")
+    # An epsilon of the protection's own takes the place of the default epsilons.
+    for key, epsilons in (("protection.unary.eps=3", []), ("rounds=5", [2.0, 8.0])):
+        with pytest.raises(Reached):
+            command("compare", "--protections", "rr", "--set", key)
+        asked = calls.pop()[0][1].asked
+        assert (asked.epsilons, asked.seeds, asked.effort) == (epsilons, 3, "quick")
+        assert (asked.sweep, asked.target, asked.attack) == ({}, None, None)
 
 
 def test_a_question_is_asked_of_the_federation_that_was_named(
@@ -139,7 +146,8 @@ def test_a_run_is_the_one_that_was_asked_for(command: Command, watched: Watched)
         ((job, folder), named) = calls.pop()
         assert (job.rounds, job.simulation.on) == (5, on or "here")
         assert folder == (None if out is None else Path(out))
-        assert set(named) == {"progress", "warn", "starting"}
+        of = {key: function.__name__ for key, function in named.items()}
+        assert of == {"progress": "show", "warn": "warn", "starting": "starting"}
 
 
 def test_a_run_is_resumed_with_the_rounds_that_were_asked_for(

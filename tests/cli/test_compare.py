@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shlex import split
 from typing import Any
@@ -14,7 +16,11 @@ from fedveil.engine.budget import project_job
 from fedveil.engine.federation import Federation
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
+from fedveil.pages.read_run import read_run
+from fedveil.record.recorder import strict
 from fedveil.studies import trial_runs
+from fedveil.studies.comparison import Comparison
+from fedveil.studies.comparison_folder import ComparisonFolder, Result
 
 Command = Callable[..., tuple[int, str, str]]
 JOB = """\
@@ -109,6 +115,38 @@ def test_it_fails_where_every_cell_fails(
     ):  # fmt: skip
         code, _, err = command("compare", "--resume", "c", *more)
         assert (code, err.startswith("error: --resume uses the comparison")) == (Exit.WRONG, True)
+
+
+def test_some_runs_may_fail_and_each_is_told(
+    command: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dp_encrypt fails, the others cannot be attacked, and each has an epsilon of its own."""
+    play = Federation._round
+
+    def some(self: Federation, number: int) -> Any:
+        if self.job.protection.name == "dp_encrypt":
+            raise RunFailed("no report was usable")
+        return play(self, number)
+
+    def attacked(self: ComparisonFolder, result: Result, step: Any) -> Result:
+        return replace(result, unattacked="" if result.run is None else "it has one client")
+
+    monkeypatch.setattr(Federation, "_round", some)
+    monkeypatch.setattr(ComparisonFolder, "attacked", attacked)
+    monkeypatch.setattr(Comparison, "notes", ["cohorts differ"])
+    asked = ("--protections", "dp_encrypt,signds,rr", "--epsilons", "own", "--seeds", "1")
+    code, out, err = command("compare", job, *asked, "--out", "c", "--json")
+    assert code == Exit.DONE, err
+    assert "warning: cohorts differ\n" in err
+    assert err.count("  it has one client\n") == 2
+    assert "The promises are unequal" in err
+    failed, *others = json.loads(out)
+    assert failed == {"setting": "dp_encrypt", "runs": [], "failures": ["no report was usable"]}
+    for told, name in zip(others, ("signds", "rr"), strict=True):
+        ((run,), failures) = told["runs"], told["failures"]
+        assert (told["setting"], failures) == (name, ["it has one client"])
+        last = read_run(run["folder"]).last
+        assert run["last"] == json.loads(json.dumps(strict(last)))
 
 
 @pytest.mark.parametrize(

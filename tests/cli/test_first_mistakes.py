@@ -54,6 +54,15 @@ def test_a_command_after_its_argument_is_named_first(command: Command) -> None:
     assert code == Exit.WRONG
     assert err.startswith("error: the command comes before job.yaml. Write: ")
     assert "fedveil attack gradient job.yaml" in err
+    _, _, err = command("mine.yaml", "run", "--out", "compare")
+    assert "fedveil run mine.yaml" in err
+
+
+def test_a_group_suggests_only_commands_that_it_has(command: Command) -> None:
+    code, _, err = command("site", "train")
+    assert (code, err) == (
+        Exit.WRONG, "error: there is no command train; `fedveil site --help` lists what there is\n",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [("run",), ("vertical", "run"), ("attack", "gradient")])

@@ -158,7 +158,10 @@ def test_show_says_why_a_model_of_ones_own_is_trained_in_the_loop(
             assert f"note: trained in the loop, because {reason}\n" in err
 
 
-def test_a_mindspore_file_is_converted_with_its_notes(command: Command, tmp_path: Path) -> None:
+def test_a_mindspore_file_is_converted_with_its_notes(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "warnings", ["mind this"])
     (tmp_path / "theirs.yaml").write_text(
         "fl_name: Lenet\nfl_iteration_num: 7\nserver_mode: FEDERATED_LEARNING\n"
         "distributed_cache: {address: 127.0.0.1:2345}\n"
@@ -169,6 +172,7 @@ def test_a_mindspore_file_is_converted_with_its_notes(command: Command, tmp_path
     code, out, err = command("job", "convert", "theirs.yaml")
     assert code == 0
     assert "distributed_cache" in err
+    assert err.endswith("warning: mind this\n")
     (tmp_path / "ours.yaml").write_text(out)
     job = Job.load(tmp_path / "ours.yaml")
     assert (job.rounds, job.protection.name, job.protection.signds.sign_k) == (7, "signds", 0.2)
@@ -265,6 +269,23 @@ def test_audit_of_a_run_prints_what_was_found_in_it(command: Command, found: Pat
         "promised: epsilon 2 at delta 1e-05 (meaningful), 0.5 above the closest bound: "
         "not refuted\n"
     )
+
+
+def test_everything_that_an_audit_could_not_have_seen_is_printed(
+    command: Command, found: Path
+) -> None:
+    from fedveil.record.finding_lines import FINDINGS, read_findings
+
+    line = json.loads((found / FINDINGS).read_text())
+    (figure,) = line["figures"]
+    line["figures"] = [
+        figure | {"unseen": 3.5}, figure | {"name": "epsilon at least, by b", "unseen": 7.25},
+    ]  # fmt: skip
+    (found / FINDINGS).write_text(json.dumps(line) + "\n")
+    unseen = read_findings(found)[0].unseen
+    assert len(unseen) == 2
+    _, *missed = command("audit", str(found))[1].splitlines()
+    assert missed == [f"  {text}" for text in unseen]
 
 
 def test_audit_of_a_run_exits_1_where_its_promise_is_refuted(command: Command, found: Path) -> None:

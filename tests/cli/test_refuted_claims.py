@@ -33,6 +33,8 @@ FAULTS = [
     (sabotage.half_the_lies, BITS, "rr, bits of a parameter", 3000,
      "a bit of the code told true"),
 ]  # fmt: skip
+#: The mechanisms of split learning.
+LEARNT = ("embedding", "label")
 
 
 def asked(*settings: str) -> list[str]:
@@ -85,6 +87,15 @@ def test_a_planted_fault_is_refuted_by_each_command(
         code, _, err = command("audit", folder)
         assert code == Exit.FAILED, err
         assert "1 of 1 findings refute the protection's guarantee" in err
+
+
+def test_the_audited_claims_of_split_learning_are_no_looser_than_the_mechanisms() -> None:
+    """At eps 1 a bit costs a half. A one-hot row is two bits from another, a vector has four."""
+    claims = {case.name: case.claim.epsilon for case in cases()}
+    assert {name: claim for name, claim in claims.items() if name.split("_")[0] in LEARNT} == {
+        "embedding_dp, a bit": 0.5, "embedding_dp, a one-hot row": 1.0,
+        "embedding_dp, a vector": 2.0, "label_dp, one of six classes": 1.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", [NOISE, BITS], ids=["noise", "bits"])

@@ -72,6 +72,35 @@ def test_the_digest_of_own_code_is_printed_and_permits_it(command: Command) -> N
     assert command("site", "check", "north", "study.yaml")[0] == 0
 
 
+def test_each_module_of_a_job_is_printed_with_its_digest(command: Command) -> None:
+    command("site", "init", "north")
+    Path("north", "code").mkdir()
+    for name in ("heart_net", "heart_rules"):
+        Path("north", "code", f"{name}.py").write_text(f"def net(): return {name!r}\n")
+    Path("study.yaml").write_text(study(model="heart_net:net", task="heart_rules:Own").to_yaml())
+    _, out, _ = command("site", "check", "north", "study.yaml")
+    said = dict(line.split()[1:] for line in out.splitlines() if line.startswith("code "))
+    assert list(said) == ["heart_net:", "heart_rules:"]
+    assert len({*said.values()}) == 2
+
+
+def test_a_job_of_nvflare_is_accepted_by_its_digest(command: Command) -> None:
+    pytest.importorskip("nvflare")
+    from fedveil.site.one_report import config_digest
+
+    command("site", "init", "north")
+    Path("job", "config").mkdir(parents=True)
+    Path("job", "config", "config_fed_client.json").write_text("{}")
+    digest = config_digest(Path("job", "config"))
+    write_policy(Path("north"), policy_of(jobs={"digests": ["0" * 64]}))
+    code, out, err = command("site", "check", "north", "job")
+    assert (code, out) == (1, f"digest {digest}\n")
+    assert err.endswith("error: north refuses job: it is not in jobs.digests\n")
+    write_policy(Path("north"), policy_of(jobs={"digests": [digest]}))
+    code, out, _ = command("site", "check", "north", "job", "--json")
+    assert (code, json.loads(out)) == (0, {"digest": digest})
+
+
 def test_a_policy_is_shown_with_all_its_keys_and_explained(command: Command) -> None:
     command("site", "init", "north")
     shown = json.loads(command("site", "show", "north", "--json")[1])

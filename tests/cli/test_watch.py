@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 
 import fedveil
 from fedveil.base import plain_text
-from fedveil.cli.watch import watch
+from fedveil.cli.watch import _quiet_s, watch
 from fedveil.errors import RunFolderError
+from fedveil.pages.read_run import ReadRun
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
 from page_parts import small_job
@@ -113,6 +116,44 @@ def test_a_run_that_has_stopped_growing_is_given_up_unless_it_is_written(
     with pytest.raises(RunFolderError, match="has not grown for 0 s"):
         watched(copy, end(), patience=0)
     assert closed
+
+
+def test_a_log_that_grows_keeps_the_watcher(finished: Path, tmp_path: Path) -> None:
+    """No round is new, and each line is older than the watcher's patience."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    (copy / "events.log").write_text("0 began: fedveil\n")
+
+    def write() -> Iterator[None]:
+        for text in ("warning: slow", "warning: slower", "ended after round 3: interrupted"):
+            with (copy / "events.log").open("a") as events:
+                events.write(f"0 {text}\n")
+            yield
+
+    steps = write()
+    watched(copy, steps, patience=-1)
+    assert next(steps, "over") == "over"
+
+
+def test_a_run_is_as_quiet_as_the_file_that_was_written_last(tmp_path: Path) -> None:
+    run = ReadRun(tmp_path, {}, [], [], [])
+    now = time.time()
+    for name, age in (("metrics.jsonl", 900), ("events.log", 50)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (now - age, now - age))
+    assert 50 <= _quiet_s(run) < 900
+
+
+def test_an_ended_run_is_left_after_a_while_if_its_process_lives(
+    finished: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    writer = RunFolder.reopen(copy)
+    waits = iter([None] * 100)
+    watched(copy, waits)
+    writer.close()
+    assert len([*waits]) == 100 - 19
 
 
 def test_a_run_that_failed_says_how_it_ended(finished: Path, tmp_path: Path) -> None:

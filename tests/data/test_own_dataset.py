@@ -86,8 +86,10 @@ def test_several_inputs_of_any_type_and_length(own):
 def test_items_of_several_inputs_and_of_different_lengths(own):
     head = ITEMS + "few = Items(({'a': [1, 2], 'b': 3.0}, 0), ({'a': [4, 5], 'b': 6.0}, 1))\n"
     assert own("return few, few", head).example_shape == {"a": (2,), "b": ()}
-    uneven = own("return Items(([1], 0), ([2, 3], 1)), good", ITEMS)
-    assert uneven.example_shape == (-1,)
+    for kind in ("int", "np.uint8", "bool", "np.float32"):
+        items = f"*[(np.array(item, {kind}), n) for n, item in enumerate(([1], [2, 3]))]"
+        head = f"import numpy as np\n{ITEMS}"
+        assert own(f"return Items({items}), good", head).example_shape == (-1,), kind
 
 
 def test_torch_tensors_are_arrays(own):

@@ -138,6 +138,13 @@ def test_many_rounds_are_not_drawn_each(run: fedveil.Run) -> None:
         view({**run.metrics[0], "round": number})
     assert len(shown) < 40
     assert 'value="40" max="40"' in shown[-1]
+    resumed = LiveView({**run.job.model_dump(), "rounds": 40}, shown.append)
+    for number in (38, 39, 40):
+        resumed({**run.metrics[0], "round": number})
+    assert 'value="40" max="40"' in shown[-1]
+    task = {**run.metrics[0], "measures": {"rmse": "lower"}, "rmse": 31.5, "round": 40}
+    resumed(task)
+    assert "RMSE 31.5 · loss" in shown[-1]
 
 
 def test_outside_a_notebook_nothing_is_shown() -> None:

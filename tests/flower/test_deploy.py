@@ -28,11 +28,12 @@ def fedveil_command(*words: str) -> Any:
     return CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["small", "Ein Lauf (2. Versuch)", "7", "~", "a" * 90])
+@pytest.mark.parametrize("name", ["small", "Ein Lauf (2. Versuch)", "~", "7" * 90])
 def test_flower_takes_the_app_as_it_is(tmp_path: Path, name: str):
     folder, deployed = app_of(tmp_path / "app", job(name=name))
     config, warnings = load_and_validate(folder / "pyproject.toml")
     assert warnings == []
+    assert 0 < len(config["project"]["name"]) <= 32
     assert config["tool"]["flwr"]["app"]["components"] == {
         "serverapp": "server_app:app",
         "clientapp": "client_app:app",
@@ -107,6 +108,15 @@ def test_the_command(tmp_path: Path):
     result = fedveil_command("deploy", str(tmp_path / "b"), "--seeded", "--set", "protection=rr")
     assert "anyone who can read the job can remove the protection" in result.stderr
     assert "number of examples" not in result.stderr
+
+
+def test_the_readme_has_a_node_of_the_most_clients(tmp_path: Path):
+    app_of(tmp_path / "one", job())
+    app_of(tmp_path / "four", job(deployment={"clients_per_node": 4}))
+    for name, configuration in (("one", "'client=0'"), ("four", "'clients=\"0-3\"'")):
+        readme = (tmp_path / name / "README.md").read_text()
+        assert "SuperNodes for the 6 clients" in readme
+        assert f"--node-config {configuration} " in readme
 
 
 def test_active_security_comes_with_a_roster_to_fill_in(tmp_path: Path):

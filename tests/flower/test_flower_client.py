@@ -50,7 +50,10 @@ def test_a_state_is_given_out_once(tmp_path: Path):
     records = RecordDict()
     sealed(tmp_path / "s", records).put(3, SECRET)
     stolen = copy.deepcopy(records)
+    (key,) = (tmp_path / "s").iterdir()
+    (tmp_path / "same bytes").hardlink_to(key)
     assert sealed(tmp_path / "s", records).take(3) == SECRET
+    assert (tmp_path / "same bytes").read_bytes() == bytes(32)
     assert not records
     assert not list((tmp_path / "s").iterdir())
     for context in (records, stolen):
@@ -92,6 +95,7 @@ def test_a_state_opens_for_its_own_round_client_and_job_alone(tmp_path: Path, ot
     if other == "client":
         client = 1
         key.rename(key.with_name(key.name.replace("-0.key", "-1.key")))
+        records["fedveil.state.1"] = records.pop("fedveil.state.0")
     if other == "job":
         name = b"another"
         SealedState(folder, name, 0, RecordDict()).put(3, {})
@@ -131,6 +135,7 @@ def test_keys_lie_in_memory_where_they_can_and_accounts_on_the_disk(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     assert StateFolder.for_keys().path == tmp_path / "fedveil"
     assert StateFolder.for_accounts().path == tmp_path / "home" / "fedveil"
+    assert StateFolder.for_keys(str(tmp_path / "named")).path == tmp_path / "named"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     assert StateFolder.for_keys().path == tmp_path / "home" / "fedveil"
     for folder in (StateFolder.for_keys, StateFolder.for_accounts):
@@ -377,7 +382,7 @@ def test_a_client_counts_its_private_reports_and_gives_no_more(
                 "name": "distributed_dp",
                 "distributed_dp": {"noise_multiplier": 2.0, "reconstruct_secrets_threshold": 4},
             },
-            {"max_epsilon": 4},
+            {"max_epsilon": 4, "delta": 1e-9},
         ),
     ],
 )
@@ -515,7 +520,9 @@ def test_identities(tmp_path: Path):
         read_identity(tmp_path / "none")
 
 
-@pytest.mark.parametrize("line", ["client-x: '00'", "client-1: '00'", "1.5: x", "client-1: [1]"])
+@pytest.mark.parametrize(
+    "line", ["client-1: '00'", f"client-x: '{'ab' * 32}'", "1.5: x", "client-1: [1]"]
+)
 def test_a_line_of_a_roster_that_is_none(tmp_path: Path, line: str):
     (tmp_path / "roster.yaml").write_text(line)
     with pytest.raises(DeploymentError):

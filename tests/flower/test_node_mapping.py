@@ -95,6 +95,13 @@ def test_clients_of_a_node_are_named_by_their_ranges() -> None:
     ]  # fmt: skip
 
 
+def test_a_node_is_met_on_a_machine_that_has_just_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_mapping.time, "monotonic", lambda: 3.0)
+    here, _ = met({9: encode({"client": 2})}, 3)
+    here.look()
+    assert here.node_of == {2: 9}
+
+
 def steps_to_meet_and_doubt(clients: int) -> int:
     here, _ = met({100 + c: encode({"client": c}) for c in range(clients)}, clients)
     steps = 0

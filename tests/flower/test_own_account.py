@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedveil.base.files import write_whole
-from fedveil.base.message import decode
+from fedveil.base.message import decode, within
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower import own_file
 from fedveil.flower.answered_rounds import AnsweredFile
 from fedveil.flower.own_account import OwnLedger, count_report
-from fedveil.flower.own_file import OwnFile
+from fedveil.flower.own_file import OwnFile, sealed_names
 from fedveil.privacy.compose import compose
+from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.protections.base import Spending
 
@@ -68,6 +70,23 @@ def test_what_was_not_granted_is_not_charged(tmp_path: Path) -> None:
     with pytest.raises(MessageInvalid, match=r"to epsilon 1 at delta 0 \(strong\), above its"):
         account.charge(ONE, [(0.5, 0.0)])
     assert (tmp_path / "account").read_bytes() == before
+
+
+def test_a_report_without_an_epsilon_is_not_counted(tmp_path: Path) -> None:
+    bare = [*ONE, Spending(PrivacyLoss(math.inf)), *ONE]
+    for _ in range(3):
+        count_report(tmp_path / "account", bare, 1)
+    assert not (tmp_path / "account").exists()
+
+
+def test_both_ledgers_know_what_is_sent_in_clear(tmp_path: Path) -> None:
+    """The one that fits the reports is chosen later."""
+    account = OwnLedger(tmp_path / "account")
+    account.charge(ONE, [], ["the time"])
+    account.note(["the loss"])
+    state = decode((tmp_path / "account").read_bytes())
+    for part in ("alike", "any"):
+        assert Ledger.from_state(within(part, state)).in_clear == ("the loss", "the time")
 
 
 @pytest.mark.parametrize("limits", [[(9.0, 0.0), (0.7, 0.0)], [(0.7, 0.0), (9.0, 0.0)]])
@@ -178,6 +197,13 @@ def test_a_seal_vouches_for_one_file_alone(tmp_path: Path) -> None:
     (tmp_path / "third").write_bytes(b"1")
     with pytest.raises(DeploymentError, match=r"folder.seal does not vouch for .*third"):
         OwnFile(tmp_path / "third").read()
+
+
+def test_the_names_of_a_folder_are_its_own(tmp_path: Path) -> None:
+    for name in ("1", "12"):
+        (tmp_path / name).mkdir()
+        OwnFile(tmp_path / name / f"of {name}", tmp_path).write(b"x")
+    assert sealed_names(tmp_path / "1", tmp_path) == ["of 1"]
 
 
 def write_and_die(file: OwnFile, data: bytes, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,10 @@ def test_a_certificate_for_one_end_of_a_link_only(pki: Pki, tmp_path: Path) -> N
     with pytest.raises(CertificateError, match=r"is not for a leader: .* lacks serverAuth"):
         Listener(loopback, {"shop": link}, "bank", ends[ExtendedKeyUsageOID.CLIENT_AUTH], print)
     Dialer(loopback, link, "bank", ends[ExtendedKeyUsageOID.CLIENT_AUTH])
+    any_use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE])
+    both = read(pki.issuing.leaf("bank", extensions=[any_use]).write(tmp_path / "any", pki.root))
+    for listens in (True, False):
+        both.check_usage(listens=listens)
 
 
 # --- passwords

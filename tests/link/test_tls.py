@@ -172,14 +172,23 @@ def test_files_that_are_damaged_or_missing(folder: Path, file: str, why: str) ->
         Credentials.read(folder, "bank")
 
 
-def test_a_certificate_that_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Past(datetime):
+@pytest.mark.parametrize(
+    ("year", "why"),
+    [
+        (2001, "expired on 2001-02-04"),
+        (2101, "is valid only from 2101-02-02 04:05 UTC on: check the clock"),
+    ],
+)
+def test_a_certificate_that_has_expired_or_is_not_valid_yet(
+    year: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(datetime):
         @classmethod
         def now(cls, tz: object = None) -> datetime:
-            return datetime(2001, 2, 3, tzinfo=UTC)
+            return datetime(year, 2, 3, 4, 5, tzinfo=UTC)
 
-    monkeypatch.setattr(tls, "datetime", Past)
+    monkeypatch.setattr(tls, "datetime", Other)
     write_certificates(tmp_path, ["bank"], days=1)
     monkeypatch.undo()
-    with pytest.raises(CertificateError, match="expired on 2001-02-04"):
+    with pytest.raises(CertificateError, match=f"the certificate in .* {why}"):
         Credentials.read(tmp_path, "bank")

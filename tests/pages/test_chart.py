@@ -11,6 +11,7 @@ import pytest
 
 from fedveil.pages.axis_scale import Scale, scale_of
 from fedveil.pages.chart import MOST_POINTS, draw, fitted
+from fedveil.pages.colours import looks
 from fedveil.pages.plot import Axis, Curve, Plot
 from fedveil.pages.svg import svg
 from fedveil.record.byte_count import shown_bytes
@@ -105,6 +106,19 @@ def test_a_line_goes_through_its_values_and_has_their_gaps() -> None:
     assert drawing.data["curves"][0]["y"] == [None if math.isnan(y) else y for y in ys]
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_the_data_of_a_drawing_are_those_of_its_own_axes(log: bool) -> None:
+    curves = [Curve("own", [1, 100], [2e3, 4e6]), Curve("next", [10], [3e3], protection="rr")]
+    axes = Axis("time", log=log, unit="seconds"), Axis("size", log=not log, unit="bytes")
+    data = draw(Plot("a", "A", *axes, curves), 500, 300).data
+    assert data["x"] == {"low": 1, "high": 100, "log": log, "unit": "seconds", "title": "time"}
+    assert (data["unit"], data["width"]) == ("bytes", 500)
+    assert data["curves"] == [
+        {"name": curve.name, "colour": look.colour, "x": curve.x, "y": curve.y}
+        for curve, look in zip(curves, looks(curves), strict=True)
+    ]
+
+
 def test_a_point_between_gaps_is_marked() -> None:
     curve = Curve("own", [1, 2, 3, 4, 5], [4.0, 5.0, math.inf, 7.0, math.nan])
     plot = Plot("a", "A", Axis("round"), Axis("loss"), [curve])
@@ -171,13 +185,17 @@ def test_bars_stand_on_zero_beside_each_other() -> None:
         value = (bottom - float(end)) / (bottom - top) * 4.0
         assert value == pytest.approx([2.0, 4.0, 3.0][at], abs=0.05)
     (errors,) = re.findall('class="error" d="([^"]*)"', drawing.elements)
-    assert errors.count("M") == 2
+    found = re.findall(r"M([\d.]+) ([\d.]+)V([\d.]+)", errors)
+    ends = [[(bottom - float(y)) / (bottom - top) * 4.0 for y in pair] for _, *pair in found]
+    assert ends == [pytest.approx([1.5, 2.5], abs=0.05), pytest.approx([2.0, 3.5], abs=0.05)]
 
 
 def test_a_spread_goes_along_the_highs_and_back_along_the_lows() -> None:
     curve = Curve("own", [1, 2, 4], [1, 2, 3], [0.5, 1, 2], [2, 3, 4])
     plot = Plot("a", "A", Axis("x"), Axis("y"), [curve])
     ((around,),) = drawn(plot, "spread")
+    box = draw(plot).data["box"]
+    assert all(box[1] <= y <= box[3] for _, y in around)
     across = [x for x, _ in around]
     assert across == sorted(across[:3]) + sorted(across[3:], reverse=True)
     assert all(

@@ -60,6 +60,23 @@ def test_a_runs_page_and_the_page_of_several_use_the_same_table(make: Any) -> No
             assert look.colour == PROTECTIONS[curve.name.removeprefix("folder-")]
 
 
+def test_a_plot_of_two_tasks_has_the_note_of_neither() -> None:
+    """A cross-entropy beside another loss, and epsilons of two runs on one axis."""
+    usual = {"round": 1, "accuracy": 0.5, "loss": 1.0, "auc": 0.5, "epsilon_run_every_round": 2.0,
+             "epsilon_run_most_drawn": 1.0}  # fmt: skip
+    own = {**usual, "measures": {"rmse": "lower"}, "rmse": 3.0, "epsilon_run_every_round": 7.0}
+    runs = {name: ReadRun(Path(name), {"protection": {"name": "rr"}}, [record], (), ())
+            for name, record in (("usual", usual), ("own", own))}  # fmt: skip
+    notes = {plot.name: plot.note for plot in curves.quality(runs)}
+    assert notes["loss"] == "On the test examples."
+    alone = {plot.name: plot.note for plot in curves.quality({"usual": runs["usual"]})}
+    assert alone["loss"] == "Mean cross-entropy on the test examples."
+    (both,) = curves.epsilon(runs)
+    (one,) = curves.epsilon({"own": runs["own"]})
+    assert (both.y.log, one.y.log) == (True, False)
+    assert [[*curve.y] for curve in both.curves] == [[2.0], [7.0]]
+
+
 def test_an_accuracy_axis_is_in_percent_and_a_loss_axis_is_not() -> None:
     run = ReadRun(Path("r"), {"protection": {"name": "rr"}},
                   [{"round": 1, "accuracy": 0.5, "loss": 1.0, "auc": 0.5}], (), ())  # fmt: skip

@@ -367,6 +367,8 @@ def test_quality_is_of_the_latest_round_with_a_test_and_the_first_of_the_best(
     looks = [record(1.0, round=r, accuracy=a) for r, a in ((2, 0.7), (4, 0.9), (6, 0.9), (8, 0.8))]
     text = ending_of(tmp_path, *looks, settings=("rounds=11",)).quality.text
     assert "after round 8 of 11; best in round 4: 90.0%" in text
+    equal = ending_of(tmp_path, *looks[:3]).quality.text
+    assert equal.endswith("after round 6 of 3")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ No two settings of the jobs here are equal, and none has its default.
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from test_every_figure import federated_records, table, written
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.pages.guarantee_text import figure_lines, figures, returned
 from fedveil.pages.machines import machine_totals
-from fedveil.pages.page import Fact, Page, Picture, Points, Table
+from fedveil.pages.page import Fact, Fold, Page, Picture, Points, Table
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration, run_page
@@ -24,6 +26,8 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.ledger import Line
 from fedveil.record.before_after import BeforeAfter
+from fedveil.record.finding_lines import add_finding
+from fedveil.record.run_folder import RunFolder
 from fedveil.vertical.job import VerticalJob
 from page_parts import small_job
 
@@ -68,6 +72,18 @@ def test_each_setting_stands_under_its_own_name(tmp_path: Path) -> None:
         "best round": f"4, accuracy {records[-1]['accuracy']:.1%}",
     }.items() <= shown.items()  # fmt: skip
     assert {"dp_eps 1.75", "dp_norm_clip 0.3"} <= set(shown["its settings"].split(", "))
+    protection = {"name": "rr", "unary": {"eps": 1.75, "cells": 3}}
+    events = ("0 began: fedveil 1", "0 went on after round 2: fedveil 2")
+    rr = replace(run_of(tmp_path, *records), events=events)
+    rr = replace(rr, job={**rr.job, "protection": protection})
+    shown = dict(table(run_page(rr), "Settings"))
+    assert shown["its settings"] == "eps 1.75, cells 3"
+    assert shown["made by"] == "fedveil 1"
+
+
+def test_an_event_that_was_repeated_is_said_once(tmp_path: Path) -> None:
+    events = ["0 sends: x", "0 began: fedveil", "1 sends: y", "2 sends: x"]
+    assert ReadRun(tmp_path, {}, (), (), events).all_said("sends: ") == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +161,12 @@ def test_a_picture_says_what_is_above_what(tmp_path: Path) -> None:
     above, alone = (part.caption for part in parts(page, "What attacks found", Picture))
     assert above == "gradient against rr: originals above, reconstructions below"
     assert alone == "features against rr"
+    missed = [Measured(f"epsilon at least, {n}", 0.5, unseen=n) for n in (1.5, 2.5)]
+    audit = Finding("audit", "quick", "rr", missed, epsilon=1.0)
+    audited = run_page(run_of(tmp_path, *federated_records(2, 11), findings=[audit]))
+    ((unseen,),) = (fold.parts for fold in parts(audited, "What attacks found", Fold))
+    assert [*unseen.lines] == [*audit.unseen]
+    assert len(audit.unseen) == 2
     caption = parts(page, "What attacks found", Table)[0].caption
     assert f"promised: epsilon {told(1.0, 0.2)}: " in caption
 
@@ -182,7 +204,7 @@ def test_the_best_run_is_the_one_whose_card_names_it(tmp_path: Path) -> None:
     folders = []
     for name, position, change in (
         ("one", "rr", {"epsilon_run_every_round": 9.0}),
-        ("two", "dp_encrypt", {"accuracy": 0.9, "epsilon_run_every_round": 0.5}),
+        ("two", "distributed_dp", {"accuracy": 0.9, "epsilon_run_every_round": 0.5}),
         ("three", "signds", {"accuracy": math.nan, "bytes_up_per_client": 10.0}),
     ):
         *records, last = federated_records(2, 100 + 100 * len(folders))
@@ -194,9 +216,15 @@ def test_the_best_run_is_the_one_whose_card_names_it(tmp_path: Path) -> None:
     )  # fmt: skip
     least = shown["Smallest epsilon"]
     assert (least.value, least.tone) == ("two", "good")
-    assert least.text.endswith("every round, against everyone, including the server")
+    assert least.text.endswith("every round, against a server that follows the protocol")
     assert shown["Smallest upload"].value == "three"
     assert not cards(page_of_several(folders[:1]))
+    begun = written(tmp_path / "begun", job, {".": []})
+    assert not cards(page_of_several([folders[0], begun]))
+    rounds = read_run(folders[1]).records
+    same = written(tmp_path / "same", job, {".": [*rounds]})
+    named = cards(page_of_several([folders[1], same, folders[2]]))
+    assert named["Best model"].value == "two and same"  # the third has none
 
 
 def test_a_loss_is_best_where_it_is_least_and_no_epsilon_is_no_card(tmp_path: Path) -> None:
@@ -224,7 +252,7 @@ def test_runs_of_one_name_are_named_by_their_folders(tmp_path: Path) -> None:
 
 
 def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
-    privacy = {"label_dp": {"eps": 3.5}}
+    privacy = {"label_dp": {"eps": 3.5}, "embedding_dp": {"eps": 2.5, "reuse": False}}
     job = VerticalJob(
         name="own", task="vertical_parts:bottoms", epochs=4, batch_size=9, in_flight=3, seed=12,
         privacy=privacy,
@@ -244,6 +272,10 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
         "seed": "12",
     }.items() <= shown.items()  # fmt: skip
     assert "label_dp: (eps 3.5)" in shown["privacy"]
+    assert "(eps 2.5, gradient straight_through, reuse False)" in shown["privacy"]
+    following = page.lead[-1]
+    assert isinstance(following, Fact)
+    assert following.text == f"`fedveil vertical run --resume {folder}` resumes it"
     assert page.lead[0] == (
         "Job own: vertical_parts:bottoms, bank and lead: 4 epochs in batches of 9; still running, "
         "or killed."
@@ -252,4 +284,12 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     assert list(loss.curves[0].x) == [2, 14]
     (row,) = table(page_of_several([folder]), "At the end")
     assert row[-1] == "4.3 KB"
+    line = {"epsilon": 1.0, "delta": 0.2, "what": "a row"}
+    (folder / "bank" / "accounts.jsonl").write_text(json.dumps(line) + "\n")
+    ((*_, epsilon, _),) = table(page_of_several([folder]), "At the end")
+    assert epsilon == f"{told(1.0, 0.2)} for a row"
+    opened = RunFolder.reopen(folder)
+    add_finding(opened, Finding("features", "quick", "none", [Measured("mse", 0.5)]))
+    opened.close()
     assert page_of(folder).title == "run"
+    assert page_of(folder).lead[0] == page.lead[0]  # it is no page of an attack alone

@@ -17,7 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy import PrivacyLoss
 from fedveil.privacy.audit import Audit, lower_bound, of_scores, run
-from fedveil.privacy.audit_scores import learned
+from fedveil.privacy.audit_scores import as_rows, learned
 
 SEED = 20240229
 TRIALS = 8000
@@ -198,6 +198,23 @@ def test_the_bound_is_clopper_and_pearson_s():
     assert found == pytest.approx(math.log(least / most), rel=1e-9)
     at_delta = lower_bound(Counted(), "a", "b", trials=2 * tested, delta=0.1)
     assert at_delta == pytest.approx(math.log((least - 0.1) / most), rel=1e-9)
+
+
+def test_the_confidence_is_the_one_that_is_asked_for():
+    args, draws = (Response(1.0), TRUE, FALSE), {"trials": 500, "confidence": 0.8}
+    found = run(*args, claim=0.5, entropy=entropy("asked"), **draws)
+    assert found.confidence == 0.8
+    assert found.bound == lower_bound(*args, entropy=entropy("asked"), **draws)
+    ahead = np.arange(300.0) % 50
+    back = ahead - 20
+    bold, sure = (of_scores(ahead, back, claim=found.claim, confidence=c) for c in (0.8, 0.99))
+    assert bold.bound > sure.bound > 0
+    assert bold.reachable > sure.reachable
+
+
+def test_a_mapping_s_order_tells_nothing():
+    one, other = as_rows([{"a": 1, "b": [2, 3]}, {"b": [2, 3], "a": 1}])
+    assert one.tolist() == other.tolist() == [3, 1, 2, 3]
 
 
 def test_delta_excuses_what_it_covers():

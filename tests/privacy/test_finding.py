@@ -43,12 +43,12 @@ def test_a_bound_is_shown_rounded_down() -> None:
 
 def test_its_limits_are_those_of_the_sharpest_bound() -> None:
     blind = Measured("epsilon at least", 1.0, unseen=math.inf)
-    sharp = Measured("epsilon at least, a", 1.0, epsilon=4.0, unseen=4.4)
-    dull = Measured("epsilon at least, b", 1.0, unseen=300.0)
+    sharp = Measured("epsilon at least, a", 1.0, epsilon=40.0, unseen=44.0)
+    dull = Measured("epsilon at least, b", 1.0, epsilon=4.0, unseen=30.0)
     unknown = Measured("epsilon at least, c", 1.0)
     assert finding(blind, dull, sharp, unknown).limits == (
         "1 of 3 bounds could not have refuted their claims, and the sharpest is epsilon at least, "
-        "a (misses epsilons up to 4.4 where 4 is claimed)"
+        "a (misses epsilons up to 44 where 40 is claimed)"
     )
     assert finding(blind).limits == "none of 1 bounds could have refuted its claim"
     assert finding(unknown).limits == ""

@@ -68,6 +68,10 @@ def test_the_area_of_few_or_of_parted_scores_has_an_exact_interval() -> None:
     parted = area("a", many + 100, many, confidence=0.9)
     assert (parted.value, parted.high) == (1.0, 1.0)
     assert parted.low == share("s", 16, 16, confidence=0.9).low
+    members, others = np.array([0.0, 4, 3, 1]), np.array([0.0, 3, 1, 4, 1, 3])
+    found, half = area("a", members, others, confidence=0.9), share("s", 2, 4, confidence=0.9)
+    assert 1.999 < 4 * found.value < 2  # the share of pairs is a half, up to rounding
+    assert (found.low, found.high) == (half.low, half.high)
     none = area("a", few, few[:0])
     assert (none.value, none.low, none.high, none.cases) == (0.5, 0.0, 1.0, 3)
 

@@ -299,6 +299,7 @@ def test_adaptive_deltas_add_and_the_release_is_left_out():
     ledger = Ledger(adaptive=True)
     for number in range(3):
         ledger.record_many([(NOISE, 1), (COIN, 2)], round=number, clients=[0])
+    ledger.record_many([(COIN, 1)], round=3, clients=[7])  # its own deltas are few
     assert math.isinf(ledger.epsilon("run", 2e-6))
     assert ledger.epsilon("run", 4e-6) == pytest.approx(9 + 6 * COIN.epsilon)
     infinite = Ledger(adaptive=True)
@@ -401,6 +402,17 @@ def test_a_state_is_a_snapshot():
 def test_a_foreign_state_is_refused():
     with pytest.raises(InvalidValue, match="state is not one of a ledger"):
         Ledger.from_state({"adaptive": False})
+    state = mixed_ledger().to_state()
+    paid, rows = np.zeros_like(state["tally.counts"]), np.array(state["open.rows"])
+    rows[:, 0] -= 1
+    assert state["first_open"] == rows[0, 0] + 1 == 2
+    for changed, why in (
+        ({"tally.counts": paid}, "clients have not paid what its rounds cost"),
+        ({"first_open": 1}, "rounds that are over = 2 is outside"),
+        ({"open.rows": rows}, "round = 1 is outside"),
+    ):
+        with pytest.raises(InvalidValue, match=why):
+            Ledger.from_state({**state, **changed})
 
 
 def test_a_described_release_is_stored_worked_out():

@@ -114,3 +114,13 @@ def test_the_least_noisy_of_releases_that_depend_on_each_other_has_all_of_the_er
     each = math.sqrt(9.0 / chi2.ppf(0.02 / 2 / 3, 3))
     expected = max(2.0 * math.sqrt(5) / together, 2.0 / each)
     assert noise.distance(2.0, 5, error=0.02) == pytest.approx(expected)
+
+
+def test_the_distance_is_the_larger_of_all_releases_and_of_the_least_noisy() -> None:
+    for least in (16.0, 0.01):
+        noise = measured(3, np.array([40.0, least, 25.0]))
+        together = math.sqrt((65 + least) / chi2.ppf(0.015, 9)) / math.sqrt(5)
+        alone = math.sqrt(least / chi2.ppf(0.015 / 3, 3))  # a single release, so no rounds
+        assert (alone < together) == (least == 0.01)
+        found = noise.distance(2.0, 5, error=0.03)
+        assert found == pytest.approx(2.0 / min(together, alone))

@@ -126,6 +126,9 @@ def test_it_reaches_a_third_of_an_exact_gaussian_claim(eps: float, m: int) -> No
     assert eps / 3 < audit.alone <= eps
     plain = audit_run(scores, included, Figure(eps, DELTA))
     assert plain.bound < audit.bound
+    assert plain.guesses < m
+    most = (m, plain.guesses, plain.guesses)
+    assert plain.reachable == lower_bound(*most, delta=DELTA, confidence=0.975)
 
 
 def test_half_the_noise_is_refuted() -> None:
@@ -163,6 +166,9 @@ def test_the_plan_asks_the_claim_alone_and_guesses_fewer_where_noise_is_strong()
         assert planned(100, Figure(3.0, 0.0), gaussian=gaussian, confidence=0.95) == 100
         guesses = planned(1000, Figure(4.0, DELTA), gaussian=gaussian, confidence=0.95)
         assert 8 <= guesses < 1000
+        claim = Figure(1.0, DELTA)
+        bold, sure = (planned(999, claim, gaussian=gaussian, confidence=c) for c in (0.6, 0.999))
+        assert bold < sure
 
 
 def test_independent_outcomes_are_bounded_by_clopper_and_pearson() -> None:

@@ -105,6 +105,12 @@ def test_the_noise_is_relative_to_the_clip_that_is_told(name: str) -> None:
 
 
 @BOTH
+def test_an_update_may_be_as_long_as_the_longest_clip(name: str) -> None:
+    """An audit's canaries are longer than that."""
+    assert protection(name).norm_clip == FIRST * 2**20
+
+
+@BOTH
 def test_it_costs_what_a_clip_that_stays_costs_at_any_clip(name: str) -> None:
     moving = protection(name, noise_multiplier=2.0, clip_bit_noise=None)
     staying = protection(

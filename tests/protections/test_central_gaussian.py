@@ -72,6 +72,11 @@ def test_the_mean_is_that_of_clipped_updates_plus_the_stated_noise() -> None:
         assert result.reports == 5
 
 
+def test_no_entry_of_a_report_is_longer_than_the_clip() -> None:
+    made = protection(noise_multiplier=0.5)
+    assert made.form.limit**2 <= made.noise.limit < (made.form.limit + 1) ** 2
+
+
 def test_the_noise_follows_its_law() -> None:
     """Many sums of zero updates: multiples of the step, binned at the quantiles of the normal
     law."""

@@ -75,6 +75,15 @@ def epsilon(made: DistributedDP, reports: int | None = None, rounds: int = 60) -
     return figure.epsilon
 
 
+def test_the_sum_is_of_those_that_share_secrets() -> None:
+    made = protection(share_secrets_ratio=0.75, dropout_tolerance=0.2, assume_honest=0.9)
+    sharing = math.ceil(0.75 * CLIENTS)
+    assert made.noise.clients == made.terms(1).sharing == sharing
+    fewest = sharing - math.floor(0.2 * sharing)
+    assert made.noise.least_shares == fewest - math.floor(0.1 * sharing)
+    assert made.least_survivors == made.terms(1).least == fewest
+
+
 @pytest.mark.parametrize("rotation", [True, False])
 @pytest.mark.parametrize("silent", [(), (4,)])
 def test_masks_change_nothing_of_the_sum(rotation: bool, silent: tuple[int, ...]) -> None:

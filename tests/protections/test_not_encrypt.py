@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedveil.base.message import encode
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
-from fedveil.protections.base import JobContext, Weighting
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import JobContext, Spending, Weighting
 from fedveil.protections.catalog import POSITIONS, find
 from fedveil.protections.not_encrypt import NotEncrypt, NotEncryptServerRound, NotEncryptSettings
 from round_parts import client_half, report_of, server_half
@@ -163,6 +164,16 @@ def test_it_promises_nothing() -> None:
     (spending,) = protection().spending({})
     assert spending.loss.epsilon == math.inf
     assert spending.loss.per == "update"
+
+
+def test_a_report_costs_the_sum_of_its_losses() -> None:
+    class Costly(NotEncrypt):
+        def spending(self, state: Any) -> Any:
+            losses = (PrivacyLoss(0.5, 1e-6), 3), (PrivacyLoss(0.25, 4e-6), 1)
+            return [Spending(*loss) for loss in losses]
+
+    made = Costly(NotEncryptSettings(), protection().context)
+    assert made.most_of_a_report() == (1.75, 7e-6)
 
 
 def test_upload_is_the_vector_and_a_few_bytes() -> None:

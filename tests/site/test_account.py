@@ -103,6 +103,7 @@ def test_a_clock_set_back_charges_the_later_month(place: Place) -> None:
 
 def test_a_clock_set_ahead_and_back_uses_up_the_later_month(place: Place) -> None:
     account, most = place.open(), Limits(month=1.0)
+    account.charge(release(PrivacyLoss(0.0625)), limit=most)
     place.now = NOON + timedelta(days=65)
     account.charge(release(PrivacyLoss(0.9)), limit=most)
     for place.now in (NOON, NOON + timedelta(days=33), NOON + timedelta(days=63)):
@@ -193,6 +194,9 @@ def test_texts_of_a_stranger_stay_in_their_line(place: Place) -> None:
     assert place.open().charges[0].job == name
     with pytest.raises(InvalidValue, match="job has no text, or more than 1,000"):
         release(job="x" * 1001)
+    for name in ("job", "what", "through"):
+        with pytest.raises(InvalidValue, match=f"{name} has no text"):
+            release(**{name: ""})
 
 
 def test_two_processes_never_charge_more_than_the_limit(place: Place) -> None:
@@ -221,7 +225,7 @@ def test_an_open_account_sees_what_another_process_charged(place: Place) -> None
 def test_every_loss_is_the_same_after_the_account_is_opened_again(place: Place) -> None:
     part = PrivacyLoss.of_release(Gaussian(3.25), "parameter")
     table = LossDistribution(0.5, -2, [0.25, 0.125, 0.25, 0.0, 0.375 - 2e-7], 2e-7)
-    flips = PrivacyLoss(1.5, 2e-7, "parameter", release=table, part=PrivacyLoss(0.7, per="bit"))
+    flips = PrivacyLoss(4 / 3, 2e-7, "parameter", release=table, part=PrivacyLoss(0.7, per="bit"))
     whole = PrivacyLoss(8.0, 1e-6, release=Gaussian(2.5), part=part)
     for loss in (whole, flips, SAMPLED, NOISY, PrivacyLoss(0.1, 1e-9, per="row")):
         place.open().charge(Release("j", "r", "rr", [(loss, 7)]), limit=FREE)

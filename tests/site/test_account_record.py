@@ -17,6 +17,7 @@ from fedveil.cli.main import app as cli
 from fedveil.pages.dossier import recompute
 from fedveil.pages.page import Fact
 from fedveil.privacy.audit import rounded_down
+from fedveil.privacy.guarantee_strength import told
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.site.account import Limits
 from fedveil.site.account_record import AccountRecord
@@ -85,6 +86,36 @@ def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) 
     assert (run["last"], run["releases"], run["without epsilon"]) == ("2031-04-08", "4", "1")
     (charges, *_) = [a.releases for a in record.accounts() if a.of.endswith("all time")]
     assert sorted(charge["count"] for charge in charges) == [1, 2]
+
+
+def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> None:
+    place, limits = Place(tmp_path), Limits(7.5, 2.5, 9.0, 3e-4, "client", 4)
+    account, heart = place.open(), "heartheart"
+    through = {"through": "Flower, study"}
+    account.charge(release(PrivacyLoss(0.25), job=heart, **through), limit=limits)
+    place.now += timedelta(days=1)
+    account.charge(release(PrivacyLoss(0.5), job=heart, what="a mean"), limit=limits)
+    place.now += timedelta(days=2)
+    account.charge(release(PrivacyLoss(0.125), job="lung", through="NVFlare"), limit=limits)
+    record = AccountRecord("north", account, limits)
+    row, _ = record.jobs().records()
+    assert row == {
+        "job": "hearthea", "release": "a report, a mean", "protection": "dp_encrypt",
+        "through": "Flower, study, fedveil", "last": "2031-03-31", "releases": "2",
+        "without epsilon": "0", "spent": told(0.75),
+    }  # fmt: skip
+    said = record.record()
+    assert {key: said[key] for key in ("site", "data_set", "lines", "without_epsilon")} == {
+        "site": "north", "data_set": "adult", "lines": 3, "without_epsilon": 0,
+    }  # fmt: skip
+    assert said["limits"] == {
+        "run": 7.5, "month": 2.5, "ever": 9.0, "delta": 3e-4, "unit": "client",
+        "without_epsilon": 4,
+    }  # fmt: skip
+    for way in ("Flower", "NVFlare"):
+        assert any(f"through {way}" in statement for statement in said["statements"])
+    (unused,) = AccountRecord("north", place.open("lung"), limits).accounts()
+    assert (unused.epsilon, unused.missing) == (0, "")
 
 
 def test_the_record_says_who_executed_what_left(record: AccountRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,15 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedveil.engine.job_protection import make_protection
+from fedveil.flower.job import job_client
+from fedveil.flower.job.member import Member
+from fedveil.site import door
+from fedveil.site.admission import Admission
 from fedveil.site.door import Charges
-from fedveil.site.order import Order
+from fedveil.site.order import Order, read_app
 from fedveil.site.policy import Policy
 from flower_parts import CLIENTS, app_of, serve
-from site_house import WEIGHTS, job, noised
+from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
 from site_parts import MASKED, Sites, study, write_policy
 
 OF_EXAMPLES = job(
@@ -40,6 +45,77 @@ def test_a_charge_says_what_leaves_for_whom_and_in_which_unit(made: Any, after_s
     assert (released.mechanism, released.unit) == (made.protection.name, made.privacy.unit)
     assert released.summed == (made.protection.name != "dp_encrypt")
     assert any("time" in one for one in released.in_clear) == (after_s is None)
+
+
+@pytest.mark.parametrize("signs", [True, False])
+def test_a_site_is_the_client_that_its_policy_describes(
+    tmp_path: Path, stack: ExitStack, signs: bool
+) -> None:
+    made = job() if signs else noised()
+    servers = {"south": {"client": 4}, "study": {"client": 3, "roster": "roster.yaml"}}
+    house = House(tmp_path / "site", stack, of_job(made, servers=servers))
+    owner: Any = object()
+    member = house.site.member("study", made, house.site.policy.data["heart"], owner)
+    folder = tmp_path / "site"
+    if not signs:
+        (folder / "identity.pem").unlink()  # nobody needs it
+    seat = house.site.seat("study", signs=signs)
+    for kept in (member.keys, member.accounts, seat.state):
+        assert kept.path == folder / "state"
+    due = Member(
+        client=3, data="parts:data", seeded=False, keys=member.keys, accounts=member.accounts,
+        identity=folder / "identity.pem" if signs else None,
+        roster=folder / "roster.yaml" if signs else None, job=None, owner=owner,
+    )  # fmt: skip
+    assert member == due
+    assert (seat.client, list(seat.roster), seat.identity is not None) == (3, [0] * signs, signs)
+
+
+def test_noise_from_the_job_s_public_seed_never_leaves_a_site(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, reads: list[int]
+) -> None:
+    """The admission refuses such a job. The client refuses it again, if it is ever admitted."""
+    seeded = noised(privacy={"randomness": "seeded"})
+    house = House(tmp_path / "site", stack, of_job(seeded))
+    message = training(seeded).message()
+    assert house.ask(app_of_job(seeded), message) is None
+    assert "the server could compute the noise" in house.why()
+    monkeypatch.setattr(Admission, "reasons", lambda *order: [])
+    assert house.ask(app_of_job(seeded), message) is None
+    assert "draw from its seed, which protects nothing" in house.why()
+    assert (reads, house.charges) == ([], 0)
+
+
+def test_every_warning_is_in_the_log(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warned(*_: object) -> bytes:
+        warnings.warn("clipped", stacklevel=1)
+        warnings.warn("few clients", stacklevel=1)
+        return b"answer"
+
+    good = noised()
+    house = House(tmp_path / "site", stack, of_job(good))
+    monkeypatch.setattr(job_client, "answer", warned)
+    assert house.ask(app_of_job(good), training(good).message()) == b"answer"
+    said = [line.partition(" ")[2] for line in house.lines()[-3:]]
+    of = "run 1 train.report"
+    assert said == [f"noted {of}: clipped", f"noted {of}: few clients", f"sent {of}: 6 bytes"]
+
+
+def test_an_app_is_read_once_and_few_are_kept(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr(door, "read_app", lambda app: (read.append(app), read_app(app))[1])
+    monkeypatch.setattr(door, "_MOST_ORDERS", 2)
+    apps = [app_of_job(noised(name=name)) for name in ("heart", "lung")]
+    house = House(tmp_path / "site", stack, of_job(noised()))
+    wrong = app_of_job(noised())[:-9]
+    for app in (apps[0], wrong, wrong, apps[0], apps[1]):
+        house.ask(app, training(noised()).message())
+        assert len(house.door._orders) <= 2
+    assert read == [apps[0], wrong, apps[1]]
 
 
 @pytest.mark.parametrize("protection", [None, MASKED], ids=["distributed_dp", "pw_encrypt"])

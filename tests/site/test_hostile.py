@@ -70,6 +70,18 @@ def test_a_file_of_the_longest_size_is_read(monkeypatch: pytest.MonkeyPatch) -> 
         order.read_app(with_code(text))
 
 
+def test_a_name_of_code_is_found_in_any_place() -> None:
+    found = order._own_code({"a": {"b": ["x", {"c": ("y", "evil:net")}], "model": "evil:f"}})
+    assert list(found) == ["a.b.c = evil:net", "a.model = evil:f"]
+
+
+def test_a_job_s_file_is_judged_as_the_app_that_it_becomes(tmp_path: Path) -> None:
+    made = job(privacy={"randomness": "seeded"})
+    (tmp_path / "job.yaml").write_text(made.to_yaml())
+    app, _ = app_of(tmp_path / "app", made)
+    assert order_in(tmp_path / "job.yaml").digest == order_in(app).digest
+
+
 def test_a_job_needs_the_very_signature_of_a_starter(tmp_path: Path, stack: ExitStack) -> None:
     app, good = app_of(tmp_path / "app", job())
     public = make_identity(tmp_path / "ada.pem")

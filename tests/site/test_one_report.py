@@ -62,6 +62,11 @@ def test_a_report_is_the_update(folder: Path, differences: bool) -> None:
     assert {name: array.shape for name, array in sent.items()} == SHAPES
     for array in sent.values():
         np.testing.assert_allclose(array, 0.125, atol=0.01)
+    (charged,) = SiteReports(folder, "heart", CLEAR, "NVFlare")._site.account("heart").charges
+    assert charged[1:7] == (
+        "job-7", "a report of task train", "dp_encrypt", "NVFlare", "client",
+        ("the time that a client takes to answer (answer_after_s is not set)",),
+    )  # fmt: skip
 
 
 def test_noise_is_fresh_and_long_updates_are_clipped(folder: Path) -> None:

@@ -168,6 +168,14 @@ def test_a_wrong_policy_is_one_sentence(change: tuple[str, Any], problem: str) -
     assert problem in str(raised.value)
 
 
+def test_code_of_a_job_leaves_at_a_fixed_time_under_any_isolation() -> None:
+    modules, at_once = ("code.modules", {"net": "ab" * 32}), ("clear.answer_after_s", None)
+    for kind in ("strong", "weak"):
+        with pytest.raises(JobError, match=r"code\.modules needs clear\.answer_after_s"):
+            of(modules, at_once, ("code.isolation", kind))
+        of(modules, ("code.isolation", kind))
+
+
 def test_the_limits_of_an_account_are_the_policys() -> None:
     epsilon = {"run": 1.5, "month": 1.25, "ever": 7.0, "delta": 1e-7, "exact_sums": 3}
     policy = Policy(epsilon=epsilon, strength={"unit": "client"})

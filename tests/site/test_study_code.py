@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import pickle
 import shutil
@@ -26,9 +27,10 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.errors import JobError, SiteRefused
 from fedveil.flower.job.client_training import Training
 from fedveil.protections.base import RoundContext
-from fedveil.site import isolation
+from fedveil.site import code_folder, code_process, isolation
 from fedveil.site.code_folder import Module, read
 from fedveil.site.code_process import CodeSandbox, CodeTraining, Process
+from fedveil.site.order import read_app
 from fedveil.site.policy import Policy
 from hostile_orders import own_code_jobs, text_of, with_code
 from parts import CLASSES, FEATURES
@@ -88,6 +90,23 @@ def test_hostile_code_reaches_nothing(
     assert [name for name, done in zip(names, update, strict=True) if done] == [names[-1]]
     assert examples == 240
     assert "4711" not in str(capfd.readouterr())
+
+
+def test_bubblewrap_gets_every_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own test runs only where it is installed."""
+    monkeypatch.setattr(isolation, "_found", lambda program: program)
+    shown = {"/code": Path("/somewhere/code")}
+    words = isolation.isolated(["python", "-c"], "bubblewrap", shown, Path("/scratch"))
+    text = " ".join(words)
+    assert text.endswith(
+        " --ro-bind /somewhere/code /code --remount-ro /proc --remount-ro /dev --remount-ro /"
+        " --chdir /tmp -- python -c"
+    )
+    for demand in ("--unshare-all --unshare-user --die-with-parent --new-session", "--cap-drop ALL",
+                   "--proc /proc --dev /dev --size 268435456 --tmpfs /tmp"):  # fmt: skip
+        assert demand in text
+    assert words[0] == "bwrap"
+    assert not {"--bind", "--dev-bind", "--share-net"} & set(words)
 
 
 def test_a_permitted_code_trains_and_is_charged(
@@ -171,6 +190,37 @@ def test_the_policy_sets_the_limits(tmp_path: Path, stack: ExitStack) -> None:
     keys = house.site.policy.model_dump(exclude_unset=True)
     with pytest.raises(JobError, match=r"code\.modules needs clear\.answer_after_s"):
         Policy(**{**keys, "clear": {"answer_after_s": None}})
+
+
+def test_every_module_of_a_job_must_be_the_permitted_one(tmp_path: Path, stack: ExitStack) -> None:
+    good = noised(model="heart_net:net", training={"lr_schedule": "rates.slow:rate", "epochs": 1})
+    house = House(tmp_path / "site", stack, of_job(good))
+    files = {"heart_net.py": NET, "rates/__init__.py": "", "rates/slow.py": NET}
+    house.permit(files, jobs={"digests": [digest_of(good)]})
+    order, admission = read_app(app_of_job(good)), house.site.admission
+    assert admission.modules(order) == [read(house.folder, name) for name in ("heart_net", "rates")]
+    (house.folder / "code" / "rates" / "slow.py").write_text(f"{NET}\n")
+    with pytest.raises(SiteRefused, match="the module rates has the digest"):
+        admission.modules(order)
+
+
+def test_the_files_of_a_module_are_limited_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("a.py", "b.py")]
+    for file in files:
+        file.write_bytes(bytes(6))
+    monkeypatch.setattr(code_folder, "_MOST_BYTES", 12)
+    assert list(code_folder.files_of(tmp_path, files).files) == ["a.py", "b.py"]
+    monkeypatch.setattr(code_folder, "_MOST_BYTES", 11)
+    with pytest.raises(SiteRefused, match=r"b\.py cannot be read"):
+        code_folder.files_of(tmp_path, files)
+
+
+def test_the_process_is_told_its_pipes_and_its_limits() -> None:
+    words = code_process._words("/code", 5, 8, 3 << 30, 59.5)
+    assert json.loads(words[-5])[-1] == "/code"
+    assert words[-4:] == ["5", "8", str(3 << 30), "60"]
 
 
 FINE = encode({"targets": "class"})

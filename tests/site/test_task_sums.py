@@ -109,6 +109,15 @@ def test_four_sites_send_one_sum(tmp_path: Path, name: str) -> None:
         sites.told(phase, client, words)
 
 
+def test_the_time_of_an_answer_is_no_term_of_a_sum() -> None:
+    keys = {"protection": "pw_encrypt", **SUMMED}
+    one, other = (Terms.read({**keys, **more}) for more in ({}, {"answer_after_s": 9.0}))
+    assert one.job(JOB, 20) == other.job(JOB, 20)
+    third = Terms.read({**keys, "clip": 3.0})
+    jobs = {one.job(JOB, 20), one.job(JOB, 21), one.job("job-8", 20), third.job(JOB, 20)}
+    assert len(jobs) == 4
+
+
 def test_a_server_that_lies_gets_no_second_report(tmp_path: Path) -> None:
     """Each deed is played at one site. It sends nothing that the protocol does not."""
     sites = Sites(tmp_path, "distributed_dp")

@@ -159,6 +159,10 @@ def test_values_outside_the_range_are_moved_and_counted_in_the_client_s_log_alon
         "1 values were moved into their range, 0 are missing or have no cell",
     ]
     assert not any("moved" in note for note in answers["m"].notes)
+    caplog.clear()
+    asked(question, {"x": [3.0, np.nan], "site": ["a", "b"]}, client="site", rows=3)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("0 values were moved into their range, 1 are missing")
 
 
 @pytest.mark.parametrize("protection", ["distributed_dp", "central_gaussian"])

@@ -19,6 +19,7 @@ from fedveil.protections.pw_encrypt import PWEncrypt
 from fedveil.statistics.carriage import Carriage, Participants, _gaussian, make_protection
 from fedveil.statistics.clients import Clients
 from fedveil.statistics.encodings import (
+    Below,
     Bins,
     Categories,
     Cells,
@@ -193,6 +194,28 @@ def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:
     cells, moved = Bins("x", [1, 2, 5], clamp=True).cells(table)
     assert cells.tolist() == [0, 0, 1, 1, 1, 0, -1]
     assert moved.tolist() == [False] * 4 + [True, True, False]
+
+
+def test_rows_of_no_condition_are_neither_moved_nor_missing() -> None:
+    """Of six rows, the conditions leave one of each kind."""
+    table = ArrayTable("t", {"x": [1.0, 9.0, np.nan, 1.0, 9.0, np.nan], "y": [1.0] * 6})
+    x, y = Scaled("x", [0.0, 5.0]), Scaled("y", [0.0, 5.0])
+    for encoding in (Moments([x], squares=False), Ends([x, y], 2), Below(x, 3.0, 0.9)):
+        rows = encoding.rows(table, Seeded(3))
+        assert rows.moved.tolist() == [False, True, False] * 2
+        assert rows.lost.tolist() == [False, False, True] * 2
+        few = rows.without(np.arange(6) > 1).without(np.arange(6) < 5)
+        assert np.flatnonzero(few.moved).tolist() == [4]
+        assert np.flatnonzero(few.lost).tolist() == [2]
+
+
+def test_a_row_that_two_conditions_exclude_still_fills_the_spare_cell() -> None:
+    table = ArrayTable("t", {"x": np.full(501, 3.0)})
+    rows = Below(Scaled("x", [0.0, 9.0]), 3.0, 0.7).rows(table, Seeded(2))
+    assert rows.total(np.arange(501))[0] == 0  # the edge itself is not below it
+    nobody = np.zeros(501, np.bool_)
+    once, twice = rows.without(nobody), rows.without(nobody).without(nobody)
+    assert 300 < once.total(np.arange(501))[0] == twice.total(np.arange(501))[0] < 400
 
 
 def test_ends_are_unbiased_and_depend_on_the_number_alone() -> None:

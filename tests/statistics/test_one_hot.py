@@ -105,6 +105,21 @@ def test_a_round_counts_reports_and_refuses_foreign_bits() -> None:
     assert aggregate.update == pytest.approx([0, 1, 0, 0, 0], abs=1e-9)
 
 
+def test_halves_of_a_round_are_merged() -> None:
+    context = JobContext(weighting="equal", dimension=3, clients_per_round=3, rounds=1)
+    protection = Frequencies("rr", 690.0, context)
+    first, second = (server_half(protection, [1, 2, 3], np.zeros(3)) for _ in range(2))
+    opening = first.opening()
+    for server, client, cell in ((first, 1, 0), (first, 2, 2), (second, 3, 0)):
+        half = client_half(protection, client, np.zeros(3))
+        server.receive(client, report_of(half, opening, np.eye(3)[cell]))
+    first.merge(second)
+    first.advance()
+    aggregate = first.aggregate()
+    assert aggregate.reports == 3
+    assert aggregate.update == pytest.approx([2 / 3, 0, 1 / 3], abs=1e-9)
+
+
 def test_a_client_cannot_be_made_to_send_two_ones() -> None:
     context = JobContext(weighting="equal", dimension=4, clients_per_round=1, rounds=1)
     protection = Frequencies("rr", 690.0, context)
@@ -112,6 +127,8 @@ def test_a_client_cannot_be_made_to_send_two_ones() -> None:
     half, opening = client_half(protection, 1, np.zeros(4)), server.opening()
     with pytest.raises(ClientWithheld, match="no sum of 1 codes"):  # it then sends a zero code
         report_of(half, opening, np.ones(4))
+    with pytest.raises(ClientWithheld, match="no sum of 1 codes"):
+        report_of(half, opening, np.array([-1, 1, 1, 0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.entropy import Seeded
 from fedveil.errors import JobError, MessageInvalid
 from fedveil.statistics.prefixes import END, PrefixTree, extended, letters_of
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.question_settings import QuestionSettings
 from fedveil.statistics.schedule import Schedule, Step
+from fedveil.statistics.tables import ArrayTable
 from statistics_parts import asked, only
 
 DIGITS = "0123456789"
@@ -159,6 +161,21 @@ def test_steps_travel_unchanged() -> None:
     assert Step.of(Step(2, {"w": [["7", "1"]]}).message(), summed) == Step(2, {"w": [["7", "1"]]})
     with pytest.raises(MessageInvalid, match="not of 1 letters"):
         Step.of(Step(2, {"w": [["71"]]}).message(), summed)
+
+
+def test_a_group_without_frequent_prefixes_is_still_part_of_a_step() -> None:
+    words = {"ask": "heavy_hitters", "column": "w", "alphabet": DIGITS, "length": 7, "most": 2,
+             "by": "g", "groups": ["u", "v"]}  # fmt: skip
+    file = local_file(questions={"w": words}, protection="central_gaussian")
+    step = Step(3, {"w": [["12"], []]})
+    assert Step.of(step.message(), file) == step
+    data = {"w": ["12", "123", "12345678", "1x"], "g": ["u", "u", "u", "u"]}
+    rows = Schedule(file).parts(step)[0].encoding.rows(ArrayTable("t", data), Seeded(1))
+    candidates = extended(["12"], QuestionSettings(**words), 1)
+    assert [candidates[cell] for cell in rows.cells[:3]] == ["12" + END, "123", "123"]
+    assert (rows.moved.tolist(), rows.lost.tolist()) == (
+        [False, False, True, False], [False, False, False, True],
+    )  # fmt: skip
 
 
 GROUPS = {"by": "g", "groups": ["v", "u", "none"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,57 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
             "questions.a has 299,500 cells, and a report carries 262,144",
         ),
         ({"rows": 3}, "rows = 3 needs client"),
+        *(
+            (
+                {
+                    "questions": {
+                        "a": {
+                            "ask": "quantiles",
+                            "column": "age",
+                            "range": [0.0, 9.0],
+                            "at": [0.5, at],
+                        }
+                    }
+                },
+                "has a share outside (0, 1)",
+            )
+            for at in (0.0, 1.0)
+        ),
+        (
+            {"questions": {"a": {**MEAN, "ask": "quantiles", "at": [0.5], "cells": 12}}},
+            "questions.a.cells = 12 is not a power of two",
+        ),
+        (
+            {"questions": {"w": {"ask": "heavy_hitters", "column": "w", "alphabet": "aba"}}},
+            "alphabet = 'aba' has a letter twice",
+        ),
+        (
+            {"questions": {"a": {**COUNT, "by": "sex", "groups": [3, "3"]}}},
+            "questions.a.groups = [3, '3'] has an entry twice",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {**AGES, "ask": "contingency", "other": "town", "other_edges": [3.0, 1.0]}
+                }
+            },
+            "questions.a.other_edges = [3.0, 1.0] is not two or more numbers in rising order",
+        ),
+        (
+            {
+                "questions": {
+                    "a": {**MEAN, "ask": "correlation", "other": "age", "other_range": [0.0, 9.0]}
+                }
+            },
+            "questions.a.other = 'age' is also column",
+        ),
+        (
+            {
+                "protection": {"name": "distributed_dp", "distributed_dp": {"bits": 17}},
+                "epsilon": 1.0,
+            },
+            "protection.distributed_dp.bits follows from epsilon",
+        ),
         ({"name": "../../x"}, "name = '../../x' is not"),
         ({"questions": {"a": {**MEAN, "range": [1.0, 1.0 + 1e-12]}}}, "is too narrow or too wide"),
         ({"questions": {"a": {**MEAN, "range": [-1e300, 1e300]}}}, "is too narrow or too wide"),
@@ -120,6 +172,12 @@ def test_the_protection_is_never_chosen_silently() -> None:
         QuestionFile.read({"questions": {"n": COUNT}}, [])
 
 
+def test_a_deployed_client_may_contribute_several_rows() -> None:
+    """Each client has a file of its own, so no column names it."""
+    keys = {"protection": "central_gaussian", "epsilon": 1.0, "rows": 3, "questions": {"n": COUNT}}
+    assert QuestionFile.read({**keys, "clients": 5}, []).rows == 3
+
+
 def test_a_file_is_read_and_written(tmp_path: Path) -> None:
     file = QuestionFile.read(
         {"protection": "oue", "epsilon": 0.7, "questions": {"a": AGES}}, ["delta=1e-7"]
@@ -137,6 +195,7 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
         (AGES, {"age": []}, "data has no rows"),
         (AGES, {}, "data has no columns"),
         (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),
+        (AGES, {"age": [1.0, 2.0, -np.inf]}, "row 3: age = -inf is not a finite number"),
         (AGES, "text", "text cannot be read: No such file or directory"),
         (AGES, [[1.0, 2.0], [3.0]], "data is no table: a file, columns by name or rows"),
     ],
@@ -233,6 +292,9 @@ def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None
     table = as_table((x, np.array([4, 5, 4])))
     assert list(table.columns) == ["0", "1", "2", "3", "y"]
     assert table.numbers("3").tolist() == [3, 7, 11]
+    part = SimpleNamespace(x=x, y=np.array([4, 5, 4]))
+    owned = as_table(SimpleNamespace(train=part, owners=np.array([8, 8, 2]), name="own"))
+    assert (owned.name, owned.words("client").tolist()) == ("own", ["8", "8", "2"])
     file = {
         "protection": "not_encrypt", "data": "digits",
         "questions": {"y": {"ask": "histogram", "column": "y", "categories": [0, 7]}},

@@ -124,7 +124,7 @@ class Authority:
         basics = x509.BasicConstraints(ca=False, path_length=None)
         found = [basics, *([names_of(names)] if names else []), *extensions]
         for extension in found:
-            builder = builder.add_extension(extension, critical=False)
+            builder = builder.add_extension(extension, critical=extension is basics)
         return Leaf(builder.sign(self.key, hash_for(self.key)), key, self.chain)
 
     def crl(

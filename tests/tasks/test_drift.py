@@ -195,6 +195,23 @@ def test_rows_to_score_are_read_as_the_training_rows_were(run: Path, tmp_path: P
         scored(run, new, missing="mean")
 
 
+def test_rows_to_score_have_the_kinds_of_the_job_and_notes_on_what_has_shifted(
+    run: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.csv"
+    columns = {"client": [f"K{n}" for n in range(120)], "x": range(300, 420)}
+    write_table(new, {**columns, "d": ["1/2/2024"] * 120, "w": ["p", "q", "q"] * 40})
+    ambiguous = r"d = '1/2/2024' .* write task\.tables\.files\.bank\.kinds\.d: day-first or month-f"
+    with pytest.raises(DataInvalid, match=ambiguous):
+        scored(run, new)
+    found = scored(run, new, kinds={"d": "month-first"})
+    scale = read_encoding(run / "table-bank.json").columns["d"].scale
+    second = (19724 - scale.mean) / scale.deviation  # the second of January
+    assert found.columns.columns["numbers"][:, 0].tolist() == pytest.approx([second] * 120)
+    assert [note.partition(":")[0] for note in found.notes[1:]] == ["d", "x"]
+    assert all("(shifted)" in note for note in found.notes[1:])
+
+
 def test_rows_to_score_may_lack_cells_only_as_the_training_rows_might(
     run: Path, tmp_path: Path
 ) -> None:

@@ -172,7 +172,7 @@ def test_lines_are_counted_through_cells_of_several_lines() -> None:
         ("id,x\na,NA\n", "t.csv, line 2: x is empty"),
         ("id,x\n", "t.csv has a header but no rows"),
         ("", "t.csv has no header: its first line names the columns"),
-        ("id,x,x\na,1,2\n", "t.csv: the header names 'x' twice"),
+        ("x,id,x\n1,a,2\n", "t.csv: the header names 'x' twice"),
         (",id,x\n0,a,1\n", "t.csv: column 1 of the header has no name"),
         ('id,x\na,"1"2\n', "t.csv, line 2 is not valid CSV: ',' expected after '\"'"),
         (b"id,x\na,\xff\n", "t.csv, line 2: x = 'ÿ' is not a finite number"),

@@ -19,6 +19,7 @@ from fedveil.errors import DataInvalid, DataUnavailable, InvalidValue
 from fedveil.tasks import tabular
 from fedveil.tasks.mnist_halves import Joint
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
+from fedveil.vertical.calibration import calibrated
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.task import Columns, Task, averages, build, by_default, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
@@ -145,6 +146,8 @@ def test_figures_of_all_examples_together_are_scikit_learn_s():
     assert found["ks"] == pytest.approx(
         ks_2samp(margin[labels == 1], margin[labels == 0]).statistic
     )
+    fitted = calibrated(outputs.astype(np.float32), labels)
+    assert found["calibrated_loss"] == pytest.approx(log_loss(labels, fitted))
     scores = precision_recall_fscore_support(labels, told)
     for at, of_class in enumerate(found["per_class"].values()):
         expected = [part[at] for part in scores]
@@ -261,6 +264,8 @@ def test_the_nearest_words_are_those_whose_vectors_are_near_however_long_others_
     words = torch.tensor([[0, 4], [2, 1], [1, 0], [0, 2]])
     sent = deep.words(words + deep.first).flatten(1) + 0.1
     assert deep.nearest(sent).tolist() == words.tolist()
+    # By the sum of differences, (9, 9) would be nearer to (8, 2.3) than (2, 0) is.
+    assert deep.nearest(torch.tensor([[0.9, 0.2, 8, 2.3]])).tolist() == [[0, 4]]
 
 
 def test_intervals_hold_equally_many_training_rows():

@@ -101,12 +101,16 @@ def test_an_edited_step_is_one_sentence(party: str, secure: Path, adam: Path) ->
     edits = (edit for edit in every if not re.fullmatch(r"tensor/.*\.huge", edit[0]))
     taken = {how for how, said in on_copies(secure, name, edits, resume) if said is None}
     assert taken <= LIES
+    assert "window/loss.negative" in taken, "a task's loss may be below 0"
     for run in (secure, adam):
         said = dict(on_copies(run, name, tensors_edited(run / name), resume))
         for how, sentence in said.items():
             # Any finite weight is valid, and a missing moment starts again from zero.
             lie = how.endswith("negative") or ("//" in how and how.endswith("gone"))
             assert sentence is not None or lie, how
+        variances = [how for how in said if how.endswith("running_var negative")]
+        assert all("is a variance below 0" in str(said[how]) for how in variances)
+        assert bool(variances) == (run == adam and party == "bank")
         moments = [how for how in said if how.endswith(("step negative", "avg_sq negative"))]
         assert all(said[how] is not None for how in moments)
         assert bool(moments) == (run == adam)

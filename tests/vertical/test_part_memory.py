@@ -184,6 +184,20 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
     assert not made
 
 
+@pytest.mark.parametrize(
+    ("said", "free"),
+    [
+        ("MemTotal: 9 kB\nMemFree:  5 kB\nMemAvailable:  300 kB\nSwapFree:  41 kB\n", 1024 * 341),
+        ("MemFree:  5 kB\n", None),
+    ],
+)
+def test_free_memory_is_what_is_available_and_the_swap(
+    said: str, free: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path, *given: said)
+    assert part_memory.free_bytes("cpu") == free
+
+
 def test_a_batch_counts_what_autograd_keeps() -> None:
     bottom = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
     parts = [Part("low", "bank", ("data.x",), (3,), bottom),

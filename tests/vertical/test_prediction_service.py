@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.errors import CertificateError, ExchangeError, InvalidValue, RightMissing
 from fedveil.link.rights import check_right
@@ -22,9 +24,12 @@ from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
 from fedveil.vertical.remote.sessions import _told_of
 from fedveil.vertical.scoring import http_server
+from fedveil.vertical.scoring import service as service_module
+from fedveil.vertical.scoring.http_server import HttpServer
 from fedveil.vertical.scoring.service import PredictionService
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Together
+from pki import Authority
 from scoring_parts import together, trained
 
 
@@ -171,6 +176,62 @@ def test_a_full_queue_refuses_and_a_lost_party_ends_the_service(
         assert found == [(503, {"error": "a party is lost"})]
         served._thread.join(30)
     assert isinstance(served.end, ExchangeError)
+
+
+def test_what_a_limit_refuses_is_said_and_counted(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        source = together(trained(tmp_path, eps=0.5, limit=13.0), stack)
+        bank, ids = source._all["bank"], source.leader.ids[source.common].tolist()
+        for _ in range(9):
+            bank.scored.charge(bank._used[[3]])
+        with Served(source) as served:
+            status, one = served.ask("/predict?again=1", {"id": ids[3]})
+            assert (status, set(one), one["id"]) == (403, {"id", "error"}, ids[3])
+            assert "privacy.max_epsilon" in one["error"]
+            status, batch = served.ask("/predict", {"ids": [ids[8], ids[3], "no", ids[2]]})
+            assert (status, batch["predictions"][1]) == (200, one)
+            told = ["prediction" in each for each in batch["predictions"]]
+            assert told == [True, False, False, True]
+        metrics = served.service.metrics
+        assert (metrics.predictions, metrics.refused, metrics.unknown) == (2, 2, 1)
+        assert "3 of 4 ids, 1 refused by a limit" in (
+            source.leader.state.path / "events.log"
+        ).read_text("utf-8")
+
+
+def test_clients_beyond_those_that_are_counted_share_a_count(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "_MOST_CLIENTS", 2)
+    service = PredictionService(source, None, guesses=3)
+    asked = [("a", 3), ("b", 1), ("c", 2), ("d", 1), ("e", 1), ("b", 2), ("a", 1)]
+    assert [service._count_guesses(*each) for each in asked] == [True] * 4 + [False, True, False]
+    assert len(service._guesses) == 3
+
+
+def test_a_client_is_told_when_to_ask_again_and_connections_are_few(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 1)
+    body = b'{"id": "nobody"}'
+    head = b"POST /predict HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 16\r\n\r\n"
+    with Served(source, guesses=0) as served:
+        said = served.raw(head + body)
+        assert b" 429 " in said
+        assert b"\r\nretry-after: 3600\r\n" in said
+        with socket.create_connection(("127.0.0.1", served.port)):
+            said = served.raw(b"")
+        assert b" 503 " in said
+        assert b"too many connections" in said
+
+
+def test_a_certificate_with_a_weak_key_has_no_names() -> None:
+    root, asked = Authority("root"), HttpServer(Address("127.0.0.1", 0), print, object())  # type: ignore[arg-type]
+    for kind, names in (("p256", ["desk"]), ("rsa1024", [])):
+        der = root.leaf("desk", kind=kind).certificate.public_bytes(Encoding.DER)
+        shown = SimpleNamespace(getpeercert=lambda binary_form, der=der: der)
+        writer = SimpleNamespace(get_extra_info=lambda what, shown=shown: shown)
+        assert asked._client(writer) == names  # type: ignore[arg-type]
 
 
 def test_plaintext_is_for_loopback_alone(source: Together) -> None:

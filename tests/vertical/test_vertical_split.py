@@ -159,6 +159,7 @@ def test_what_is_refused_is_refused_in_one_sentence(sentence: str) -> None:
     [
         (lambda: Optimizer("rmsprop"), "optimizer.name = 'rmsprop' is not one of sgd, adam, adamw"),  # type: ignore[arg-type]
         (lambda: Optimizer(lr=0), "optimizer.lr = 0 is outside"),
+        (lambda: Optimizer(momentum=1.0), "optimizer.momentum = 1.0 is outside"),
         (lambda: EmbeddingPrivacy(-1.0), "embedding_dp.eps = -1.0 is outside"),
         (lambda: SplitModel([Part("t", "l", ("data.x",), (0,))], leader="l"), "output of the part"),
     ],

@@ -37,7 +37,7 @@ _PROBES = 256
 
 @dataclass(frozen=True)
 class Observer:
-    """Simulates the server's view: each report, or the smallest sum that a protection allows."""
+    """Simulates the server's view: each report or, if reports reveal nothing, a sum of reports."""
 
     target: Target
     entropy: Entropy
@@ -83,7 +83,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients that each hold `count` examples, mostly of one class of `wanted`."""
+    """Simulates clients with `count` examples each, mostly of one of the classes in `wanted`."""
 
     target: Target
     count: int
@@ -173,7 +173,7 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return the shares of labels and of clients that iLRG (`label_counts`) counts right.
+    """Return metrics of iLRG (`label_counts`): labels and whole clients that it counts right.
 
     The result is empty if the optimiser is not SGD, or if the model does not end in a dense layer.
     """

@@ -117,8 +117,8 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    With seeded `entropy`, all candidate pairs get the same noise. With `sums`, the attacker sees
-    the sum of all reports.
+    It tries a few pairs, all with the same noise if `entropy` is seeded. With `sums`, the attacker
+    sees the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -167,11 +167,11 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function from a cost factor to the charges of `rounds` reports, or None.
+    """Return a function that computes the charges of `rounds` reports at another cost, or None.
 
-    A charge is a privacy loss and its number of releases. The factor 1 gives the charges of
-    `protection`, and a larger factor those of a costlier protection. The result is None if no
-    parameter decides the cost.
+    A charge is a privacy loss and its number of releases. The function's argument is a factor: 1
+    gives the charges of `protection`, and a larger factor those of a costlier protection. The
+    result is None if no parameter decides the cost.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:

@@ -4,7 +4,8 @@ SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b,
 batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
 and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
 that its example leaves silent. The attack seeks directions in L's span with many zeros, by
-iteratively reweighted least squares. It chooses b directions that explain which neurons are silent.
+iteratively reweighted least squares. Of these it chooses b that predict best which neurons are
+silent.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and a loss's gradients in them, up to a common factor."""
+    """A dense layer's weights and biases, and the loss's gradients, up to a common factor."""
 
     weights: Float64s
     biases: Float64s
@@ -70,7 +71,7 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction is zero on a neuron if its product with that row of `left` is below `zero`.
+    A direction is zero on a neuron if its product with the neuron's row of `left` is below `zero`.
     """
 
     left: Float64s
@@ -88,7 +89,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples, and for each the share of neurons that it predicts right."""
+    """Candidate examples. `shares` are the shares of neurons whose activity they predict right."""
 
     examples: Float64s
     shares: Float64s
@@ -150,7 +151,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions [rank, number], zero on many neurons. `known` are earlier results."""
+    """Search for directions [rank, number], besides `known`, that are zero on many neurons."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -176,9 +177,9 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw unit vectors [number, rank], each orthogonal to some neurons and to some of `known`.
+    """Draw unit vectors [number, rank], each orthogonal to some of `rows` and some of `known`.
 
-    `rows` are the neurons' rows at unit length, and `lengths` their full lengths.
+    `rows` are the neurons' rows of `left`, scaled to length 1, and `lengths` their lengths before.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
@@ -199,9 +200,10 @@ def _starts(
 
 
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
-    """Recompute each direction from all neurons on which it is zero. Their number is its score.
+    """Recompute each direction from the neurons on which it is zero, and score it.
 
-    The score is halved if leaving out one neuron makes the direction undetermined.
+    The score is the number of these neurons. It is halved if leaving out one of them makes the
+    direction undetermined.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:
@@ -233,7 +235,7 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose as many directions as the gradient's rank, so that they explain most activations."""
+    """Choose directions, as many as the gradient's rank, that predict the activations best."""
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):

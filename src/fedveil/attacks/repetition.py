@@ -146,10 +146,6 @@ def _follow(
     first: bool,
     found: Sequence[After],
 ) -> None:
-    """Average the estimates from one client's reports, and add the outcome to `found`.
-
-    `other` is the other update of the pair. `first` is True if `update` is the pair's first one.
-    """
     average, said = Averaged(len(update)), 0.0
     due = iter(found)
     after = next(due)

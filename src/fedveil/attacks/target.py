@@ -54,7 +54,7 @@ def _usable(part: TrainedPart, train: Examples, device: str) -> Bools:
 
 
 def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Dataset, Partition]:
-    """Return a job with its data and partition, with only the examples in the partition."""
+    """Return the job, data and partition, without training examples that no client has."""
     rows = np.sort(split.indices)
     train = dataset.train.of(rows)
     owners = None if dataset.owners is None else dataset.owners[rows]

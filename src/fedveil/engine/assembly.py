@@ -213,7 +213,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return the rule for the state that the job's clients keep between rounds: a `Way`."""
+    """Return a `Way`: the rule for the state that the job's clients keep between rounds."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":
@@ -227,7 +227,7 @@ def make_way(job: Job, model: nn.Module) -> Way:
 
 
 def local_training(job: Job, trainer: Trainer, data: Examples) -> LocalTraining:
-    """Return the object that trains clients without a state: under FedAvg, FedNova or FedCM."""
+    """Return the object that trains clients that keep no state (FedAvg, FedNova, FedCM)."""
     if job.training.algorithm == "fedcm":
         return DirectedTraining(job, trainer, data, training_entropy(job))
     normal = job.training.normal_steps or 0.0
@@ -246,7 +246,7 @@ def make_training(
     data: Examples,
     states: Callable[[], ClientStates],
 ) -> Training:
-    """Return the object that trains the job's clients. `states` opens their saved states."""
+    """Return the object that trains the job's clients. `states` opens the states that they keep."""
     if not job.keeps_state:
         return local_training(job, trainer, data)
     way, entropy = make_way(job, make_model(job, shape)), training_entropy(job)

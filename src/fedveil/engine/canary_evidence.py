@@ -1,7 +1,7 @@
 """Evidence from the canaries' own reports: scores for the coins, noise, and random choices.
 
 An auditor knows the coins, so it can measure the noise in a report, and in the difference of two
-reports. Noise that was used twice cancels in the difference.
+reports. If both reports contain the same noise, it cancels in the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago. Each round is compared with at most one other round."""
+    """The reports from `lag` rounds ago, for comparison. No round is in two comparisons."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -49,11 +49,11 @@ class _EarlierRounds:
 
 
 class ChoiceTally:
-    """Counts the random choices that report the truth, in single reports and in pairs of reports.
+    """Counts how often random choices report the truth, in single reports and in pairs of reports.
 
-    A pair is the same choice in two reports. The reports are of one canary in two successive
-    rounds, of one canary two rounds apart, or of two canaries in one round. A pair counts if both
-    reports state the truth. Pairs of one kind are independent if choices are.
+    A pair is the same choice in two reports: of one canary in two successive rounds, of one canary
+    two rounds apart, or of two canaries in one round. The tally counts the pairs in which both
+    reports state the truth. If all choices are independent, so are all pairs of one kind.
     """
 
     def __init__(self, choices: Sequence[Choice], canaries: int) -> None:
@@ -127,8 +127,8 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
-    after clipping. `told` becomes True as soon as a report reveals anything about an update. The
-    measured noise is that of
+    after clipping. `told` is True once a report has revealed anything about an update. The measured
+    noise is that of
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,

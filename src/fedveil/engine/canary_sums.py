@@ -1,7 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. So noise that a client reuses cancels only between sums that are still rotated.
+after the rotation. So if a client reuses its noise, that cancels only in a difference of sums that
+are still rotated.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SumEvidence:
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
     - `spare`: the entries that pad a sum to its length, which are 0 in every update,
     - `lag`: the difference between the sums of two successive rounds, in their released form,
-    - `calm`: the same difference after the rotation is undone, in which slow learning cancels too,
+    - `calm`: the same difference with the rotations undone, in which steady updates cancel too,
     - `echo`: the difference between a round's sum and the first round's, in their released form.
     """
 
@@ -51,7 +52,7 @@ class SumEvidence:
         self._last, self._round, self._turn = np.zeros(0), 0, 1
 
     def see(self, aggregate: Aggregate, round: int, turn: int) -> None:
-        """Record the evidence in a round's `aggregate`. Canaries' updates had the factor `turn`."""
+        """Add a round's sum to the evidence. Canaries multiplied their updates by `turn` (±1)."""
         released, domain = self._protection.released(aggregate), self._protection.domain(round)
         decoded = domain.decode(released)
         total, spare = decoded[: self._dimension], decoded[self._dimension :]
@@ -95,8 +96,8 @@ class SumEvidence:
     def _measure(self, noise: MeasuredNoise, difference: Float64s, step: float) -> None:
         """Add to `noise` the squared length of the scaled `difference` of two rounds' sums.
 
-        The scale is the largest change that one client can cause in `difference`. That is `step`
-        times the largest change of a single sum.
+        The difference is divided by the largest change that one client can cause in it, which is
+        `step` times the largest change of a single sum.
         """
         if step > _LEAST_MOVE:
             scaled = difference / (2 * self._moved * step)

@@ -51,7 +51,7 @@ class ClientTest:
         return self._part.seen_apart(x, examples.usable[rows], self._device)[0], y
 
     def quality(self) -> dict[str, float]:
-        """Return the `summary` over the clients of the task's first metric."""
+        """Return the task's first metric, summarised over the clients (`summary`)."""
         scores = score(self._part.module, self._task, *self._rows)
         ends = self._held.shares.offsets
         owned = [np.arange(*pair) for pair in pairwise(ends)]

@@ -34,7 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the factor of a client's own gradients in its local steps in `round`."""
+    """Return the learning rate of a client's own gradients in `round`, which FedCM reduces."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 

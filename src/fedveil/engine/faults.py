@@ -104,9 +104,9 @@ def silent_clients(
     """Return the clients that drop out, each with the first phase that it does not answer.
 
     `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out there. `phases` maps the phase names of all protections,
-    in order, to the phases of this protection. A name is mapped to None if clients of this
-    protection have nothing left to answer at that point.
+    fraction of the cohort that drops out there. `phases` maps every name that a plan may contain,
+    in order, to a phase of this protection. It maps a name to None if clients of this protection
+    have nothing left to answer at that point.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}
@@ -125,10 +125,10 @@ def late_clients(
     spread: float,
     entropy: Entropy,
 ) -> dict[ClientId, str]:
-    """Return the clients that miss a phase's window, each with the first phase that it misses.
+    """Return the clients that answer too late, each with the first phase in which it does.
 
-    A client misses a phase if its answer takes longer than `window_ms`. The time, in milliseconds,
-    is median_ms * e^(spread * z), with z standard normal, drawn with `entropy`.
+    An answer is too late if it takes longer than `window_ms`. Its time, in milliseconds, is
+    median_ms * e^(spread * z), with z standard normal, drawn with `entropy`.
     """
     z = entropy.generator().standard_normal((len(cohort), len(phases)))
     with np.errstate(over="ignore"):  # an infinite time is late as well

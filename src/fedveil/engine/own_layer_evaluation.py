@@ -32,8 +32,9 @@ def make_test(
 class OwnLayersTest(ModelTest):
     """Tests each client's model, which includes the client's own layers, and averages the metrics.
 
-    On the test examples, only clients that have trained count. Before any client has trained, the
-    initial layers are tested. On held-out examples, a client's model is tested on its own examples.
+    On the test examples, only the models of clients that have trained are tested or, if there are
+    none, a model with the initial layers. On held-out examples, a client's model is tested on its
+    own examples.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class Checkpoint:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
         The caller must validate the fields: the digest detects damage but is no signature. Raises
-        `RunFolderError` if the checkpoint is missing although more than `every` rounds have
-        records.
+        `RunFolderError` if there is no checkpoint, but more than `every` rounds have records. None
+        for `every` omits this check.
         """
         path = folder.path / LATEST
         if not path.exists():

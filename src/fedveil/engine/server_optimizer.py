@@ -88,7 +88,7 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return the step for one slice of the weights, and the slice's new moments."""
+        """Return the change of a slice of weights, from its aggregate `d`, and its new moments."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}

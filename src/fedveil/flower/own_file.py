@@ -28,7 +28,7 @@ _NUMBER = re.compile(rb"[0-9]{1,30}")
 
 
 class OwnFile:
-    """A file in a client's state folder. A folder's seal has the digest that the file must have.
+    """A file in a client's state folder. It must have the digest that the folder's seal states.
 
     The seal is in `folder`, by default the file's own folder. Only one process at a time may write
     the file. A file is still accepted if the process is killed during a write.
@@ -69,7 +69,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of files in `folder`, also deleted ones, that the seal in `seals` lists."""
+    """Return which files of `folder` the seal in `seals` lists. It also lists deleted files."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
@@ -103,7 +103,7 @@ class _Seals:
         return {name: (bytes.fromhex(old), bytes.fromhex(new)) for old, new, name in found}
 
     def put(self, name: str, digests: tuple[bytes, bytes] | None) -> None:
-        """Set the two accepted digests of the file `name`, or remove the file from the list."""
+        """Set the two accepted digests of the file `name`. None removes the file from the list."""
         with alone(self.path):
             sealed, key = self._read(), self._key()
             if key is None:

@@ -47,7 +47,7 @@ def common_record(common: Message) -> ConfigRecord:
 def addressed_records(
     client: int, message: bytes, common: ConfigRecord, own: Message | None = None
 ) -> RecordDict:
-    """Return a message to `client`, with the fields `common` to all and the client's `own`."""
+    """Return the records for `client`: its `message`, the `common` fields, and its `own` fields."""
     records = encoded_records(message)
     records[ADDRESS] = ConfigRecord({_FIELD: encode({"client": client, **(own or {})})})
     records[COMMON] = common
@@ -57,7 +57,7 @@ def addressed_records(
 def bundled_records(
     messages: Mapping[int, bytes], common: ConfigRecord, own: Mapping[int, Message]
 ) -> RecordDict:
-    """Return one message to several clients of a node, with their `messages` and `own` fields."""
+    """Return records for several clients of a node, as `addressed_records` does for one."""
     places = {message: at for at, message in enumerate(dict.fromkeys(messages.values()))}
     address = {str(c): encode({**own[c], _PLACE: places[m]}) for c, m in messages.items()}
     records = to_records({str(at): message for message, at in places.items()})
@@ -72,14 +72,14 @@ def from_records(records: RecordDict) -> dict[str, Value]:
 
 
 def from_addressed_records(records: RecordDict) -> Addressed:
-    """Decode a message to one client: the client's number, the message, and the other fields."""
+    """Decode `addressed_records`: the client's number, its message, and all other fields."""
     address, message, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     client = take(address, "client", int)
     return client, message, _with_own(common, address, "client")
 
 
 def from_bundled_records(records: RecordDict) -> Iterator[Addressed]:
-    """Decode a message to several clients. Yields each client's number, message and fields."""
+    """Decode `bundled_records`. Yields each client's number, its message and all other fields."""
     addresses, messages, common = map(decode, _encoded(records, ADDRESS, MESSAGE, COMMON))
     for name in addresses:
         if not _CLIENT.fullmatch(name):

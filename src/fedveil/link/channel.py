@@ -24,7 +24,7 @@ _AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to send `message`, whose arrays must not change afterwards, to `peer`."""
+    """A request to send `message` to `peer`. The message's arrays must not change afterwards."""
 
     peer: str
     message: Message
@@ -96,8 +96,8 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
     """Run all parties in this process, and return their results by party.
 
-    With `encoded`, every message is encoded and decoded as between machines. If a party fails, its
-    error is raised after the other parties can no longer continue.
+    With `encoded`, every message is encoded and decoded as between machines. If a party fails, the
+    others continue until they need its messages. Then its error is raised.
     """
     table = _Table(exchanges, encoded)
     try:

@@ -95,7 +95,7 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Make the link fail if the same error `wrong` has ended several attempts in a row.
+        """Make the link fail with the error `wrong` if several attempts in a row ended with it.
 
         `wrong` is None if a later attempt to connect may succeed.
         """

@@ -209,7 +209,7 @@ class Link:
             yield frame
 
     def take(self, stream: int, frame: bytes) -> None:
-        """Process a frame of stream number `stream`. Waits while too many bytes are unread."""
+        """Process a frame of stream number `stream`. Waits while the inbox is too full."""
         if len(frame) < _HEADER.size:
             raise MessageInvalid(f"a frame of {len(frame)} bytes is too short")
         number, acknowledged, kind = _HEADER.unpack_from(frame)
@@ -229,7 +229,7 @@ class Link:
                 self._room.wait()
 
     def belongs_to(self, session: bytes) -> bool:
-        """Return True if `session` is the peer's process with which this side communicates."""
+        """Return True if `session` identifies the peer's process at the other end of this link."""
         with self._lock:
             return session == self._peer_session
 

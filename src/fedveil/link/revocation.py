@@ -62,7 +62,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return the first fault in `chain`, a revoked certificate or a missing list, or None."""
+        """Return the first fault in `chain`, if any: a revoked certificate or a missing list."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -151,7 +151,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if the revocation list `one` would contain `certificate` after its revocation."""
+    """Return True if the revocation list `one` is for certificates of this issuer and kind."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

@@ -93,9 +93,9 @@ def check_plaintext(option: str, address: Address) -> None:
 class Greeting:
     """A party's first message on a stream.
 
-    `session` identifies the sender's process. `known` is the receiver's session with which the
-    sender last communicated. `arrived` is the number of messages that the sender received from that
-    session.
+    `session` identifies the sender's process. `known` is the session of the receiver's process, as
+    last seen by the sender. `arrived` is the number of messages that the sender received from that
+    process.
     """
 
     party: str

@@ -100,8 +100,8 @@ class Credentials:
     def check_peer(self, certificate: x509.Certificate, others: Iterable[x509.Certificate]) -> None:
         """Raise PeerRefused if the peer's certificate, or an issuer's, is weak or revoked.
 
-        `others` are the further certificates that the peer sent. The TLS library checks the path to
-        a trusted authority.
+        `others` are the further certificates that the peer sent. The path to a trusted authority is
+        not checked here, but by the TLS library.
         """
         roots = load_chain(self.authority, self.settings.path(self.settings.authority))
         chain = ascent(certificate, [*others, *roots])

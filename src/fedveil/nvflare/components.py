@@ -65,9 +65,9 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     the keys of a protection that the policy allows. If `plain` is True, a report leaves as arrays
     (WEIGHT_DIFF), which NVFlare's own aggregators can average. Otherwise, and for a protection
     whose reports are not arrays, a report leaves as a message for `ProtectedAggregator` or
-    `ProtectedController`. Only tasks whose name is in `train_tasks` are admitted, and the tasks
-    with the further messages of a sum. A sum needs `server`, the name of a block of the policy's
-    `servers`.
+    `ProtectedController`. The filter admits only tasks whose name is in `train_tasks` and, under
+    secure aggregation, the tasks with its other messages. Secure aggregation needs `server`, the
+    name of a block of the policy's `servers`.
     """
 
     def __init__(
@@ -125,8 +125,9 @@ class SiteResultFilter(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the report of an admitted task in place of its result.
 
-        For a message of a sum that needs no training, returns the site's answer. Raises
-        `ContentBlockedException` if the task was not admitted, or if its report has already left.
+        Returns the site's answer if the task is a message of secure aggregation without training.
+        Raises `ContentBlockedException` if the task was not admitted, or if its report has already
+        left.
         """
         task = fl_ctx.get_prop(_ADMITTED)
         _keep(fl_ctx, None)

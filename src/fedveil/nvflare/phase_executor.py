@@ -1,4 +1,4 @@
-"""The executor for messages of a sum that need no training. The site's filters answer them."""
+"""The executor for tasks that need no training. The site's filters answer them."""
 
 from __future__ import annotations
 

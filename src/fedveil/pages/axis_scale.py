@@ -93,7 +93,8 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis, in the unit of its values.
 
-    The displayed unit (such as MB) consists of `divisor` such units.
+    The distance is a round number, at least `least`, of displayed units (such as MB). Each of them
+    is `divisor` such units.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
@@ -105,7 +106,7 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the number of base units in the displayed unit, such as 1e6 for MB."""
+    """Return the displayed unit's size in base units, such as 1e6 for MB. It depends on `most`."""
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)

@@ -42,7 +42,7 @@ class Frame(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A drawn plot: its SVG elements, and the data with which the page's script shows values."""
+    """A drawn plot: its SVG elements, and its values as data for the page's script."""
 
     elements: str
     data: dict[str, Any]
@@ -134,7 +134,7 @@ def _place(scale: Scale, value: float, start: float, end: float) -> float:
 
 
 def _curve(curve: Curve, look: Look, x: Scale, y: Scale, frame: Frame) -> str:
-    """Return the SVG of a curve. Points between two gaps get markers, as no line leads to them."""
+    """Return the SVG of a curve. A point between two gaps gets a marker, as it has no line."""
     if curve.bars:
         return f"<g {_attributes(curve, look)}>{_bars(curve, x, y, frame)}</g>"
     pieces = list(_pieces(curve.x, curve.y, x, y, frame))

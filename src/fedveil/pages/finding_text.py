@@ -93,7 +93,7 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return a text that identifies the quantity that a metric measures."""
+    """Return a text that is equal for metrics of the same quantity."""
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 

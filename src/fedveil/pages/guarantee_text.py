@@ -18,7 +18,7 @@ RUN = "run_every_round"
 class Says(NamedTuple):
     """Texts that explain one of the ledger's epsilons.
 
-    `name` is the epsilon's label. `bounds` names the information whose leak the epsilon bounds.
+    `name` is the epsilon's label. `bounds` names the information that the epsilon covers.
     """
 
     name: str

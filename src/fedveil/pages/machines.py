@@ -14,7 +14,7 @@ from fedveil.record.recorder import Record
 class MachineTotals:
     """One machine's totals over the rounds for which it was ready.
 
-    This machine worked for `busy_s` seconds. At least one machine worked for `wall_s` seconds.
+    This machine worked for `busy_s` seconds. For `wall_s` seconds, at least one machine worked.
     """
 
     clients: int = 0

@@ -80,13 +80,13 @@ class ReadRun:
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
-        """Return the different events that start with the text `beginning`, each without it."""
+        """Return the rest of each different event that starts with the text `beginning`."""
         texts = (event.partition(" ")[2] for event in self.events)
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the last event that starts with the text `beginning`, without it, or ""."""
+        """Return the rest of the last event that starts with the text `beginning`, or ""."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):

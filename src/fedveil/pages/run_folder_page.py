@@ -38,7 +38,7 @@ def page_of_several(folders: Sequence[Path]) -> Page:
 def where(folder: Path, wrote: ReadRun) -> str:
     """Return the path of the page in `folder`, or the reason why there is none.
 
-    `wrote` is the run that should have written the page.
+    `wrote` is the run that should have written it. Its events may state the reason.
     """
     if (folder / PAGE).is_file():
         return str(folder / PAGE)

@@ -196,7 +196,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield a sentence for each limit of the guarantee, such as a server that must be trusted."""
+    """Yield sentences on what the guarantee does not cover, and on what it relies."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":

@@ -27,7 +27,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the privacy costs in the run folder `path`. Call it within the context `intact`."""
+    """Return the privacy costs in the run folder `path`. The context `intact` must be active."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

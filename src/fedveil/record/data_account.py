@@ -34,9 +34,10 @@ class DataAccount:
         self.path, self._unit = path, unit
 
     def charge(self, spendings: Spendings, limit: float | None, delta: float, what: str) -> None:
-        """Charge the losses of one round to the account, and save the account.
+        """Charge `spendings`, the losses of one round, to the account, and save the account.
 
         Raises `LimitReached`, and charges nothing, if the total would exceed `limit` at `delta`.
+        The error calls this round `what`.
         """
         make_folder(self.path.parent)
         with explained(self.path), alone(self.path):

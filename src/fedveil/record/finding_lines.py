@@ -32,7 +32,7 @@ def as_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data: its fields, and three results that are computed from them.
 
     `refutes` is True if a lower bound is above its claim. `excesses` names these bounds, and
-    `not_seen` lists what the audit would probably have missed.
+    `not_seen` says of each bound which epsilons it would not detect.
     """
     excesses = [figure.name for figure in finding.excesses]
     own = {"refutes": finding.refutes, "excesses": excesses, "not_seen": list(finding.unseen)}

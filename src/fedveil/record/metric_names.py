@@ -16,7 +16,7 @@ _WORDS = {"auc": "AUC", "f1": "F1", "ks": "KS", "mae": "MAE", "r2": "R²", "rmse
 
 
 def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
-    """Return the better direction, "higher" or "lower", of each metric except the loss."""
+    """Map each metric except the loss to its better direction: "higher" or "lower"."""
     found: Mapping[str, Better] = record.get(MEASURES, USUAL)
     return found
 
@@ -70,5 +70,5 @@ def in_words(quality: Mapping[str, Any]) -> str:
 
 
 def as_asked(name: str, value: float) -> str:
-    """Format a value of the metric `name` that a user gave, such as a goal. It is not rounded."""
+    """Format a user's value for the metric `name`, such as a goal. The value is not rounded."""
     return f"{100 * value:.12g}%" if is_share(name) else f"{value:.12g}"

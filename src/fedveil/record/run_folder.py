@@ -43,7 +43,8 @@ class RunFolder:
     ) -> RunFolder:
         """Create and lock a run's folder. An existing folder must be empty.
 
-        The default `path` is a new folder under runs/, named after `name` and the time.
+        The default `path` is a new folder under runs/, named after `name` and the time. If `path`
+        has a run, the error says how `command` resumes that.
         """
         if path is None:
             path = _new_path(name)
@@ -107,7 +108,7 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if `path` cannot become the folder of a new run."""
+    """Raise RunFolderError if `path` cannot be a new run's folder. The error may name `command`."""
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)

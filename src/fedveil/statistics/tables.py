@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -123,8 +122,8 @@ class ArrayTable(Table):
         if held.dtype.kind not in "biuf":
             held = np.array([self._number(column, row, cell) for row, cell in enumerate(held)])
         numbers = held.astype(np.float64)
-        if np.isinf(numbers).any():
-            self._refuse(column, int(np.isinf(numbers).argmax()), math.inf)
+        if len(wrong := np.flatnonzero(np.isinf(numbers))):
+            self._refuse(column, int(wrong[0]), float(numbers[wrong[0]]))
         return numbers
 
     def _number(self, column: str, row: int, cell: object) -> float:

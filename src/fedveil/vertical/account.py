@@ -47,8 +47,8 @@ class Releases:
     """Counts how often each example was sent.
 
     `train` has one count for each training example, by position. `looks` is the number of
-    evaluations, each of which sends every held-out example. If `fresh` is True, randomness is not
-    computed from a seed. Every count is then on disk before the example is sent.
+    evaluations, each of which sends every held-out example. `fresh` is True if randomness is not
+    computed from a seed: every count is then on disk before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -90,7 +90,7 @@ class Releases:
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
-        """Write the restored counts to disk as the counts after `step`, if randomness is fresh."""
+        """Write the restored counts to disk, as those of `step`. Does nothing unless `fresh`."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -104,7 +104,7 @@ class Releases:
         self._note()
 
     def begin_calibration(self) -> None:
-        """Count the examples set aside for calibration as sent. Call it before they are sent."""
+        """Count the calibration examples as sent. Call it before they are sent."""
         self.train[self._order.set_aside] += 1
         self.settle(self._step)
 
@@ -130,7 +130,7 @@ class Releases:
         return counts
 
     def _note(self) -> None:
-        """Save the last begun step and evaluation count, so that they survive a process's crash."""
+        """Save the last begun step and the number of begun evaluations, to survive a crash."""
         if self._folder is None:
             return
         if self._begun is None:
@@ -139,8 +139,9 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Read the saved counts. Returns their step, the last begun step and begun evaluations.
+        """Read the saved counts of training examples into `train`.
 
+        Returns the step of these counts, the last begun step, and the number of begun evaluations.
         Raises RunFolderError if `done`, the step to resume from, is above 0 and a file is missing.
         """
         assert self._folder is not None

@@ -62,7 +62,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts attention without the matrix of weights, which fused kernels do not store."""
+    """Counts only the tensors that fused attention saves, and no matrix of attention weights."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()

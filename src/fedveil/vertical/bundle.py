@@ -3,7 +3,7 @@
     BUNDLE/contents.json     this party's files with their digests, its columns, the versions
     BUNDLE/manifest.json     the digest of every party's contents.json, equal at all parties
     BUNDLE/signatures.json   each party's certificate and its signature of the manifest
-    BUNDLE/state/            what scoring adds: counts of sent examples, guesses and events
+    BUNDLE/state/            what scoring adds: counts of sent examples and received ids, events
 
 A bundle is as confidential as the training data: it has the party's weights, and digests of its
 training ids.
@@ -175,9 +175,9 @@ def write_manifest(folder: RunFolder, manifest: Manifest, signatures: Signatures
 
 
 def sent_file(ids: Sequence[Ids], times: Sequence[np.ndarray], labelled: Sequence[bool]) -> bytes:
-    """Encode how often each example has been sent, by a digest of its id.
+    """Encode how often each example was sent. Ids are replaced by their digests.
 
-    Each argument has an entry for each subset of examples. `times` is how often each of the `ids`
+    Each argument has one entry per subset, such as "train". `times` is how often each of the `ids`
     was sent. `labelled` is True for training examples, whose labels are charged too.
     """
     kept = [(i, t, label) for i, t, label in zip(ids, times, labelled, strict=True) if len(i)]

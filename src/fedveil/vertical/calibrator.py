@@ -71,7 +71,6 @@ class Calibrator(Stored):
 
 
 def _threshold(likely: Float64s, truth: npt.NDArray[np.bool_], criterion: str) -> float:
-    """Return the threshold for the second class's probability that maximises `criterion`."""
     positives, negatives = int(truth.sum()), int((~truth).sum())
     if not positives or not negatives:
         return 0.5

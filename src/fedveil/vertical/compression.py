@@ -81,7 +81,10 @@ class Errors:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the rounding errors of the examples at `positions`, 0 before their first step."""
+        """Return the rounding errors of the examples at `positions`, 0 before their first step.
+
+        `place` is a part's name, and True for its gradient. `like` has the shape of the result.
+        """
         found, held = np.zeros_like(like), self._held.get(place)
         if held is not None:
             there = positions < len(held)
@@ -117,5 +120,5 @@ class Errors:
 
 
 def staging() -> defaultdict[Place, list[tuple[Positions, Float32s]]]:
-    """Return an empty store for the rounding errors of a step in progress."""
+    """Return an empty store for the rounding errors of one step. `Errors.keep` saves them later."""
     return defaultdict(list)

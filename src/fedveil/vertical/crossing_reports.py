@@ -122,7 +122,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of the examples `keys`. Saves new reports before returning them."""
+        """Return the reports of the examples `keys`. New ones come from `draw` and are saved."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

@@ -39,7 +39,7 @@ def directions(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_norm(looks: Sequence[Float64s]) -> Float64s:
-    """Return the scores of the norm attack. A higher score means that a rarer class is more likely.
+    """Return the scores of the norm attack. Examples of rarer classes usually have higher scores.
 
     `looks` has the gradients of each of the follower's parts, [examples, values]. The score of an
     example is its gradient norm divided by the mean norm of all examples, summed over the parts.
@@ -71,7 +71,7 @@ class Window:
     """The gradients that a follower received in a few consecutive training steps.
 
     Each row of `rows` has the gradients of one example in one step, from `directions`. `places` has
-    the position of each row's example. An example has several rows if it was used in several steps.
+    the number of that example. An example has several rows if it was used in several steps.
     """
 
     places: Int64s
@@ -87,9 +87,9 @@ def by_known(
 ) -> Float64s:
     """Return the scores of the direction attack [examples, classes]: the nearness to each class.
 
-    `labels` are the labels of the examples `known`. A class's centre starts as the mean of its
-    known rows, and is refined by all rows nearest to it. A class without a known example never has
-    the best score.
+    `known` are the numbers of some examples, and `labels` their labels. A class's centre starts as
+    the mean of its known rows. Then it moves to the mean of all rows nearest to it. A class without
+    a known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -108,7 +108,7 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Sort all `examples` into `classes` groups by the directions of gradients, without any label.
 
-    The starts of the clustering are drawn from `seed`.
+    With more than two groups, their initial centres are drawn from `seed`.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -126,7 +126,8 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
     """Return each example's cosine to each group's centre [examples, groups], summed over windows.
 
-    Each window starts from the centres of the previous window, and the first from `centres`.
+    In each window, the centres move to the mean directions of the rows nearest to them. They start
+    from `centres`, and in later windows from where they moved before.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -138,7 +139,7 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Turn each example's group into a class, a different class for each group.
 
-    The classes fit as many as possible of the known `labels` of the examples at `places`.
+    The classes agree with as many as possible of the known `labels` of the examples `places`.
     """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
@@ -189,7 +190,8 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move the centres until each is the mean direction of the rows nearest to it.
 
-    Returns the centres, and the cosines of the rows to them. `before` is added to the cosines.
+    Returns the centres, and the cosines of the rows to them. A row's nearest centre has the largest
+    sum of its cosine and `before`, the cosines in earlier windows.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -211,7 +213,7 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw rows with probability proportional to the squared distance to the nearest drawn row."""
+    """Draw `count` rows, each in proportion to its squared distance to the nearest drawn row."""
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
@@ -225,7 +227,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group, such that as many `labels` as possible are right."""
+    """Return a different class for each group. As many `labels` as possible agree with it."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -2,8 +2,8 @@
 
 The leader attacks the protected gradients that it sends, and tests the result on its labels. Labels
 count as inferred if the confidence interval of the accuracy, the AUC, or the rarest class's recall
-is above chance, or if the rarest class has improbably high scores. The stated confidence covers all
-these tests together.
+is above chance, or if the rarest class has higher scores than chance explains. The stated
+confidence covers all these tests together.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class WatchedGradients:
 class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
-    A call protects a gradient with `passed`, measures the result, and returns the result. `classes`
-    is the task's number of classes, or None if labels are not classes. After the first steps and
-    again after the last, `tell` is called with a sentence for each part whose gradient is returned,
-    and for all such parts of a follower together.
+    A call of the object protects a gradient with `passed`, measures the protected gradient, and
+    returns it. `classes` is the task's number of classes, or None if labels are not classes. After
+    the first steps and again after the last, `tell` receives a sentence for each part whose
+    gradient is returned, and one for all such parts of a follower together.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """True after `tell` has been called with the result of the first steps."""
+        """True once the result of the first steps has been passed to `tell`."""
         return len(self._windows) < self._all or not self._all
 
     @property
@@ -208,10 +208,6 @@ def _halves(labels: Int64s) -> tuple[Int64s, Int64s]:
 def _scores(
     rows: Float64s, looks: Sequence[Float64s], labels: Int64s, naming: Int64s, classes: int
 ) -> list[tuple[str, int, Float64s]]:
-    """Return, for each attack, its name, the class that it detects, and a score for each example.
-
-    The attacker knows `labels` only at the indices `naming`.
-    """
     if classes == 2:
         rare = int(np.bincount(labels, minlength=2).argmin())
         signs, known = by_sign(rows), labels[naming] == rare
@@ -245,8 +241,8 @@ def _shown(measured: Measured) -> str:
 def _tokens_read(where: str, looks: Sequence[Float64s], labels: Array) -> str:
     """Attack labels that are tokens. Returns a sentence with the attack's accuracy.
 
-    The attacker knows every second label, and guesses the known label with the most similar
-    gradient.
+    The attacker knows every second label. For each other example, it guesses the label of the known
+    example with the most similar gradient.
     """
     rows = directions([look.reshape(len(labels), -1)[:_TOKENS] for look in looks])
     truth = labels[:_TOKENS]
@@ -274,7 +270,7 @@ class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for each part.
 
     Each micro-batch's gradients are divided by their root mean square norm. At most `examples`
-    examples are followed, with at most `values` numbers in total.
+    examples are included, with at most `values` gradient entries in a part.
     """
 
     def __init__(self, examples: int, values: int) -> None:

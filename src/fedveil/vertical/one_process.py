@@ -96,7 +96,7 @@ def predict(folder: str | Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def look(folder: str | Path, how: Callable[[PartyRun], Exchange[T]]) -> T:
     """Load the run in `folder`, run `how` at every party, and return the leader's result.
 
-    `how` is a party's side of an exchange of messages, such as `PartyRun.evaluate`.
+    `how` returns a party's side of the messages to exchange, such as `PartyRun.evaluate`.
     """
     with ExitStack() as stack:
         return reopened(folder, stack).look(how)

@@ -25,8 +25,8 @@ _BYTES = 4
 class PartMemory:
     """A part's number of parameters, and the bytes needed to train it.
 
-    A parameter shared by several parts counts for the first of them. `stepping` is the temporary
-    memory of torch's optimiser on a CPU.
+    A parameter that several parts share is counted only in the first of them. `stepping` are the
+    bytes that torch's optimiser on a CPU needs only during its step.
     """
 
     part: str
@@ -138,7 +138,6 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return how many temporary values the update of tensors of these sizes needs at most."""
     if not isinstance(optimizer, Optimizer):
         return 0
     if optimizer.name == "sgd":

@@ -97,7 +97,7 @@ class _Made:
     def can_hold(self, values: Mapping[str, torch.Tensor], shape: torch.Size | None) -> bool:
         """Return True if `values` are a valid optimiser state for a parameter of this shape.
 
-        If `shape` is None, there is no such parameter, and the result is False.
+        `shape` is None if the part has no such parameter. The result is then False.
         """
         if not isinstance(self.part.optimizer, Optimizer):
             return shape is not None  # the state of a task's own optimiser cannot be checked

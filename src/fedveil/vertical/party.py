@@ -56,8 +56,8 @@ class Party:
     gradient is stale.
 
     `loss` returns a batch's mean loss, and only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, and `seed` that of dropout. `report`, if given, perturbs outputs in place of
-    EmbeddingDP. `returned`, if given, processes the gradients that the leader returns.
+    EmbeddingDP, and `seed` that of dropout. `report`, if given, replaces EmbeddingDP. `returned`,
+    if given, is applied to the gradients that the leader returns.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Party:
         """Train on a batch. Returns its mean loss, or None if this party does not learn the loss.
 
         All parties must give a step the same `number`. `settled` is True if every example was in an
-        earlier step, so that parts under `reuse` learn no more.
+        earlier step. Parts with `reuse` then send their saved reports, and are not trained.
         """
         self._context = self._contexts[settled]
         self._switch(training=True)
@@ -136,9 +136,9 @@ class Party:
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass on a batch, under the protection of training.
 
-        Returns the last part's outputs at the leader, and None at a follower. Reports with
-        different values of `number` or `occasion` get independent noise. The batch's positions
-        refer to the examples of `subset`.
+        Returns the last part's outputs at the leader, and None at a follower. `number` is that of
+        the batch, and `occasion` identifies the evaluation. Reports that differ in either get
+        independent noise. The batch's positions refer to the examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)

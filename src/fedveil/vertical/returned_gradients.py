@@ -83,8 +83,8 @@ def projection(
     """Yield a sentence for each follower: what its gradients may reveal about labels in the run.
 
     `rare_share` is the share of the rarer of two classes. Marvell (`settings.name`) bounds the AUC
-    of an attack on one gradient of each cut, if the gradients of a class are equal or Gaussian. The
-    divergences of the cuts add up, because their noise is independent.
+    of an attack on an example's gradients of one step, if the gradients of a class are equal or
+    Gaussian. The divergences of a follower's cuts add up, because their noise is independent.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (

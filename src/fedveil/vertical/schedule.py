@@ -12,8 +12,8 @@ scheduling with simulated times gives the order. The programs of one step guaran
       `ready`    follower -> leader: the follower has checked all that it receives in the step
       `commit`   leader -> follower: every party has
 
-  Each message is omitted if the last tensor in its direction implies the same: if that tensor is
-  sent after its sender's last receipt (and, for `commit`, if there is no other follower).
+  Each message is omitted if the last tensor in its direction implies the same: if its sender had
+  by then received all its own tensors (and, for `commit`, if there is no other follower).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return the earliest start of the stage's next operation, or None if still unknown."""
+        """Return the earliest start of the stage's next operation, or None if not yet known."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -226,7 +226,7 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Return a party's operations with the receipts that they need, in the order of sending."""
+    """Return a party's operations, with a `ReceiveTensor` for each tensor from another party."""
     due = {
         peer: deque(
             step.transfer
@@ -289,7 +289,7 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if the last tensor to `peer` is sent after the last receipt in `program`.
+    """Return True if `program` sends the last tensor to `peer` after it has received all its own.
 
     That tensor then implies `ready` or `commit`.
     """

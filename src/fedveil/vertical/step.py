@@ -46,7 +46,7 @@ Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Te
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One party's rows of a step or a micro-batch, at `positions` in the order of all parties."""
+    """One party's rows of a batch or a micro-batch, at `positions` in the agreed order."""
 
     positions: npt.NDArray[np.int64]
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -98,9 +98,9 @@ class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the training step, or of the batch in an evaluation. `occasion`
-    identifies the evaluation. `tells` is from `last_words`. The batch's positions refer to the
-    examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If `measure`
-    is True, bytes are counted.
+    identifies the evaluation. `tells` are the messages that carry the loss (`last_words`). The
+    batch's positions refer to the examples of `subset`. `seed` seeds torch's random numbers in the
+    party's modules. If `measure` is True, bytes are counted.
     """
 
     context: Context
@@ -182,7 +182,7 @@ class Step:
         return {"loss": self.loss} if place in self._tells and self.loss is not None else {}
 
     def _hear(self, message: Message, peer: str, place: int) -> Message:
-        """Save the loss if the message from `peer` carries it, and return all other fields."""
+        """Save the loss, if the message of instruction `place` carries it, and return the rest."""
         if place not in self._tells or peer != self.context.split.leader:
             return message
         check_not_abort(message, peer)
@@ -228,7 +228,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor for `source` that all parts here share, so that gradients add up."""
+        """Return the tensor of `source`. This party's parts share it, so gradients add up."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))

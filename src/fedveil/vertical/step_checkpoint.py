@@ -1,4 +1,4 @@
-"""A party's checkpoints: one file for each saved step, written atomically. It holds data, no code.
+"""A party's checkpoints: one file for each saved step, written atomically, with data but no code.
 
 A party keeps its last two checkpoints, because it may be killed before or after its peers save. One
 of the two is the last checkpoint that all parties have.
@@ -29,7 +29,7 @@ class Checkpoint:
     """A party's state after a step.
 
     `metrics_bytes` and `metrics_digest` identify the metrics file at that step. `window` has the
-    sums for the next line of that file.
+    sums over the steps since the last line of that file.
     """
 
     step: int

@@ -201,6 +201,21 @@ def test_the_best_start_is_gone_on_with() -> None:
     assert type(found.bottom) is nn.Conv2d
 
 
+def test_of_starts_that_fit_equally_the_smooth_and_dark_one_is_taken() -> None:
+    """The bottom says nothing of its input, so every start fits alike."""
+    bottom = nn.Conv2d(1, 2, 3)
+    nn.init.zeros_(bottom.weight)
+    bottom.weight.requires_grad_(False)
+    evidence = Evidence.of(torch.randn(1, 2, 2, 8, 8, generator=generator(3)), None)
+    numbers = torch.randn(2, 1, 10, 10, generator=generator(4))
+    pair = unsplit._Pair(bottom, numbers, evidence, 0.0, 1.0)
+    pair.improve(1, lambda done: None)
+    plain = torch.sigmoid(numbers.detach())
+    rough = total_variation(plain).mean() / 100
+    unlikely = float(0.003 * rough + 0.01 * plain.square().mean())
+    assert pair.cost - pair.misfit == pytest.approx(unlikely, rel=1e-3)
+
+
 def test_an_output_that_was_constant_among_public_examples_ruins_nothing() -> None:
     public = torch.randn(64, 2, generator=generator(1))
     outputs = torch.cat([public, torch.ones(64, 1)], dim=1)

@@ -132,8 +132,8 @@ class Sight:
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
         """Return a view of the aggregate as the mean of the `clients`' updates.
 
-        If the clients have too many examples or different numbers of them, the aggregate is taken
-        for the first client's update.
+        If the clients have too many examples or different numbers of them, the aggregate is treated
+        as the first client's update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once

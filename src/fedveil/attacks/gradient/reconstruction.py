@@ -24,8 +24,9 @@ class Knowledge:
 
     `training` computes the client's update from its `count` examples. `prior` is a typical example,
     and all values of examples are in `box`. `clients` is above 1 if the observed update is the mean
-    of several clients, each with `count` examples. `probes` are typical inputs, used to estimate
-    the last layer's inputs (`prior` will do). `common` is the label to guess without any knowledge.
+    of several clients, each with `count` examples. `probes` are typical examples, maybe just
+    `prior`, to estimate the last layer's inputs. `common` is the label to guess without any
+    knowledge.
     """
 
     training: UnrolledTraining

@@ -20,10 +20,11 @@ def loss(answers: Answers, references: References) -> Float64s:
 
 
 def calibrated_loss(answers: Answers, references: References) -> Float64s:
-    """Return how far each example's loss is below its mean under references trained without it.
+    """Return how far each example's loss is below its mean loss in models trained without it.
 
     Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
-    attacks". A loss reveals a member if it is small relative to the example's difficulty.
+    attacks". A loss reveals a member if it is small relative to the example's difficulty. The
+    models are the references.
     """
     return answers.truth - references.outside(lambda given: given.truth)[0]
 

@@ -17,7 +17,8 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `reading` is the estimate. It may contain the updates of `clients`, each multiplied by `share`.
+    `reading` is the estimate. `clients` are the clients whose updates it can contain, each
+    multiplied by `share`.
     """
 
     reading: Reading
@@ -26,7 +27,7 @@ class View:
 
 
 def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[View]:
-    """Return one view for each report, or one of their mean if single reports reveal nothing.
+    """Return one view for each report or, if single reports reveal nothing, one for their mean.
 
     `cohort` are the round's clients. Each of them adds its update with probability `turn_rate`.
     """
@@ -40,9 +41,9 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
     """Return, for each candidate client, the log-likelihood ratio of "it is in the view's cohort".
 
     `candidates[i]` is the update that candidate i would have sent. A client of the cohort adds its
-    update with probability `turn_rate`. The component of the view along the candidate's update
-    minus the mean of the others is assumed normal. If the view gives only the direction of an
-    update, the result is that component in standard deviations.
+    update with probability `turn_rate`. The view's estimate is projected on the candidate's update
+    minus the mean of the others, and the projection is assumed normal. If the estimate has only a
+    direction and no size, the result is the projection in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -67,13 +68,13 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Sums over the rounds of a run the evidence that each candidate is one of its clients."""
+    """Adds up, over a run's rounds, the evidence that a candidate is one of the run's clients."""
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add a view's `log_odds`, one per candidate, to the evidence for each of its clients."""
+        """Add a view's `log_odds`, one per candidate, to the sums of the clients in `view`."""
         self._found[list(view.clients)] += log_odds
 
     @property

@@ -1,9 +1,9 @@
 """Membership attacks on a job or a run: on its final model, and on the reports of a round.
 
-The attacker knows the whole job. Its reference models come from the same job, run on random halves
-of the examples to test under the same protection. For a job, the attack first trains on a random
-half of the training examples: the members. The others are the non-members. For a finished run, its
-training examples are the members, its test examples the non-members.
+The attacker knows the whole job. Its reference models come from the same job under the same
+protection, each run on a random half of the examples to test. For a job, the attack first trains on
+a random half of the training examples: the members. The others are the non-members. For a finished
+run, its training examples are the members, its test examples the non-members.
 """
 
 from __future__ import annotations

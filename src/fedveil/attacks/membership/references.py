@@ -52,7 +52,7 @@ class References:
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
         """Return a quantity's mean for each example, and one standard deviation for all examples.
 
-        Both are over the models that were not trained on an example. `of` computes the quantity.
+        For an example, only models that were not trained on it count. `of` computes the quantity.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
@@ -62,8 +62,8 @@ class References:
 
         If `member`, they are taken over the models that were trained on the example, otherwise over
         the others. `of` computes the quantity. With few references, all examples have the same
-        standard deviation. Otherwise an example's own variance is shrunk to the common one (Smyth
-        2004).
+        standard deviation. Otherwise an example's own variance is shrunk towards the common one
+        (Smyth 2004).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -82,7 +82,8 @@ class References:
     ) -> tuple[Float64s, float, Float64s]:
         """Return each example's mean of a quantity, one standard deviation, and sums of squares.
 
-        Example i uses the models r with `given[r, i]`.
+        The sums are of squared deviations from an example's mean. Example i uses the models r with
+        `given[r, i]`.
         """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
@@ -97,7 +98,7 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 
 
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
-    """Draw a random half of the examples as training data for each of an even number of models.
+    """Draw random halves of the examples as training data of `models` models, an even number.
 
     Returns a mask [models, examples]. Every example is in exactly half of the models' training
     data.

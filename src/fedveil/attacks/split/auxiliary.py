@@ -62,7 +62,7 @@ def _standing(evidence: Evidence, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(seen: torch.Tensor, evidence: Evidence, generator: torch.Generator) -> torch.Tensor:
-    """Draw the mean of `evidence.reports` random reports whose expectation is `seen`."""
+    """Draw the mean of `evidence.reports` reports, whose bits are 1 with probability `seen`."""
     if evidence.lie is None or evidence.lie == 0:
         return seen
     count = torch.full_like(seen, float(evidence.reports))
@@ -107,9 +107,9 @@ def _trained(
     lr: float,
     tell: Step,
 ) -> nn.Module:
-    """Train a dense network to predict the error of the map `linear`.
+    """Train a dense network to predict the error of `linear`, a map from reports to examples.
 
-    `seen` are the expectations of the reports of `inputs`, the public examples.
+    `inputs` are the public examples, and `seen` the expected values of their reports.
     """
     network = _network(seen.shape[1], inputs.shape[1], generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01)

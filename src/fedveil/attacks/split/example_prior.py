@@ -36,7 +36,7 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal prior over the flattened example, with a mean and the covariance factor · factorᵀ."""
+    """Normal prior over the flattened example. Its covariance is `factor` times its transpose."""
 
     mean: torch.Tensor
     factor: torch.Tensor
@@ -44,7 +44,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, public: torch.Tensor, floor: float = 1e-3) -> Gaussian:
-        """Fit a normal prior to public examples, with variance at least `floor`² everywhere."""
+        """Fit a normal prior to public examples, with variance at least `floor` everywhere."""
         flat = public.flatten(1).double()
         mean = flat.mean(dim=0)
         centred = flat - mean

@@ -40,7 +40,7 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the inputs of every part that reads one column of numbers, and perhaps words.
+    """Reconstruct the inputs of every part that reads a column of numbers, with or without words.
 
     The metrics depend on the inputs:
 
@@ -201,7 +201,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of inputs before the word vectors, or None if there are no words."""
+        """The number of numeric inputs, which precede words. None if there are no words."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -260,5 +260,5 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress of several inversions, of which each counts as 100 steps."""
+    """Report progress: `before` of `total` inversions are done, and `done` of `of` steps of one."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

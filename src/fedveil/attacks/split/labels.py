@@ -40,10 +40,10 @@ _WINDOW = 20
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Infer the labels at the first follower, from the first training step and from many steps.
 
-    The first step is simulated with several batches, in which the attacker knows one label of every
-    class, for at most 10 classes. Over many steps there are two attackers. One knows the labels of
-    10 early examples. The other knows no label and clusters the examples. To score it, clusters are
-    matched to classes such that most examples are right.
+    The first step is simulated with several batches. In each, the attacker knows one label of every
+    class or, if there are more than 10 classes, 10 labels. Over many steps there are two attackers.
+    One knows the labels of 10 early examples. The other knows no label and clusters the examples.
+    To score it, clusters are matched to classes such that most examples are right.
     """
     follower = _Follower.of(target)
     steps = by_effort(effort, 60, 300, 2000)
@@ -209,8 +209,8 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
-    In `sum`, noise that is drawn anew averages out. In `change`, the mean over the later half of
-    the steps minus the mean over the earlier half, constant noise cancels.
+    `sum` is their sum, in which noise that is drawn anew averages out. `change` is the mean over
+    the later half of the steps minus that over the earlier half, in which constant noise cancels.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

@@ -178,7 +178,7 @@ class SplitTarget:
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
     def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the gradient of the loss in a part's output, [examples, *output].
+        """Return the loss's gradient with respect to a part's output, [examples, *output].
 
         Raises `AttackImpossible` if the part's owner receives none.
         """

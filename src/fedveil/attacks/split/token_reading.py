@@ -52,10 +52,11 @@ def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
 
 
 def bit_likelihood(ones: Float64s, reports: int, ones_odds: Float64s) -> Float64s:
-    """Return ln Pr[the reports of a token | word] for all tokens and words, [tokens, words].
+    """Return ln Pr[the reports of a token | the token is this word], [tokens, words].
 
-    `ones`, [tokens, values], counts the 1s in `reports` reports. `ones_odds`, [words, values], is
-    the probability of a 1 in one report.
+    A report has one bit for each of the vector's values. `ones`, [tokens, values], counts the 1s in
+    a token's `reports` reports. `ones_odds`, [words, values], is the probability of a 1 in a word's
+    report.
     """
     told = np.clip(ones_odds, _SUREST, 1 - _SUREST)
     no = np.log1p(-told)
@@ -133,7 +134,8 @@ class Habits:
 def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
     """Return the likeliest word at each position, [texts, length].
 
-    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word].
+    `likelihood`, [texts, length, words], is ln Pr[reports at a position | word]. `habits` add the
+    frequencies of words and of pairs of words.
     """
     odds_of = likelihood if habits is None else habits.posterior(likelihood)
     found: Int64s = odds_of.argmax(axis=2).astype(np.int64)
@@ -144,8 +146,8 @@ def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens
     """Return the next token at each position, from the gradient with respect to the head's input.
 
     `gradients` is [positions, values]. `hidden`, of the same shape, is that input. The head's
-    scores are its inner products with the rows of `word`, and the loss is the mean cross-entropy
-    over `tokens` tokens.
+    scores are its inner products with the words' vectors, the rows of `word`. The loss is the mean
+    cross-entropy over `tokens` tokens.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)

@@ -42,8 +42,8 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
 
     The follower has the leader's tokenizer. The name of each metric says what else it has: the
     leader's tables ("known table"), tables from the shared seed ("own copy", for a finished run),
-    or the text of other windows, as many as are attacked ("known text"). "With habits" adds
-    held-out text of the same kind.
+    or the text of equally many other windows ("known text"). "With habits" adds held-out text of
+    the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -111,8 +111,8 @@ class _Cut:
     """A language model that is cut after its embedding layer and before its last layer.
 
     `part` is the leader's embedding layer, and `party` the follower that receives its output.
-    `back` is the follower's part that answers the leader, or "nothing". `column` names the column
-    of tokens, `embedding` holds the leader's tables, and `aside` the tokens of held-out text.
+    `back` is the follower's part whose output returns to the leader, or "nothing". `column` names
+    the column of tokens, `embedding` has the leader's tables, and `aside` held-out tokens.
     """
 
     target: SplitTarget
@@ -177,7 +177,7 @@ class _Cut:
         return _array(made.word), _array(made.position)
 
     def nearest(self, sent: Float64s, word: Float64s, position: Float64s) -> Int64s:
-        """Return the words whose vectors, from the tables `word` and `position`, are nearest."""
+        """Return the words whose vectors, sums of `word` and `position`, are nearest to `sent`."""
         found = np.empty(sent.shape[:2], np.int64)
         for place in range(sent.shape[1]):
             known = word + position[place]
@@ -216,8 +216,8 @@ class _Heard:
     """The messages received for some windows of text: reports and gradients.
 
     `first` is the first report of each token's vector, and `together` the sum of all its reports.
-    `returned` has the gradients that the follower received and its outputs to which they belong, or
-    is None without any. `truth` are the tokens, and `following` the tokens that come next.
+    `returned` has the gradients that the follower received, and its own outputs to which they
+    belong. It is None without any. `truth` are the tokens, and `following` the next ones.
     """
 
     first: Float64s

@@ -56,7 +56,7 @@ def invert(
 
 
 def falling(optimizer: torch.optim.Optimizer, lr: float, share: float) -> None:
-    """Set the learning rate: a cosine schedule from `lr` (`share` is 0) to 0 (`share` is 1)."""
+    """Set the learning rate by a cosine schedule from `lr` to 0. `share` is the share completed."""
     for group in optimizer.param_groups:
         group["lr"] = lr * (1 + math.cos(math.pi * share)) / 2
 

@@ -1,9 +1,9 @@
 """The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022). A row of the layer responds to examples with a statistic in
-the row's cell. So the row's gradients are sums over the cell's examples: of delta * x for the
-weights, and of delta for the bias. For an example that is alone in its cell, their quotient is the
-example, exactly.
+Fowl et al., "Robbing the Fed" (2022). A statistic of an example, such as its mean, falls into a
+cell, and the cell's row of the layer responds. So the row's gradients are sums over the cell's
+examples: of delta * x for the weights, and of delta for the bias. For an example that is alone in
+its cell, their quotient is the example, exactly.
 
 With the form `relu`, a row responds to all statistics above its threshold, and a cell is the
 difference of two rows. This form needs a single local step. With `window`, a row responds only

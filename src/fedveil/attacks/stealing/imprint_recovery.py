@@ -51,7 +51,7 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Return the sum of delta over each cell's examples, and the standard error of this estimate.
+    """Return estimates of the sum of delta over each cell's examples, and their standard errors.
 
     delta is the loss's derivative at the cell's neuron.
     """

@@ -103,11 +103,11 @@ class Work:
 class Played:
     """The answers to `Work`.
 
-    `clients` are the clients whose reports were summed, and `half` holds the sum. `columns` has a
-    row for each of these clients: the report's size in bytes, and the seconds of training,
-    protection and aggregation. `others` are the answers of all other clients. `took_s` is the
-    machine's time in seconds. `fixed` is True if the machine must restart its worker processes to
-    take other clients.
+    `clients` are the clients whose reports were summed, and `half` has the sum. `columns` has a row
+    for each of these clients: the report's size in bytes, and the seconds of training, protection
+    and aggregation. `others` are the answers of all other clients. `took_s` is the machine's time
+    in seconds. `fixed` is True if the machine cannot take other clients without restarting its
+    worker processes.
     """
 
     clients: Sequence[ClientId] = ()

@@ -25,7 +25,8 @@ class Expected(Generic[M]):
     """Predicts the training times of clients from those of earlier rounds.
 
     A client's time is the product of its number of examples, a factor of its own, and the pace of
-    its machine: the machine's median of seconds per example. `examples` returns a client's number.
+    its machine: the machine's median of seconds per example. `examples` returns a client's number
+    of examples.
     """
 
     def __init__(self, examples: Callable[[ClientId], int]) -> None:

@@ -86,7 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's examples: a view if they stay `unchanged`, otherwise a copy."""
+        """Return the client's examples: a view if the caller leaves them `unchanged`, or a copy."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -137,7 +137,7 @@ class Training(ABC):
         """Yield `Trained` for each client in order, or `Failed` if its training raised an error."""
 
     def reported(self, client: ClientId, carried: Update) -> None:  # noqa: B027 - most keep nothing
-        """Record `carried`, the client's last update as it was clipped, without noise."""
+        """Record `carried`, the client's update as in its report: clipped, but without noise."""
 
 
 class LocalTraining(Training):
@@ -210,7 +210,7 @@ class ClientSide:
 
     @property
     def chunk(self) -> int:
-        """The number of clients to pass to one call of `answers`, if possible."""
+        """The preferred number of clients in one call of `answers`."""
         return self._training.chunk
 
     @property
@@ -227,7 +227,7 @@ class ClientSide:
 
     @property
     def weights(self) -> Update:
-        """The entries of `model` that an update changes: all of them, but not FedCM's direction."""
+        """The entries of `model` that an update changes. FedCM's direction is not one of them."""
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:
@@ -314,7 +314,7 @@ class ClientSide:
         )
 
     def _half_from(self, state: State, client: ClientId) -> ClientRound:
-        """Return the client's side of the protection, continued from `state` if not empty."""
+        """Return the client's side of the protection, resumed from `state` if that is not empty."""
         half = self._new_half(client)
         if state:
             half.take_up(state)

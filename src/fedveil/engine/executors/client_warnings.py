@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """The `Effort` of the client that this thread trains, or None. Warnings are added to it."""
+    """The `Effort` that receives this thread's warnings: that of the client it trains, or None."""
 
     effort: Effort | None = None
 

@@ -27,7 +27,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side, and `mine`: its waiting clients from earlier phases of the round."""
+    """A thread's client side. `mine` are waiting clients that only this thread can serve."""
 
     side: ClientSide
     folding: Folding

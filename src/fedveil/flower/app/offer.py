@@ -22,7 +22,7 @@ _FIELDS = ("protection", "weighting", "weight_key", "keep", "reveal", "dimension
 class Offer:
     """The terms of a round, equal for all of its clients.
 
-    `weight_key` names the metric of an app's reply that contains its number of examples.
+    `weight_key` names the metric in an app's reply that is the client's number of examples.
     `dimension` is the number of entries of the update. `clients` is the largest number of clients
     that the round may ask.
     """

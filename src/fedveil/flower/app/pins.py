@@ -87,8 +87,9 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client trusts the server, so that its limits do not apply.
 
-    A pin says so if it demands a guarantee that relies on the server. `limited` are the pins with
-    an epsilon limit. If a pin that the server cannot change sets a limit, only such pins count.
+    The client does so if a pin demands a guarantee that relies on the server. `limited` are the
+    pins with an epsilon limit. If the server cannot change one of these, it must also be unable to
+    change the pin that demands the guarantee.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)

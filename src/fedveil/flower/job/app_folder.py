@@ -91,10 +91,10 @@ def own_roster(
     """Return the public keys of all clients, from the file `roster` of this client's operator.
 
     The keys in the app's folder are not used: they come from the server, which could replace them
-    by its own keys and then read every update. Raises `DeploymentError` if the protection needs
-    keys and there is no `roster`. Also raises it if the protection needs no keys but the operator
-    gave `roster` or `identity`: the server may have removed active security. Otherwise the result
-    is empty if the protection needs no keys.
+    by its own keys and then read every update. If the protection needs no keys, the result is
+    empty. Raises `DeploymentError` if it needs keys and there is no `roster`. Also raises it if
+    keys are not needed but the operator gave `roster` or `identity`: the server may have removed
+    active security.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

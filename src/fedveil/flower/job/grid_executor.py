@@ -217,7 +217,6 @@ class GridExecutor(Executor):
                 yield outcomes.Refused(client, 0, "an answer that is neither report nor word")
 
     def _without(self, client: ClientId, word: str | None) -> Answer:
-        """Return the answer for a client without a report. `word` is what its app sent instead."""
         if word == job_client.STRANGER:
             self._members.doubt(client)
         if word == job_client.ANSWERED:

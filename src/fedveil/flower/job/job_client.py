@@ -306,7 +306,7 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report to this client's account, because a lying server would exceed the limits."""
+    """Charge a report to the client's own account, because the server's count may be a lie."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

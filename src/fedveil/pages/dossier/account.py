@@ -158,7 +158,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return an account line with its releases. Raises RunFolderError if its epsilon is wrong."""
+    """Return the account in `line`. Raises RunFolderError unless `charges` give its epsilon."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

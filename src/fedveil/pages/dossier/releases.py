@@ -3,7 +3,7 @@
 The field `law` of a release names the distribution of its privacy loss:
 
     none                no promise: epsilon is infinite
-    stated              the worst mechanism of an (epsilon, delta) statement
+    stated              the worst distribution that an (epsilon, delta) guarantee allows
     gaussian            Gaussian noise of `ratio` times the sensitivity (one unit replaced)
     sampled gaussian    noise of `multiplier` times the clip on a sum that includes each member
                         with probability `rate`
@@ -65,7 +65,7 @@ def _law_of(table: LossDistribution, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def _sampled_ratio(table: LossDistribution, rate: float) -> float | None:
-    """Return the ratio of a Gaussian sampled at `rate` with the losses in `table`, or None."""
+    """Return the noise ratio of the Gaussian, sampled at `rate`, with these losses, or None."""
     if not 0 < rate < 1:
         return None
     low, high = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)

@@ -35,10 +35,10 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """Find the common examples of all parties by the distinct digests of their ids.
+    """Find the common examples of all parties by the digests of their ids.
 
-    Returns each party's positions of the common examples, and sentences on followers whose examples
-    of the `subset` differ from the leader's.
+    Returns each party's positions of the common examples, and a sentence on each follower whose
+    examples differ from the leader's. The sentences name the `subset`.
     """
     ids = {party: row_values(rows) for party, rows in held.items()}
     positions = align(ids, leader)
@@ -55,8 +55,8 @@ def align_found(
     `found[follower]` has, for each of the leader's ids, its position among the follower's examples,
     or -1. `sizes` has each party's number of examples. A party of size 0 has no data and takes part
     in all examples. If the leader has size 0, only one follower may have data. Returns each party's
-    positions of the common examples, and sentences on followers whose examples of the `subset`
-    differ from the leader's.
+    positions of the common examples, and a sentence on each follower whose examples differ from the
+    leader's. The sentences name the `subset`.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

@@ -115,7 +115,7 @@ def texts(ids: Ids) -> Iterable[bytes]:
 
 
 def kind_of(ids: Ids) -> bytes:
-    """Return a prefix for ids as bytes, so that a number never equals a text."""
+    """Return a prefix for ids as bytes, with which the number 7 differs from the text "7"."""
     return b"text " if ids.dtype.kind == "U" else b"number "
 
 

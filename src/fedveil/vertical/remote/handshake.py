@@ -66,7 +66,7 @@ def lead(
     """Run the leader's side of the handshake. Raises Unfit if a follower cannot take part.
 
     `own` is the leader's state. `attempt` numbers the handshakes of a session, and `order_seed`
-    determines the order of training. `keep_run` saves the run's identity before any follower can.
+    determines the order of training. `keep_run` saves the run's identity before any follower does.
     """
     key = Secure().token(alignment.KEY_BYTES) if own.align_by == "digests" else b""
     begin: dict[str, Value] = {
@@ -336,7 +336,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a sentence for this party's log on how many ids each peer has sent in all."""
+    """Yield a log sentence for each peer: how many ids, possibly guesses, it has sent in all."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

@@ -19,10 +19,10 @@ class Standing:
 
     `run` is empty for a new run. `examples` are the common examples that were saved for these ids.
     Each id from another party may be a guess, so at most `most_ids` are accepted from a party in
-    all attempts together. `brought` has the count for each party, and `keep_brought` saves it
-    before ids are answered. An intersection with fewer than `least_common` examples is rejected. If
-    `least_common` is 0, a leader without ids may use all examples. Only this party's own errors may
-    contain `id_hint`.
+    all attempts together. `brought` has the number from each party, and `keep_brought` saves these
+    numbers before this party answers. An intersection with fewer than `least_common` examples is
+    rejected. If `least_common` is 0, a leader without ids may use all examples. `id_hint` is advice
+    for the case of few common ids. Only this party's own errors may contain it.
     """
 
     party: str
@@ -46,7 +46,7 @@ class Standing:
         return {f"ids_{subset}": len(self.ids[subset]) for subset in SUBSETS}
 
     def known_by(self, name: bytes) -> FoundExamples | None:
-        """Return the saved common examples if `name` is their name, else None."""
+        """Return the saved common examples if `name` is their `FoundExamples.name`, else None."""
         return self.examples if self.examples is not None and self.examples.name == name else None
 
 

@@ -157,7 +157,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The leader's exchange for one subset. `counts` has each follower's number of ids."""
+    """Matches the leader's ids of one subset, such as "train", with those of each follower."""
 
     ids: Ids
     counts: Mapping[str, int]

@@ -82,8 +82,8 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    `here` returns this party's name, given the task. The party's initial weights are drawn from a
-    secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
+    `here` maps the task to this party's name. The party's initial weights are drawn from a secret
+    seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder
@@ -349,7 +349,7 @@ def _kept_seed(path: Path) -> int | None:
 def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
     """Return the line count and the last hash of a peer's log, from its `message`.
 
-    Raises ExchangeError if the message does not have exactly the fields of `due`.
+    Raises ExchangeError unless the message also has the fields and values of `due`, and no others.
     """
     try:
         only_fields(message, *due, "lines", "head")
@@ -366,9 +366,10 @@ def _checked(peer: str, message: Message, due: Message) -> tuple[int, str]:
 
 
 def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
-    """Return the follower's name: `named`, or else the only follower, or else the certificate's.
+    """Return this follower's name: `named` or, if that is None, the job's only follower.
 
-    `tls` is the folder with the certificate. Raises InvalidValue if none of these names a follower.
+    If the job has several followers, the certificate in the folder `tls` decides. Raises
+    InvalidValue if the name is not that of a follower.
     """
     choices = ", ".join(task.followers)
     if named is not None:

@@ -146,10 +146,10 @@ class Lanes:
         ]
 
     def pick(self, memory: Any, out: Any, table: Any, masks: Any) -> None:
-        """Copy to `out` the entry of `table` whose mask is set.
+        """Copy to `out` the one entry of `table` whose mask is set.
 
         All entries are read, so that no address depends on the masks. `masks` is the position of
-        the first entry's mask. A mask applies to all lanes.
+        the first entry's mask in `memory`. An entry has one mask for all lanes.
         """
         builder = self.builder
         chosen = []
@@ -188,7 +188,7 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Return an operation for compiled code that takes the memory and `count` integers."""
+    """Return an operation on the memory and `count` integers, whose code `write` generates."""
 
     @intrinsic
     def operation(typing: Any, *arguments: Any) -> Any:

@@ -83,7 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Decode eight points from rows of 32 bytes, or map eight rows of 64 bytes to points."""
+    """Load eight points from `words`: rows of 32 bytes are decoded, rows of 64 bytes are mapped."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -108,7 +108,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Multiply each point or hash in `words` by one secret scalar, and write it to `out`."""
+    """Write each point in `words`, times one secret scalar, to `out`. Marks `invalid` rows."""
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)
@@ -122,7 +122,7 @@ def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
 
 @compiled()
 def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Write eight partial sums to `out`: points in `words` times their own public scalars."""
+    """Write to `out` eight points that add up to Σ d_i P_i. `digits` has the digits of each d_i."""
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
     for first in range(0, len(words), LANES * TABLES):
@@ -167,7 +167,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points whose sum is Σ d_i P_i. None if a point is invalid or the identity."""
+    """Return eight points that add up to Σ d_i P_i, or None if a P_i is invalid or the identity."""
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15
@@ -191,7 +191,7 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return the native code's aligned working memory, with the masks of the scalar's digits."""
+    """Return the aligned working memory, with a mask for each value of each digit of `scalar`."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

@@ -1,8 +1,8 @@
 """Multiples and sums of many points of ristretto255 (RFC 9496), in rows of 32 bytes.
 
-libsodium computes few points, and native code many. Both give the same bytes, in constant time. The
-native code never sees a scalar, only masks that say which value each digit has. No instruction
-branches on a mask, and no address depends on one.
+libsodium computes small batches, and native code large ones. Both give the same bytes, in constant
+time. The native code never sees a scalar, only masks that say which value each digit has. No
+instruction branches on a mask, and no address depends on one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points:
-    """Return a few points whose sum is Σ d_i P_i, for public weights d_i and points P_i.
+    """Return points that add up to Σ d_i P_i, for public weights d_i and points P_i.
 
     Weights have the highest byte first. Raises `NoPoint` for an invalid or identity point.
     """

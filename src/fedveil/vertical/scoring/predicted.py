@@ -71,7 +71,7 @@ class Decision:
 
 
 class Answers:
-    """The leader's answers for its rows. Each row is sent once, and its outputs are cached."""
+    """Outputs for rows of the leader's file. Each row is sent once, and its output is cached."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -95,7 +95,7 @@ class Answers:
 
 
 def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
-    """Yield the rows of the leader's file that can be scored, and their outputs, in pieces."""
+    """Yield, in batches, the common rows that no party's limit refuses, and their outputs."""
     common = answers.source.common
     for start in range(0, len(common), MOST_ROWS):
         rows = common[start : start + MOST_ROWS]
@@ -122,9 +122,9 @@ class ScoreFile:
         scored = 0
         with explained(self._path), self._path.open("x", encoding="utf-8", newline="") as table:
             lines = csv.writer(table, lineterminator="\n")
-            for rows, outputs in pieces(answers):
+            for piece, (rows, outputs) in enumerate(pieces(answers)):
                 columns = decision.columns(outputs)
-                if not scored:
+                if not piece:
                     lines.writerow(("id", *columns))
                 lines.writerows(zip(leader.ids[rows].tolist(), *columns.values(), strict=True))
                 scored += len(rows)

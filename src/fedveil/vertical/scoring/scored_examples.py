@@ -1,4 +1,4 @@
-"""Counts how often each example was sent to be scored, and limits what the example spends.
+"""Counts how often each example was sent to be scored, and limits the example's privacy cost.
 
 A digest of an example's id is saved in the bundle before each sending, so a restarted process
 continues the count. An id that occurs in several files is one example.
@@ -110,7 +110,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return a list with only the state of the highest epsilon.
+        """Return the state with the highest epsilon, as a list with one entry.
 
         A state is: the times sent in training, 1 with a label (otherwise 0), the times scored.
         """

@@ -210,7 +210,7 @@ def _once(leader: Scorer, positions: Positions) -> Exchange[Scores]:
 
 
 def _places(common: Positions, count: int) -> npt.NDArray[np.int64]:
-    """Return the position of each of `count` rows in `common`, or -1."""
+    """Return the index in `common` of each row from 0 to `count` - 1, or -1 if it is not there."""
     place = np.full(count, -1, np.int64)
     place[common] = np.arange(len(common))
     return place

@@ -1,0 +1,245 @@
+"""Each option of a command for one party reaches the link, the run or the scorer that it is for.
+
+The machine, the link and the scorer are watched and not run. No value is a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil.cli.vertical import new_rows, serve_predictions
+from fedveil.cli.vertical.new_rows import meeting_of, only, opened, source_of
+from fedveil.errors import InvalidValue
+from fedveil.link.streams import Address
+from fedveil.vertical.remote.sessions import Meeting
+
+Command = Callable[..., tuple[int, str, str]]
+SPLIT = SimpleNamespace(leader="lead", followers=["bank", "shop"], parties=["lead", "bank", "shop"])
+TASK = SimpleNamespace(leader="lead", followers=["bank", "shop"])
+CERTIFIED = ("--tls", "keys", "--patience", 9)
+
+
+class Reached(Exception):
+    """The watched function was called."""
+
+
+class Watched:
+    """Records the arguments of the calls of replaced functions, and ends the command there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._patch = monkeypatch
+
+    def __call__(self, path: str) -> None:
+        name = path.rpartition(".")[2]
+
+        def record(*arguments: Any, **named: Any) -> None:
+            self.calls.append((name, *arguments, *named.values()))
+            raise Reached
+
+        self._patch.setattr(path, record)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr("fedveil.link.tls.Credentials.read", lambda *asked: asked)
+    return Watched(monkeypatch)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, watched: Watched) -> list[tuple[Any, ...]]:
+    """The job or run, the party and the further arguments of each machine that a command makes."""
+    calls: list[tuple[Any, ...]] = []
+
+    def machine(source: Any, here: Callable[[Any], str], *more: Any) -> Any:
+        calls.append((source, here(TASK), *more[:-1]))
+        party, finished = calls[-1][1], source == Path("finished")
+        return SimpleNamespace(party=party, split=SPLIT, task=TASK, has_finished=finished)
+
+    monkeypatch.setattr("fedveil.vertical.remote.machine.Machine.new", machine)
+    monkeypatch.setattr("fedveil.vertical.remote.machine.Machine.reopened", machine)
+    monkeypatch.setattr("fedveil.vertical.task.notes_of", lambda task, party: [f"note: {party}"])
+    for name in ("lead", "follow", "serve"):
+        watched(f"fedveil.vertical.remote.sessions.{name}")
+    return calls
+
+
+def met(meeting: Meeting) -> tuple[Any, ...]:
+    return meeting.address, meeting.credentials, meeting.patience_s
+
+
+HERE = Address("127.0.0.1", 7)
+SECURE = (HERE, (Path("keys"), "lead", ["lead", "bank", "shop"]), 9)
+
+
+def test_a_leader_trains_and_resumes_as_asked(
+    command: Command, watched: Watched, made: list[tuple[Any, ...]]
+) -> None:
+    leader = ("vertical", "leader", "--listen", "127.0.0.1:7")
+    with pytest.raises(Reached):
+        command(*leader, *CERTIFIED, "--set", "epochs=3", "--out", "there")
+    job, party, out, begun = made.pop()
+    assert (job.epochs, party, out, begun) == (
+        3, "lead", Path("there"), "fedveil vertical leader",
+    )  # fmt: skip
+    (name, _, meeting) = watched.calls.pop()
+    assert (name, met(meeting)) == ("lead", SECURE)
+    with pytest.raises(Reached):
+        command(*leader, "--insecure", "--resume", "run")
+    assert made.pop() == (Path("run"), "lead")
+    assert met(watched.calls.pop()[2]) == (HERE, None, 600)
+    code, _, err = command(*leader, "--insecure", "--resume", "finished")
+    assert (code, "the run in finished has ended: use its model with" in err) == (1, True)
+
+
+def test_a_follower_trains_and_serves_as_asked(
+    command: Command, watched: Watched, made: list[tuple[Any, ...]]
+) -> None:
+    follower = ("vertical", "follower", "--connect", "127.0.0.1:7", "--party", "shop")
+    with pytest.raises(Reached):
+        command(*follower, *CERTIFIED, "--set", "epochs=3", "--out", "there")
+    job, party, out, begun = made.pop()
+    assert (job.epochs, party, out) == (3, "shop", Path("there"))
+    assert begun == "fedveil vertical follower"
+    (name, _, meeting) = watched.calls.pop()
+    assert (name, *met(meeting)) == ("follow", HERE, (Path("keys"), "shop", SECURE[1][2]), 9)
+    for run in ("run", "finished"):
+        with pytest.raises(Reached):
+            command(*follower, "--insecure", "--serve", run)
+        assert made.pop() == (Path(run), "shop")
+        assert watched.calls.pop()[0] == "serve"
+    for more in (("--set", "epochs=3"), ("--out", "there")):
+        code, _, err = command(*follower, "--insecure", "--serve", "run", *more)
+        assert (code, "--serve use the run's own job" in err) == (2, True)
+    assert (made, watched.calls) == ([], [])
+
+
+@pytest.mark.parametrize("purpose", ["evaluate", "predict", "generate"])
+def test_a_leader_looks_with_an_exchange_of_its_own(
+    purpose: str, command: Command, watched: Watched, made: list[tuple[Any, ...]]
+) -> None:
+    looking = ("vertical", purpose, "run", "--listen", "127.0.0.1:7", *CERTIFIED)
+    with pytest.raises(Reached):
+        command(*looking)
+    assert made == [(Path("run"), "lead")]
+    ((_, _, meeting, named, own),) = watched.calls
+    assert (met(meeting), named, own is None) == (SECURE, purpose, purpose == "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [((), "--tls DIR is missing"), (("--insecure", *CERTIFIED), "exclude each other")],
+)
+def test_a_link_is_secure_or_is_said_not_to_be(
+    more: tuple[Any, ...], said: str, command: Command, made: list[tuple[Any, ...]]
+) -> None:
+    code, _, err = command("vertical", "leader", "--listen", "127.0.0.1:7", *more)
+    assert (code, said in err) == (2, True)
+
+
+def test_certificates_are_valid_for_as_long_as_asked(command: Command, watched: Watched) -> None:
+    watched("fedveil.link.tls.write_certificates")
+    asked = ("vertical", "certificates", "there", "--party", "bank", "--party", "lead")
+    for more, days in ((("--days", 7), 7), ((), 825)):
+        with pytest.raises(Reached):
+            command(*asked, *more)
+        assert watched.calls.pop()[1:] == (Path("there"), ["bank", "lead"], days)
+
+
+def scorer(name: str) -> Any:
+    return SimpleNamespace(name=name, split=SPLIT, keep_account=lambda: None)
+
+
+def test_new_rows_are_scored_as_asked(command: Command, watched: Watched) -> None:
+    watched("fedveil.cli.vertical.one_process.predict_new")
+    with pytest.raises(Reached):
+        command(
+            "vertical", "predict", "run", "--data", "bank=a.csv", "--data", "lead=b.csv",
+            "--out", "there.npz", "--listen", "127.0.0.1:7", "--connect", "127.0.0.1:8",
+            "--most-ids", 33, *CERTIFIED,
+        )  # fmt: skip
+    assert watched.calls == [(
+        "predict_new", Path("run"), ["bank=a.csv", "lead=b.csv"], Path("there.npz"),
+        "127.0.0.1:7", "127.0.0.1:8", Path("keys"), False, 9, 33,
+    )]  # fmt: skip
+    with pytest.raises(InvalidValue, match="--listen is for the leader and --connect for a"):
+        new_rows.predict_new(Path(), [], Path("x.csv"), "a", "b", None, True, 9, None)
+
+
+def test_each_party_opens_its_own_bundle_and_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {Path("a"): "bank", Path("b"): "lead"}
+    read = lambda path: SimpleNamespace(  # noqa: E731
+        contents=SimpleNamespace(party=places[path]),
+        manifest=SimpleNamespace(contents=SPLIT.parties),
+    )
+    monkeypatch.setattr("fedveil.vertical.bundle.Bundle.read", read)
+    monkeypatch.setattr("fedveil.vertical.scoring.sources.bundles_in", lambda path: [*places])
+    monkeypatch.setattr("fedveil.link.tls.Credentials.read", lambda *asked: asked)
+    monkeypatch.setattr("fedveil.vertical.scoring.scorer.Scorer", lambda *made: made)
+    with ExitStack() as stack:
+        found = opened(Path("run"), ["lead=l.csv", "bank=k.csv"], stack, Path("keys"), 33)
+    for party, (bundle, file, _, own, _, most) in found.items():
+        assert places[bundle] == party
+        assert file == {"lead": "l.csv", "bank": "k.csv"}[party]
+        assert own == (Path("keys"), party, SPLIT.parties)
+        assert most == 33
+
+
+def test_a_party_listens_or_connects_by_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    lead, bank = scorer("lead"), scorer("bank")
+    assert only({"lead": lead}, leads=True) is lead
+    assert only({"bank": bank}, leads=False) is bank
+    with pytest.raises(InvalidValue, match="the bundle is of lead, which needs --listen"):
+        only({"lead": lead}, leads=False)
+    with pytest.raises(InvalidValue, match="the bundle is of bank, which needs --connect"):
+        only({"bank": bank}, leads=True)
+    with pytest.raises(InvalidValue, match="are for one party"):
+        only({"lead": lead, "bank": bank}, leads=True)
+    asked = meeting_of("--connect", "127.0.0.1:7", bank, None, True, 9)
+    assert met(asked) == (HERE, None, 9)
+    monkeypatch.setattr("fedveil.vertical.scoring.sources.Together", lambda held: held)
+    monkeypatch.setattr("fedveil.vertical.scoring.sources.Apart", lambda *made: made[:2])
+    with ExitStack() as stack:
+        both = {"lead": lead, "bank": bank}
+        assert source_of(both, None, None, True, 9, stack) == [lead, bank]
+        apart: Any = source_of({"lead": lead}, "127.0.0.1:7", None, True, 9, stack)
+    assert (apart[0], met(apart[1])) == (lead, (HERE, None, 9))
+
+
+def test_a_service_has_the_limits_that_were_asked_for(
+    command: Command, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("service.PredictionService", "sources.serve"):
+        watched(f"fedveil.vertical.scoring.{name}")
+    module, asked = "fedveil.cli.vertical.serve_predictions", list[Any]()
+    monkeypatch.setattr(
+        serve_predictions, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15,
+                                                     default_int_handler=None),
+    )  # fmt: skip
+    kept = {"lead": scorer("lead")}
+    monkeypatch.setattr(f"{module}.opened", lambda *made: asked.append(made) or kept)
+    source = SimpleNamespace(leader=kept["lead"])
+    monkeypatch.setattr(f"{module}.source_of", lambda *made: asked.append(made) or source)
+    service = ("vertical", "serve-predictions", "run", "--data", "a.csv", "--most-ids", 33)
+    listening = ("--http", "127.0.0.1:8", "--listen", "127.0.0.1:7")
+    with pytest.raises(Reached):
+        command(*service, *listening, "--queue", 5, "--guesses", 3, *CERTIFIED)
+    opening, sought = asked
+    assert (*opening[:2], *opening[3:]) == (Path("run"), ["a.csv"], Path("keys"), 33)
+    assert sought[:-1] == (kept, "127.0.0.1:7", Path("keys"), False, 9)
+    assert watched.calls.pop() == ("PredictionService", source, SECURE[1], 5, 3)
+    kept["bank"] = scorer("bank")
+    del kept["lead"]
+    with pytest.raises(Reached):
+        command(*service, "--connect", "127.0.0.1:7", "--insecure", "--patience", 9)
+    name, held, meeting = watched.calls.pop()
+    assert (name, held, *met(meeting)) == ("serve", kept["bank"], HERE, None, 9)
+    for more in ((), ("--http", "127.0.0.1:8", "--connect", "127.0.0.1:7")):
+        code, _, err = command(*service, "--insecure", *more)
+        assert (code, "the leader needs --http HOST:PORT, a follower" in err) == (2, True)

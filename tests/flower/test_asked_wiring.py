@@ -1,0 +1,164 @@
+"""What a question's client checks and charges, and what its server sends, whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil.base.message import encode
+from fedveil.errors import DeploymentError, MessageInvalid, RunStopped
+from fedveil.flower.records import addressed_records, common_record, from_addressed_records
+from fedveil.rounds.outcomes import Unreached
+from fedveil.statistics import flower_client, flower_server
+from fedveil.statistics.carriage import Participants, make_protection
+from fedveil.statistics.flower_client import Member, _answer, _charge
+from fedveil.statistics.flower_server import FlowerEngine, GridCarrier
+from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.schedule import Schedule, Step
+from flower_parts import context
+
+CLIENTS = 9
+WORDS = {"ask": "heavy_hitters", "column": "w", "alphabet": "abc", "length": 3, "most": 1}
+
+
+def file_of(protection: str, **more: Any) -> QuestionFile:
+    questions = {"n": {"ask": "count"}, "old": {"ask": "count", "where": "x > 3"}, "w": WORDS}
+    keys = {"protection": protection, "epsilon": 2.0, "clients": CLIENTS, "questions": questions}
+    return QuestionFile.read({**keys, **more}, [])
+
+
+class Reached(Exception):
+    """The watched function was called."""
+
+
+def config(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"client": 3, "state-folder": str(folder), "data": "own.csv", **more}
+
+
+def test_a_clients_settings_are_those_of_its_own_node(tmp_path: Path) -> None:
+    named = {"question": "q.yaml", "identity": "me.pem", "roster": "r.yaml", "max-epsilon": 2}
+    found = Member.of(config(tmp_path, **named), file_of("dp_encrypt"))
+    assert (found.client, found.data, found.max_epsilon) == (3, "own.csv", 2.0)
+    paths = found.question, found.identity, found.roster
+    assert paths == (Path("q.yaml"), Path("me.pem"), Path("r.yaml"))
+    with pytest.raises(DeploymentError, match=r"client = 9, a whole number in \[0, 9\)"):
+        Member.of({**config(tmp_path), "client": 9}, file_of("dp_encrypt"))
+
+
+@pytest.mark.parametrize("name", ["oue", "central_gaussian"])
+@pytest.mark.parametrize(("asked", "own"), [(9.0, 1.5), (1.5, 9.0), (None, 1.5), (1.5, None)])
+def test_a_client_charges_itself_up_to_the_smaller_limit(
+    name: str, asked: float | None, own: float | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    charged: list[Any] = []
+    account = SimpleNamespace(charge=lambda spending, limits: charged.append((spending, limits)))
+    monkeypatch.setattr(flower_client, "OwnLedger", lambda file: account)
+    monkeypatch.setattr(flower_client, "count_report", lambda file, *asked: charged.append(asked))
+    file = file_of(name, max_epsilon=asked, delta=3e-7)
+    member = Member.of(config(tmp_path, **({"max-epsilon": own} if own else {})), file)
+    schedule = Schedule(file)
+    rounds = 1 if file.local else schedule.rounds
+    protection = make_protection(file, 7, rounds, Participants(CLIENTS))
+    _charge(file, member, protection, schedule, {})
+    (spending, most), (spent, limits) = charged
+    assert spending == spent == protection.spending({})
+    assert (most, limits) == (rounds, [(1.5, 3e-7)])
+    assert schedule.rounds == 3
+
+
+def asked(file: QuestionFile, step: Step, client: int, folder: Path) -> Any:
+    common = common_record({"opening": True, **step.message()})
+    message: Any = SimpleNamespace(content=addressed_records(client, encode({}), common))
+    return _answer(file, message, context(103, {}, config(folder)))
+
+
+def test_a_client_answers_its_own_messages_in_its_own_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def protection(file: QuestionFile, *arguments: Any) -> None:
+        made.append(arguments)
+        raise Reached
+
+    monkeypatch.setattr(flower_client, "make_protection", protection)
+    for name, rounds in (("oue", 1), ("central_gaussian", 3)):
+        file = file_of(name)
+        schedule = Schedule(file)
+        with pytest.raises(MessageInvalid, match="for another client"):
+            asked(file, Step(1, prefixes_of(file, 1)), 4, tmp_path)
+        for number in range(1, schedule.rounds + 1):
+            step = Step(number, prefixes_of(file, number))
+            if 3 in schedule.cohort(step, CLIENTS):
+                with pytest.raises(Reached):
+                    asked(file, step, 3, tmp_path)
+                dimension, over, who = made.pop()
+                assert (dimension, over) == (schedule.layout(step).dimension, rounds)
+                assert (who.clients, who.simulated) == (CLIENTS, False)
+            else:
+                with pytest.raises(MessageInvalid, match=f"takes no part in round {number}"):
+                    asked(file, step, 3, tmp_path)
+
+
+def prefixes_of(file: QuestionFile, number: int) -> dict[str, Any]:
+    """Return prefixes that may be asked about in a round."""
+    schedule = Schedule(file)
+    if file.local and schedule.turns[number - 1].tree is None:
+        return {}
+    return {"w": [["ab"[: schedule.trees["w"].size(schedule._level("w", Step(number)))]]]}
+
+
+def test_a_message_goes_to_each_client_with_a_node_and_only_the_first_phase_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Any] = []
+
+    def exchange(grid: Any, outgoing: list[Any], timeout_s: float) -> Iterator[Any]:
+        sent.append((outgoing, timeout_s))
+        yield 1, None
+
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr(flower_server, "exchange", exchange)
+    members: Any = SimpleNamespace(node_of={2: 102, 5: 105})
+    step = Step(3, {"w": [["ab"]]})
+    carrier = GridCarrier(None, members, step, 4.5)  # type: ignore[arg-type]
+    messages = {number: {"own": number} for number in (2, 5, 7)}
+    for phase, opening in (("report", True), ("unmask", False)):
+        answers = list(carrier.ask(phase, messages))
+        assert answers == [Unreached(7), Unreached(5)]
+        outgoing, window_s = sent.pop()
+        assert window_s == 4.5
+        for message, client in zip(outgoing, (2, 5), strict=True):
+            addressee, own, common = from_addressed_records(message.content)
+            assert (addressee, own) == (client, {"own": client})
+            assert common == {"opening": opening, **step.message()}
+            metadata = message.metadata
+            assert (metadata.dst_node_id, metadata.message_type) == (100 + client, f"train.{phase}")
+            assert (metadata.ttl, metadata.group_id) == (304.5, "3")
+
+
+@pytest.mark.parametrize(("round", "here", "starts"), [(1, 8, False), (1, 9, True), (2, 4, True),
+                                                       (2, 3, False)])  # fmt: skip
+def test_all_clients_begin_and_a_later_round_needs_only_the_least(
+    round: int, here: int, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_server, "check_report", lambda protection: None)
+    engine: Any = object.__new__(FlowerEngine)
+    waited: list[Any] = []
+    engine._members = SimpleNamespace(wait_for=lambda *asked: waited.append(asked) or here)
+    engine._grid, engine._file = None, file_of("central_gaussian", answer_s=7.5)
+    engine.who = Participants(CLIENTS)
+    carriage: Any = SimpleNamespace(protection=SimpleNamespace(least_clients=4))
+    if starts:
+        assert isinstance(engine.carrier(Step(round), None, carriage), GridCarrier)
+    else:
+        with pytest.raises(RunStopped, match=f"{here} of 9 clients were .* answer_s = 7.5 s"):
+            engine.carrier(Step(round), None, carriage)
+    assert waited == [(range(CLIENTS), CLIENTS, 7.5)]

@@ -1,0 +1,67 @@
+"""When a follower dials again, how long it waits, and which refusals are final."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from fedveil.errors import FedveilError, PeerRefused
+from fedveil.link.dialer import Dialer
+from fedveil.link.link import Link
+
+
+class Waits:
+    """An event that is set after some waits, whose times it keeps."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.times = most, list[float]()
+
+    def is_set(self) -> bool:
+        return len(self.times) == self.most
+
+    def wait(self, seconds: float) -> None:
+        self.times.append(seconds)
+
+
+def test_the_pauses_double_up_to_a_second_and_begin_anew_after_a_stream() -> None:
+    dials = iter([False] * 6 + [True, False, False])
+    party: Any = SimpleNamespace(
+        _stopped=Waits(9), _link=Link("lead"), _dial=lambda: next(dials), _verdicts=["old"]
+    )
+    Dialer._keep(party)
+    assert party._stopped.times == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.1, 0.2, 0.4]
+    assert party._verdicts == []
+
+
+def test_three_equal_refusals_in_a_row_are_final() -> None:
+    party: Any = SimpleNamespace(_stopped=threading.Event(), _link=Link("lead"), _verdicts=[])
+    one, other = PeerRefused("one"), PeerRefused("other")
+    refusals: list[FedveilError | None] = [one, one, other, one, one, None, other, other]
+    for wrong in refusals:
+        Dialer._consider(party, wrong)
+        assert not party._link.is_over
+    Dialer._consider(party, other)
+    with pytest.raises(PeerRefused, match=r"^other$"):
+        party._link.receive()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "what listens at here:1 is no leader of fedveil"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "lead refuses: no"),
+        (grpc.StatusCode.UNAVAILABLE, None),
+    ],
+)
+def test_some_ends_of_a_stream_are_final(code: grpc.StatusCode, why: str | None) -> None:
+    party: Any = SimpleNamespace(_link=Link("lead"), _address="here:1")
+    error = SimpleNamespace(code=lambda: code, details=lambda: "no")
+    assert Dialer._why(party, error) == "no"
+    assert party._link.is_over == (why is not None)
+    if why is not None:
+        with pytest.raises(PeerRefused, match=f"^{why}$"):
+            party._link.receive()
