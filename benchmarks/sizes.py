@@ -15,10 +15,10 @@ not counted. Takes about three minutes for 11 million parameters and twenty for 
 
 `rounds`: whole rounds of the simulator: ten clients with 50 images of CIFAR's shape and ResNet-18
 with group norm (11 million parameters), or with a few windows of text and a transformer of 125
-million. `medium` is a transformer of 354 million. The data are synthetic. Prints the seconds of
-the last round. There is one process, and torch has one thread, also for the peers in
-requirements-peers.txt, which do the same work unprotected. `--clients` of the ten take part. With
-`--precision bfloat16` clients train in mixed precision.
+million (`transformer`) or 354 million parameters (`medium`). The data are synthetic. Prints the
+seconds of the last round without its evaluation. There is one process, and torch has one thread,
+also for the peers in requirements-peers.txt, which do the same work unprotected. `--clients` of the
+ten take part. With `--precision bfloat16` clients train in mixed precision.
 
 `reports`: the processor time of one client's report without masks, and of the server's adding it,
 for each parameter of a model of `--parameters`.
@@ -218,9 +218,11 @@ def rounds(position: str, model: str, count: int, precision: str, clients: int) 
 
 
 def seconds(record: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of a round, in all and by part."""
+    """Return the seconds of a round without its evaluation, in all and by part."""
     parts = ("round", "training", "protection", "aggregation")
-    return {f"{part}_s": record[f"seconds_{part}"] for part in parts}
+    found = {f"{part}_s": record[f"seconds_{part}"] for part in parts}
+    found["round_s"] -= record["seconds_evaluation"]
+    return found
 
 
 def peer_rounds(python: str, script: str, model: str, count: int, clients: int) -> dict[str, Any]:
