@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.base import reused_memory
 from fedveil.base.array_types import Array
+from fedveil.base.packing import pack
 
 MANY = (1 << 22) + 77
 
@@ -59,3 +60,18 @@ def test_nothing_is_kept_unless_a_run_asks_for_it() -> None:
     reused_memory.stop_reusing()
     reused_memory.empty(MANY, np.uint8)
     assert not reused_memory._blocks
+
+
+@pytest.mark.parametrize("width", [23, 32])
+def test_packed_numbers_have_no_trace_of_the_memory_before(width: int) -> None:
+    numbers = np.arange(1_500_003) * 5 % 8_000_009
+    fresh = pack(numbers, 0, width)
+    reused_memory.start_reusing()
+    used = reused_memory.empty(len(fresh) + 8, np.uint8)
+    used.fill(255)
+    at = place(used)
+    del used
+    again = pack(numbers, 0, width)
+    reused_memory.stop_reusing()
+    assert place(again) == at
+    np.testing.assert_array_equal(again, fresh)
