@@ -39,8 +39,16 @@ def resnet18(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def transformer(shape: Sequence[int], outputs: int) -> nn.Module:
-    """Return a decoder of GPT-2's small size with 25,000 untied tokens: 123,505,152 parameters."""
+    """Return a decoder of GPT-2's small size with 25,000 untied tokens: 124,439,808 parameters."""
     return _Decoder()
+
+
+def medium(shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return a decoder of GPT-2's medium size with 25,000 untied tokens: 353,576,960 parameters."""
+    return _Decoder(1024, 24, 16)
+
+
+medium_data = transformer_data
 
 
 def _norm(channels: int) -> nn.Module:
@@ -63,16 +71,16 @@ class _Block(nn.Module):
 
 
 class _Decoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS, heads: int = HEADS) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Embedding(CONTEXT, WIDTH)
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(CONTEXT, width)
         layer = nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.out = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ahead = nn.Transformer.generate_square_subsequent_mask(x.shape[1])

@@ -1,8 +1,9 @@
 """The time and memory that large models take of a client and of the server, under each protection.
 
     python benchmarks/sizes.py halves [--parameters N ...] [--clients N] [--positions NAME ...]
-    python benchmarks/sizes.py rounds [--model resnet18|transformer] [--rounds N] [--positions ...]
-                                      [--precision bfloat16] [--peers peers/bin/python]
+    python benchmarks/sizes.py rounds [--model resnet18|transformer|medium] [--rounds N]
+                                      [--clients N] [--positions ...] [--precision bfloat16]
+                                      [--peers peers/bin/python]
     python benchmarks/sizes.py reports [--parameters N ...] [--positions NAME ...]
     python benchmarks/sizes.py deployed [--model ...] [--clients N] [--positions ...]
 
@@ -14,9 +15,10 @@ not counted. Takes about three minutes for 11 million parameters and twenty for 
 
 `rounds`: whole rounds of the simulator: ten clients with 50 images of CIFAR's shape and ResNet-18
 with group norm (11 million parameters), or with a few windows of text and a transformer of 125
-million. The data are synthetic. There is one process with one thread, also for the peers in
-requirements-peers.txt, which do the same work unprotected. With `--precision bfloat16` clients
-train in mixed precision.
+million (`transformer`) or 354 million parameters (`medium`). The data are synthetic. Prints the
+seconds of the last round without its evaluation. There is one process, and torch has one thread,
+also for the peers in requirements-peers.txt, which do the same work unprotected. `--clients` of the
+ten take part. With `--precision bfloat16` clients train in mixed precision.
 
 `reports`: the processor time of one client's report without masks, and of the server's adding it,
 for each parameter of a model of `--parameters`.
@@ -44,6 +46,7 @@ import numpy as np
 import yaml
 
 import fedveil
+from fedveil.base import reused_memory
 from fedveil.base.message import decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.entropy import Seeded
@@ -86,15 +89,18 @@ def _status(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def job_of(position: str, clients: int, rounds: int = 1, **blocks: Any) -> Job:
-    """Return a job whose clients all take part in every round."""
+def job_of(
+    position: str, clients: int, rounds: int = 1, among: int | None = None, **blocks: Any
+) -> Job:
+    """Return a job with `clients` clients in every round, of `among` clients (default: all)."""
+    among = among or clients
     protection: dict[str, Any] = {"name": position}
     if position in ("pw_encrypt", "distributed_dp"):
         protection[position] = {"reconstruct_secrets_threshold": 6 * clients // 10}
         if position == "distributed_dp":
             protection[position]["dropout_tolerance"] = 0.0
     return Job(
-        name=position, rounds=rounds, clients={"number": clients, "fraction": 1.0},
+        name=position, rounds=rounds, clients={"number": among, "fraction": clients / among},
         protection=protection, **blocks,
     )  # fmt: skip
 
@@ -145,7 +151,11 @@ def halves(position: str, parameters: int, clients: int) -> dict[str, Any]:
 
 
 def reports(position: str, parameters: int) -> tuple[float, float]:
-    """Return the least CPU seconds of a report and of adding it, of two clients without masks."""
+    """Return the least CPU seconds of a report and of adding it, of two clients without masks.
+
+    As in a simulation, the second report reuses the first one's memory.
+    """
+    reused_memory.start_reusing()
     protection = make_protection(job_of(position, 10, simulation={"masks": False}), parameters)
     draw = Seeded(0, "model").generator()
     model, update = (draw.normal(0, s, parameters).astype(np.float32) for s in (0.05, 1e-3))
@@ -159,6 +169,8 @@ def reports(position: str, parameters: int) -> tuple[float, float]:
         began = time.thread_time()
         server.receive(client, report)
         added.append(time.thread_time() - began)
+        del report
+    reused_memory.stop_reusing()
     return min(made), min(added)
 
 
@@ -185,33 +197,42 @@ def work(model: str, precision: str = "float32") -> dict[str, Any]:
     }
 
 
-def rounds(position: str, model: str, count: int, precision: str) -> dict[str, Any]:
-    """Run whole rounds in this process. Returns the seconds by part, and the process's memory."""
+def rounds(position: str, model: str, count: int, precision: str, clients: int) -> dict[str, Any]:
+    """Run whole rounds in this process.
+
+    Returns the seconds of the last round by part, its CPU seconds on all cores, and the process's
+    memory.
+    """
     sys.path.insert(0, str(HERE))
     every = {"evaluation": {"every": count}, "simulation": {"workers": 0}}
-    job = job_of(position, 10, count, **work(model, precision), **every)
+    job = job_of(position, clients, count, 10, **work(model, precision), **every)
+    ends = [0.0]
     with tempfile.TemporaryDirectory() as folder:
-        run = fedveil.simulate(job, Path(folder) / "run")
+        out = Path(folder) / "run"
+        run = fedveil.simulate(job, out, progress=lambda _: ends.append(time.process_time()))
     return {
         **seconds(run.metrics[-1]),
+        "cpu_s": ends[-1] - ends[-2],
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
 def seconds(record: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of a round, in all and by part."""
+    """Return the seconds of a round without its evaluation, in all and by part."""
     parts = ("round", "training", "protection", "aggregation")
-    return {f"{part}_s": record[f"seconds_{part}"] for part in parts}
+    found = {f"{part}_s": record[f"seconds_{part}"] for part in parts}
+    found["round_s"] -= record["seconds_evaluation"]
+    return found
 
 
-def peer_rounds(python: str, script: str, model: str, count: int) -> dict[str, Any]:
+def peer_rounds(python: str, script: str, model: str, count: int, clients: int) -> dict[str, Any]:
     """Run the rounds of an unprotected peer.
 
     Returns the median, and its processes' memory in all.
     """
     examples, batch = (50, 10) if model == "resnet18" else (2, 2)
     of = last_line(
-        python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", 10,
+        python, HERE / "peers" / script, "--model", model, "--clients", 10, "--per-round", clients,
         "--examples", examples, "--batch", batch, "--lr", 0.01, "--workers", 1,
         "--warmup", 1, "--rounds", count, "--limit", 3600,
     )  # fmt: skip
@@ -283,8 +304,8 @@ def one(kind: str, position: str, *more: str) -> dict[str, Any]:
         parameters, clients = map(int, more)
         halves(position, 5_000, clients)  # loads and compiles the code
         return halves(position, parameters, clients)
-    model, count, precision = more
-    return rounds(position, model, int(count), precision)
+    model, count, precision, clients = more
+    return rounds(position, model, int(count), precision, int(clients))
 
 
 def show_halves(asked: argparse.Namespace) -> bool:
@@ -305,14 +326,16 @@ def show_halves(asked: argparse.Namespace) -> bool:
 
 def show_rounds(asked: argparse.Namespace) -> bool:
     """Print a row for each protection, and one for each peer."""
-    head("model", "position", "round, s", "training", "protection", "aggregation", "memory, MB")
+    parts_of = ("round, s", "training", "protection", "aggregation", "CPU, s", "memory, MB")
+    head("model", "position", *parts_of)
     for model in asked.model:
         for position in asked.positions:
-            of = alone("rounds", position, model, asked.rounds, asked.precision)
+            of = alone("rounds", position, model, asked.rounds, asked.precision, asked.clients)
             row(model, position, *parts(of), f"{of['memory_mb']:,.0f}")
-        for script in PEERS if asked.peers else ():
-            of = peer_rounds(asked.peers, script, model, asked.rounds)
-            row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", f"{of['memory_mb']:,.0f}")
+        for script in asked.scripts if asked.peers else ():
+            of = peer_rounds(asked.peers, script, model, asked.rounds, asked.clients)
+            held = f"{of['memory_mb']:,.0f}"
+            row(model, of["peer"], f"{of['round_s']:.1f}", "", "", "", "", held)
     return True
 
 
@@ -364,6 +387,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--peers", help="the Python of an environment with the peers")
+    parser.add_argument("--scripts", nargs="+", default=list(PEERS), help="the peers to run")
     asked = parser.parse_args()
     if asked.what == "one":
         print(json.dumps(one(*asked.rest)))

@@ -93,6 +93,8 @@ class Entropy(ABC):
             count = min(left - 15, _LAST_BLOCK_BYTES) // 16 * 16
             self._keystream.write(target[done : done + count + 15], count)
             done += count
+        if done:  # a small block for the rest, or the next large read would come from the buffer
+            self._block = self._position = 0
         return done
 
     def _after_fork(self) -> None:

@@ -73,3 +73,25 @@ def test_an_error_in_the_other_thread_ends_the_run(
     monkeypatch.setattr(ClientSide, "_report", fails)
     with pytest.raises(OSError, match="planted"):
         run("oue", tmp_path / "run", 2, monkeypatch)
+
+
+@pytest.mark.parametrize("protection", ["pw_encrypt", "dp_encrypt"])
+def test_the_training_thread_makes_reports_that_still_wait_at_the_end(
+    protection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helped, report = threading.Event(), ClientSide._report
+
+    def in_turn(self: ClientSide, *given: Any) -> Any:
+        """Make a report. The other thread makes none before the training thread has made one."""
+        if threading.current_thread() is threading.main_thread():
+            helped.set()
+        assert helped.wait(10)
+        return report(self, *given)
+
+    one, _ = run(protection, tmp_path / "one", 1, monkeypatch)
+    helped.clear()
+    monkeypatch.setattr(in_process, "_WAITING", 100)
+    monkeypatch.setattr(ClientSide, "_report", in_turn)
+    two, both = run(protection, tmp_path / "two", 2, monkeypatch)
+    assert one == two
+    assert both == {"MainThread", "reports"}

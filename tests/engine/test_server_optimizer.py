@@ -62,6 +62,27 @@ def test_a_restored_optimizer_goes_on_with_the_same_bytes(name: str) -> None:
         weights = one
 
 
+@pytest.mark.parametrize("name", ["none", "momentum", "adagrad", "adam", "yogi"])
+def test_a_step_in_place_gives_the_same_bytes_or_changes_nothing(name: str) -> None:
+    settings = ServerSettings(optimizer=name, lr=0.3)  # type: ignore[arg-type]
+    count = 140_001  # three parts, the last of which is odd
+    trainable = np.arange(count) % 7 != 3
+    apart, within = (ServerOptimizer(settings, trainable) for _ in range(2))
+    weights = np.linspace(-1, 1, count, dtype=np.float32)
+    place = weights.copy()
+    for turn in range(2):
+        mean = np.cos(np.arange(count) + turn)
+        weights = apart.step(weights, mean, 0.4)
+        assert within.step(place, mean, 0.4, in_place=True) is place
+        assert place.tobytes() == weights.tobytes()
+    before = {key: moment.copy() for key, moment in within.state().items()}
+    mean[-1] = np.inf
+    with pytest.raises(RoundVoid, match="not finite"):
+        within.step(place, mean, 0.4, in_place=True)
+    assert place.tobytes() == weights.tobytes()
+    assert all((within.state()[key] == moment).all() for key, moment in before.items())
+
+
 def test_another_optimizers_state_is_refused() -> None:
     optimizer = ServerOptimizer(ServerSettings(optimizer="adam"), np.ones(1, np.bool_))
     with pytest.raises(MessageInvalid, match=r"another server\.optimizer"):

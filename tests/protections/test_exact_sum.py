@@ -143,9 +143,13 @@ def test_the_compiled_loop_looks_at_every_block(place: int | None, bad: float) -
     assert (sums[0] == np.arange(10_000)).all() == (place is not None)
 
 
-@pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
-def test_a_term_that_is_refused_or_large_at_any_place(place: int) -> None:
-    """Terms are added block by block. The blocks that were added first are undone."""
+@pytest.mark.parametrize("long", [1, 1 << 22])
+@pytest.mark.parametrize("place", [0, 4095, 4999, 5000, 9999])
+def test_a_term_that_is_refused_or_large_at_any_place(
+    place: int, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terms are added block by block, and long ones by two threads. What was added is undone."""
+    monkeypatch.setattr(exact_sum, "_LONG", long)
     ordinary = np.linspace(-3, 3, 10_000, dtype=np.float32)
     five_times = ordinary.astype(np.float64) * 5
     running = ExactSum(10_000)

@@ -10,7 +10,7 @@ import pytest
 from fedveil.base import packing
 from fedveil.base.kernels import HAVE_NUMBA
 from fedveil.entropy import Seeded
-from fedveil.mechanisms.exact import discrete_gaussian
+from fedveil.mechanisms.exact import discrete_gaussian, gaussian_loops
 from fedveil.mechanisms.unary import bit_flips, rounding
 from fedveil.secagg import fixed_point, shamir
 from fenced import fenced
@@ -126,7 +126,7 @@ def test_cells_are_added_and_what_words_leave_open_is_listed(variance: int) -> N
     listed = np.zeros(LENGTH, np.int32)
     for kind in (np.int64, np.int32):
         count, (*_, found) = same(
-            discrete_gaussian._add_cells, words, thresholds, guide, np.ones(LENGTH, kind), listed
+            gaussian_loops.add_cells, words, thresholds, guide, np.ones(LENGTH, kind), listed
         )
         assert {7, *range(0, LENGTH, 50)} <= {*found[:count].tolist()}
 

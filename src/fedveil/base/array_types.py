@@ -26,13 +26,15 @@ _PART = 1 << 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def into_floats(numbers: Int64s, unit: float = 1.0) -> Float64s:
-    """Return `numbers` times `unit` as float64. The result overwrites the memory of `numbers`."""
+def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Float64s:
+    """Return numbers * unit / divisor as float64. The result overwrites the memory of `numbers`."""
     if numbers.dtype != np.int64:
-        return numbers.astype(np.float64) * unit
-    floats = numbers.view(np.float64)
+        return numbers.astype(np.float64) * unit / divisor
+    floats, scratch = numbers.view(np.float64), np.empty(min(len(numbers), _PART))
     for start in range(0, len(numbers), _PART):
-        floats[start : start + _PART] = numbers[start : start + _PART].astype(np.float64) * unit
+        part = numbers[start : start + _PART]
+        np.multiply(part, unit, out=scratch[: len(part)])
+        np.divide(scratch[: len(part)], divisor, out=floats[start : start + _PART])
     return floats
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Int64s, Uint8s, Uint64s
 from fedveil.base.kernels import compiled
 
@@ -32,18 +33,16 @@ def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Subtract `lowest` from every value, and pack the results in `width` bits each (1 to 64)."""
-    words = np.zeros((len(values) * width + 63) // 64, "<u8")
-    _pack(values, lowest, width, words)
-    return words.view(np.uint8)[: packed_size(len(values), width)]
+    """Subtract `lowest` from every value, and pack the lowest `width` bits of each (1 to 64)."""
+    return pack_parts(len(values), lowest, width, lambda part: values[part])
 
 
 def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Whole]) -> Uint8s:
-    """Subtract `lowest` from each of `count` numbers, and pack the results in `width` bits each.
+    """Subtract `lowest` from each of `count` numbers, and pack the lowest `width` bits of each.
 
     `make` returns the numbers of one slice. It is called for one slice after another.
     """
-    words = np.zeros((count * width + 63) // 64, "<u8")
+    words = reused_memory.empty((count * width + 63) // 64, "<u8")
     for part in parts(count):
         _pack(make(part), lowest, width, words[part.start // 64 * width :])
     return words.view(np.uint8)[: packed_size(count, width)]
@@ -57,7 +56,7 @@ def parts(count: int) -> Iterator[slice]:
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:
     """Return `count` numbers, computed in parts. `make` returns the numbers of one slice."""
-    out = np.empty(count, np.int64)
+    out = reused_memory.empty(count, np.int64)
     for part in parts(count):
         out[part] = make(part)
     return out
@@ -129,10 +128,10 @@ def _pack_numpy(values: _Whole, lowest: int, width: int, words: Uint64s) -> None
 
 @compiled(_pack_numpy)
 def _pack(values: _Whole, lowest: int, width: int, words: Uint64s) -> None:
-    held = np.uint64(0)
+    held, mask = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
     bits = word = 0
     for i in range(len(values)):
-        value = np.uint64(np.int64(values[i]) - lowest)
+        value = np.uint64(np.int64(values[i]) - lowest) & mask
         held |= value << np.uint64(bits)
         bits += width
         if bits >= 64:

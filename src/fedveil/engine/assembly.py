@@ -207,7 +207,9 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
     Under SCAFFOLD and FedCM, one zero per weight follows: the initial control variate or direction.
     """
     weights = layout.vector()
-    return np.concatenate([weights, np.zeros_like(weights)][: job.training.sent_vectors])
+    if job.training.sent_vectors == 1:
+        return weights
+    return np.concatenate([weights, np.zeros_like(weights)])
 
 
 def make_way(job: Job, model: nn.Module) -> Way:

@@ -27,6 +27,7 @@ class Faulty(Executor):
 
     def __init__(self, executor: Executor, job: Job, protection: Protection) -> None:
         self._executor = executor
+        self.beside_server = executor.beside_server
         self._job = job
         self._protection = protection
         self._silent: Mapping[ClientId, str] = {}

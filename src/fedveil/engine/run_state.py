@@ -26,7 +26,7 @@ class RunState:
         self.done = 0
         self.weights = start_vector(parts.job, parts.test.layout)
         #: The first weights of a language model, which the run's end compares with the last.
-        self.first = None if text_form(parts.job) is None else self.weights
+        self.first = None if text_form(parts.job) is None else self.weights.copy()
         self.protection = parts.protection.initial_state()
         self.ledger = Ledger(adaptive=parts.protection.adaptive)
         self.summed = SummedReports(parts.job)
@@ -37,7 +37,8 @@ class RunState:
             self._parts.canaries.saw(aggregate)
         summed = aggregate.reports if aggregate.divisor is None else aggregate.divisor
         share = summed / (self._parts.job.clients.number or 1)
-        self.weights = self._parts.optimizer.step(self.weights, aggregate.update, share)
+        step = self._parts.optimizer.step
+        self.weights = step(self.weights, aggregate.update, share, in_place=True)
         self.protection = aggregate.state
         return aggregate.reports
 

@@ -43,29 +43,47 @@ class ServerOptimizer:
             self._moments["v"] = np.full(size, settings.tau**2)
 
     def step(
-        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
+        self,
+        weights: npt.NDArray[np.float32],
+        aggregate: Vector,
+        share: float = 1.0,
+        *,
+        in_place: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """Return the new global weights.
+        """Return the new global weights. With `in_place`, they may overwrite `weights`.
 
         `share` is the fraction of all clients whose reports are in `aggregate`. Raises `RoundVoid`
         and changes nothing if a weight or moment would not be finite.
         """
-        new = np.empty(len(aggregate), np.float32)
-        moments = {name: np.empty_like(moment) for name, moment in self._moments.items()}
-        with np.errstate(over="ignore", invalid="ignore"):
+        new = weights if in_place else np.empty_like(weights)
+        moments = self._moments
+        if not in_place:
+            moments = {name: np.empty_like(moment) for name, moment in moments.items()}
+        # In place, nothing is written before all is known to be finite.
+        for writes in (False, True) if in_place else (True,):
             for part in parts(len(new)):
-                before = {name: moment[part] for name, moment in self._moments.items()}
-                moved, after = self._direction(aggregate[part], share, before)
-                if not self._only_parameters:
-                    moved = np.where(self._trainable[part], moved, aggregate[part])
-                np.add(weights[part], moved, out=new[part], casting="same_kind")
-                for name, values in after.items():
-                    moments[name][part] = values
-                found: list[npt.NDArray[Any]] = [new[part], *after.values()]
-                if not all(np.isfinite(values).all() for values in found):
-                    raise RoundVoid("report", 0, 0, "the resulting model is not finite")
+                moved, after = self._moved(weights, aggregate, share, part)
+                if writes:
+                    new[part] = moved
+                    for name, values in after.items():
+                        moments[name][part] = values
         self._moments = moments
         return new
+
+    def _moved(
+        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float, part: slice
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Vector]]:
+        """Return the new weights and moments of a slice. Raises `RoundVoid` if one is infinite."""
+        before = {name: moment[part] for name, moment in self._moments.items()}
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved, after = self._direction(aggregate[part], share, before)
+            if not self._only_parameters:
+                moved = np.where(self._trainable[part], moved, aggregate[part])
+            new = np.add(weights[part], moved, dtype=np.float64).astype(np.float32)
+        found: list[npt.NDArray[Any]] = [new, *after.values()]
+        if not all(np.isfinite(values).all() for values in found):
+            raise RoundVoid("report", 0, 0, "the resulting model is not finite")
+        return new, after
 
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
@@ -122,7 +140,12 @@ class VariateOptimizer(ServerOptimizer):
         self._unit = unit
 
     def step(
-        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
+        self,
+        weights: npt.NDArray[np.float32],
+        aggregate: Vector,
+        share: float = 1.0,
+        *,
+        in_place: bool = False,
     ) -> npt.NDArray[np.float32]:
         size = len(self._trainable)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -136,7 +159,12 @@ class DirectedOptimizer(ServerOptimizer):
     """FedCM: updates the model, and appends the aggregate to the weights. Clients get both."""
 
     def step(
-        self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float = 1.0
+        self,
+        weights: npt.NDArray[np.float32],
+        aggregate: Vector,
+        share: float = 1.0,
+        *,
+        in_place: bool = False,
     ) -> npt.NDArray[np.float32]:
         new = super().step(weights[: len(aggregate)], aggregate, share)
         direction = np.where(self._trainable, aggregate, 0).astype(np.float32)

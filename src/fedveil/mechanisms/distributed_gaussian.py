@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import (
     Array,
     Float32s,
@@ -219,7 +220,8 @@ class DistributedGaussian(NoiseShares):
         """
         vector = np.ascontiguousarray(finite_vector("update", vector), np.float32)
         factor = min(1 / self.step, stretch(vector, self.radius))
-        numbers: Signed = np.empty(self.length, np.int32 if self.bits <= 32 else np.int64)
+        kind = np.int32 if self.bits <= 32 else np.int64
+        numbers: Signed = reused_memory.empty(self.length, kind)
         for _ in range(_TRIES):
             if self._round(vector, factor, signs, numbers, entropy) <= self.limit:
                 return numbers
@@ -318,9 +320,7 @@ class DistributedSum(NoiseShares):
         return numbers
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        values = into_floats(total)
-        values *= self.step / shares
-        return values
+        return into_floats(total, self.step / shares)
 
 
 def _blocks(dimension: int) -> list[int]:

@@ -224,16 +224,21 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
-    """Return a function that returns any slice of the result of `clip_to_grid`."""
+    """Return a function that returns any slice of the result of `clip_to_grid`.
+
+    A slice is valid until the next one is made.
+    """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all
     # entries are rounded again.
     radius = clip / step
     limit = math.floor((Fraction(clip) / Fraction(step)) ** 2)
     factor = min(1 / step, stretch(vector, radius))
+    longest = max((part.stop - part.start for part in parts(len(vector))), default=0)
+    room = np.empty(longest, np.int64)
 
     def rounded(part: slice) -> tuple[Int64s, int]:
-        multiples = np.empty(part.stop - part.start, np.int64)
+        multiples = room[: part.stop - part.start]
         return multiples, _round_to_grid(vector[part], factor, multiples)
 
     while sum(rounded(part)[1] for part in parts(len(vector))) > limit:

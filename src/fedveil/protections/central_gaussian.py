@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Float64s, Int32s, Int64s, into_floats
 from fedveil.base.message import Message, encoded_bytes, only_fields
 from fedveil.base.packing import add
@@ -214,7 +215,7 @@ class CentralGaussianServerRound(OneReportRound):
     def __init__(self, protection: CentralGaussian, context: RoundContext) -> None:
         super().__init__(context)
         self._protection = protection
-        self._sum = np.zeros(protection.clipping.length, np.int64)
+        self._sum = reused_memory.zeros(protection.clipping.length, np.int64)
         # With secret cohorts, even the existence of a report is a secret.
         self.may_be_empty = protection.context.poisson
 
@@ -235,10 +236,8 @@ class CentralGaussianServerRound(OneReportRound):
     def _aggregate(self) -> Aggregate:
         protection, job = self._protection, self._protection.context
         protection.noise.add_to(self._sum, protection.noise_entropy(self._context.round))
-        mean = into_floats(self._sum)
-        mean *= protection.noise.step
         divisor = job.clients_per_round if job.poisson else self.reports
-        mean /= divisor
+        mean = into_floats(self._sum, protection.noise.step, divisor)
         aggregate = protection.clipping.aggregate(mean, self.reports, self._context.state)
         return replace(aggregate, divisor=divisor)
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedveil.base.array_types import into_floats
+from fedveil.base import reused_memory
+from fedveil.base.array_types import Int64s, into_floats
 from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take_array
 from fedveil.base.packing import add
 from fedveil.entropy import Entropy
@@ -190,9 +191,8 @@ class DPEncryptServerRound(OneReportRound):
         self._sum.merge(other._sum)
 
     def _aggregate(self) -> Aggregate:
-        mean = self._sum.value()
-        mean *= self._form.step
-        mean /= self.reports
+        mean = self._sum.value(self.reports)
+        mean *= self._form.step  # a power of two, or 1
         return Aggregate(mean, self.reports)
 
 
@@ -253,7 +253,12 @@ class _GridForm(GridReport):
 
     def write(self, update: Update, entropy: Entropy) -> dict[str, Value]:
         draw = self._mechanism.drawing(update, entropy)
-        return self.written_parts(lambda part: np.clip(draw(part), -self.limit, self.limit))
+
+        def limited(part: slice) -> Int64s:
+            multiples = draw(part)
+            return np.clip(multiples, -self.limit, self.limit, out=multiples)
+
+        return self.written_parts(limited)
 
     def fold(self, message: Message, into: Sum) -> None:
         if isinstance(into, _WholeSum):
@@ -308,7 +313,7 @@ class _WholeSum:
     """A sum of int32 vectors. It is exact and independent of the order of the vectors."""
 
     def __init__(self, length: int) -> None:
-        self.total = np.zeros(length, np.int64)
+        self.total = reused_memory.zeros(length, np.int64)
 
     def add(self, vector: npt.NDArray[np.int32], weight: int = 1) -> None:
         add(vector if weight == 1 else weight * vector, self.total)
@@ -316,5 +321,5 @@ class _WholeSum:
     def merge(self, other: _WholeSum) -> None:
         self.total += other.total
 
-    def value(self) -> npt.NDArray[np.float64]:
-        return into_floats(self.total)
+    def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
+        return into_floats(self.total, divisor=divisor)

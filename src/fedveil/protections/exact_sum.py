@@ -7,11 +7,13 @@ the running sums of several servers merge to the same bytes.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import into_floats
 from fedveil.base.kernels import compiled
 
@@ -23,6 +25,8 @@ MAX_TERMS = 1 << 22
 #: Up to 2^9 terms below 2^9, with their binary places, fit in 62 bits.
 _NEAR_MAGNITUDE = 2.0**9
 _NEAR_TERMS = 1 << 9
+#: From this many entries on, adding takes much longer than starting a thread.
+_LONG = 1 << 22
 _SIGNLESS = np.uint32(0x7FFFFFFF)
 
 
@@ -31,7 +35,7 @@ class ExactSum:
 
     def __init__(self, length: int) -> None:
         self.terms = 0
-        self._near = np.zeros(length, np.int64)
+        self._near = reused_memory.zeros(length, np.int64)
         self._near_terms = 0
         self._far: _WideSum | None = None
 
@@ -41,7 +45,7 @@ class ExactSum:
         if self._near_terms == _NEAR_TERMS:
             self._move_away()
         limit = _pattern(_NEAR_MAGNITUDE / weight)
-        if _add_below(self._near, vector, weight * 2.0**PLACES, limit):
+        if _add_by_halves(self._near, vector, weight * 2.0**PLACES, limit):
             self._near_terms += 1
         elif largest_magnitude(vector) * weight <= MAX_MAGNITUDE:
             self._wide().add(vector.astype(np.float64) * weight)
@@ -59,12 +63,12 @@ class ExactSum:
             self._wide().merge(other._far)
         self.terms += other.terms
 
-    def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum as float64. Call it once, at the end: it overwrites the sum's memory."""
+    def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
+        """Return the sum divided by `divisor`. Call it once, at the end: it overwrites the sum."""
         if self._far is None:
-            return into_floats(self._near, 2.0**-PLACES)
+            return into_floats(self._near, 2.0**-PLACES, divisor)
         self._move_away()
-        return self._far.value()
+        return self._far.value() / divisor
 
     def _claim(self, terms: int) -> None:
         if self.terms + terms > MAX_TERMS:
@@ -137,6 +141,25 @@ def _largest_pattern(patterns: npt.NDArray[np.uint32]) -> int:
 def _pattern(value: float) -> np.uint32:
     """Return the bits of a float32 >= 0 as an integer, which grows with the float."""
     return np.uint32(np.array(value, np.float32).view(np.uint32))
+
+
+def _add_by_halves(
+    units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
+) -> bool:
+    """Do what `_add_below` does. For a long vector, a second thread does half of it."""
+    if len(units) < _LONG:
+        return _add_below(units, vector, factor, limit)
+    middle = len(units) // 2
+    halves = [(units[part], vector[part]) for part in (slice(middle), slice(middle, None))]
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(_add_below, *halves[0], factor, limit)
+        added = [_add_below(*halves[1], factor, limit), other.result()]
+    if all(added):
+        return True
+    for done, half in zip(added, reversed(halves), strict=True):
+        if done:
+            _move(*half, -factor)
+    return False
 
 
 def _add_below_numpy(

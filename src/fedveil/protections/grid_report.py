@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Int64s, Uint8s
 from fedveil.base.message import Message, Value, take, take_array
 from fedveil.base.packing import add_within, pack_parts, packed_size, unpack
@@ -52,7 +53,8 @@ class GridReport:
 
     def read(self, message: Message) -> npt.NDArray[Any]:
         """Return an untrusted report's values in steps. Raises an error if a field is wrong."""
-        multiples, packed = np.empty(self._dimension, self._kind), self._packed(message)
+        packed = self._packed(message)
+        multiples = reused_memory.empty(self._dimension, self._kind)
         if not unpack(packed, -self.limit, self.limit, self.width, multiples):
             raise MessageInvalid(_BEYOND)
         return multiples

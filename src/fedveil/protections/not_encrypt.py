@@ -129,9 +129,7 @@ class NotEncryptServerRound(OneReportRound):
         self._total += other._total
 
     def _aggregate(self) -> Aggregate:
-        mean = self._sum.value()
-        mean /= self._total
-        return Aggregate(mean, self.reports)
+        return Aggregate(self._sum.value(self._total), self.reports)
 
 
 class NotEncryptClientRound(OneReportClient):

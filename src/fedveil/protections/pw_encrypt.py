@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from fedveil.base import reused_memory
 from fedveil.base.message import Message
+from fedveil.base.packing import parts
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.privacy.audit import Case
@@ -208,10 +210,12 @@ class PWEncrypt(SecureSum):
                 FedveilWarning,
                 stacklevel=2,
             )
-        vector = np.empty(len(update) + 1, np.int64)
-        self.fixed.quantise(update, context.entropy.stream("rounding"), vector[:-1])
-        vector[-1] = 1
-        vector *= weight
+        vector = reused_memory.empty(len(update) + 1, np.int64)
+        entropy = context.entropy.stream("rounding")
+        for part in parts(len(update)):
+            self.fixed.quantise(update[part], entropy, vector[part])
+            vector[part] *= weight
+        vector[-1] = weight
         return vector
 
     def mean(

@@ -32,8 +32,8 @@ class Sum(Protocol):
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None: ...
     def merge(self, other: Any) -> None: ...
 
-    def value(self) -> npt.NDArray[np.float64]:
-        """Return the sum. Call this once, at the end: it may overwrite the sum's memory."""
+    def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
+        """Return the sum divided by `divisor`. Call it once, at the end: it may use up the sum."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class BoundedSum:
     def merge(self, other: BoundedSum) -> None:
         self._plain.merge(other._plain)
 
-    def value(self) -> npt.NDArray[np.float64]:
-        return self._plain.value()
+    def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
+        return self._plain.value(divisor)
 
 
 class MiddleSum:
@@ -95,7 +95,7 @@ class MiddleSum:
     def merge(self, other: MiddleSum) -> None:
         self._rows += other._rows
 
-    def value(self) -> npt.NDArray[np.float64]:
+    def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
         count = len(self._rows)
         share = Fraction(repr(self._cut))  # exact decimal: 0.07 of 100 is 7
         out = min(math.ceil(share * count), (count - 1) // 2)
@@ -106,4 +106,5 @@ class MiddleSum:
             part.sort(axis=0)
             total[start : start + size] = part[out : count - out].mean(axis=0)
         total *= count
+        total /= divisor
         return total

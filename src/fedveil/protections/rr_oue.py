@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Uint8s
 from fedveil.base.message import Message, Value, encoded_bytes, only_fields, take, take_array
 from fedveil.entropy import Seeded
@@ -282,7 +283,7 @@ class UnaryServerRound(_ServerRound):
 
     def __init__(self, context: RoundContext, protection: Unary) -> None:
         super().__init__(context, protection)
-        self._running: Running = np.zeros(self._dimension, np.int64)
+        self._running: Running = reused_memory.zeros(self._dimension, np.int64)
 
     def _fold(self, client: ClientId, message: Message) -> None:
         only_fields(message, "round", "report")
@@ -338,9 +339,8 @@ class UnaryClientRound(OneReportClient):
 
     def _report(self, opening: Message, update: Update) -> Message:
         encoding = self._protection.encoding(self._accept(opening))
-        job = self._protection.settings
-        entropy, model = self._context.entropy, self._context.model
-        exact = job.fidelity == "aggregate"
+        job, entropy = self._protection.settings, self._context.entropy
+        model, exact = self._context.model, job.fidelity == "aggregate"
 
         def report(part: slice) -> Report:
             some = update[part]

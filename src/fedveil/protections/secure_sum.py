@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Signed
 from fedveil.base.message import Message, encode, encoded_bytes, only_fields, take_array
 from fedveil.base.packing import add_packed, pack, packed_size, spare_bits_zero
@@ -356,7 +357,7 @@ class BareServerRound(OneReportRound):
         super().__init__(context, protection.flow)
         self._protection = protection
         self._size = packed_size(protection.length, protection.ring.bits)
-        self._total = np.zeros(protection.length, protection.ring.lane)
+        self._total = reused_memory.zeros(protection.length, protection.ring.lane)
 
     def opening(self) -> Message:
         return self._words(**self._protection.words(self._context.state))
@@ -395,5 +396,4 @@ class BareClientRound(OneReportClient):
         ring = self._protection.ring
         vector = self._protection.vector(update, self._context, opening)
         lanes = ring.elements(vector, used_up=True)
-        ring.reduce(lanes)
         return {"phase": TRAINS, "round": self._context.round, "vector": pack(lanes, 0, ring.bits)}

@@ -64,6 +64,9 @@ class Carrier(ABC):
     A client without an answer has dropped out. Its report may nevertheless have been sent.
     """
 
+    #: True if `fold` passes reports to the server itself, so that no sums need to be merged.
+    beside_server = False
+
     @abstractmethod
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
         """Send `messages` and yield the answers. An answer is valid until the next is requested."""
@@ -180,7 +183,7 @@ class _Phase:
         outcome, server, messages = self._outcome, self._server, self._messages
         outcome.bytes_down += _encoded_bytes(messages)
         phase = server.phase or ""
-        if _is_mergeable(server):
+        if _folds(server, carrier):
             answers = carrier.fold(phase, messages, server)
         else:
             answers = carrier.ask(phase, messages)
@@ -242,8 +245,8 @@ class _Phase:
         return None
 
 
-def _is_mergeable(server: ServerHalf) -> TypeGuard[MergeableHalf]:
-    return server.mergeable
+def _folds(server: ServerHalf, carrier: Carrier) -> TypeGuard[MergeableHalf]:
+    return carrier.beside_server or server.mergeable
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:

@@ -254,7 +254,6 @@ class Client:
         seeds = [(self._seed.reveal(), True)]
         seeds += [(self._pair_seed(peer), self.client < peer) for peer in senders]
         add_masks(lanes, seeds)
-        ring.reduce(lanes)
         return pack(lanes, 0, ring.bits)
 
     def _pair_seed(self, peer: int) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Int64s
 from fedveil.base.keystream import Keystream
 from fedveil.base.validate import integer
@@ -60,7 +61,7 @@ class Ring:
 
         `lanes` may share memory with the beginning of `out`.
         """
-        numbers = np.empty(len(lanes), np.int64) if out is None else out
+        numbers = reused_memory.empty(len(lanes), np.int64) if out is None else out
         spare = 64 - self.bits
         for end in range(len(lanes), 0, -_SIGNED):
             part = slice(max(0, end - _SIGNED), end)

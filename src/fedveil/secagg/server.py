@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedveil.base import packing
+from fedveil.base import packing, reused_memory
 from fedveil.base.array_types import Int64s
 from fedveil.base.message import Message, Value, only_fields, take, take_array
 from fedveil.entropy import Entropy
@@ -72,7 +72,7 @@ class Server:
         #: Digest of what all clients are shown, equal to each client's own.
         self._view = b""
         #: Holds the sum as whole numbers in the end. Until then its first part is the sum in lanes.
-        self._room = np.zeros(terms.length, np.int64)
+        self._room = reused_memory.zeros(terms.length, np.int64)
         self._total = self._room.view(self.ring.lane)[: terms.length]
         self.survivors: frozenset[int] = frozenset()
 

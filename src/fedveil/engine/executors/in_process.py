@@ -7,14 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from fedveil.base import reused_memory
 from fedveil.base.message import Message
 from fedveil.engine.executors.client_side import ClientSide, Trained
 from fedveil.engine.executors.executor import Executor
 from fedveil.engine.executors.reports import encoded, folded
 from fedveil.learning.trained_part import one_torch_thread
-from fedveil.protections.base import RoundContext, Update
+from fedveil.protections.base import RoundContext
 from fedveil.rounds.loop import MergeableHalf
 from fedveil.rounds.outcomes import Answer, ClientId
 
@@ -22,10 +25,25 @@ from fedveil.rounds.outcomes import Answer, ClientId
 _LONG = 1 << 20
 #: The number of copies of updates whose reports wait for the other thread, or are made by it.
 _WAITING = 2
+#: From this many entries on, memory is scarcer than time, so only one report at a time is made.
+_SCARCE = 1 << 28
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A report that waits for the other thread: the function that makes it, and its future."""
+
+    make: Callable[[], Answer]
+    future: Future[Answer]
 
 
 class InProcess(Executor):
-    """An executor that starts no process. A second thread may make the reports of large models."""
+    """An executor that starts no process. A second thread may make the reports of large models.
+
+    After the last client, both threads make the reports that wait.
+    """
+
+    beside_server = True
 
     def __init__(self, side: ClientSide, cores: int | None = None) -> None:
         self._side = side
@@ -33,12 +51,13 @@ class InProcess(Executor):
         long = side.protection.dimension >= _LONG and not side.protection.plain_reports
         apart = long and cores > 1 and not side.keeps_state
         self._pool = ThreadPoolExecutor(1, "reports") if apart else None
-        self._spare: list[Update] = []
+        self._scarce = side.protection.dimension >= _SCARCE
+        reused_memory.start_reusing()
         #: Held while a report is encoded or added up.
         self._adding = threading.Lock()
 
     def open(self, context: RoundContext) -> None:
-        self._side.model = context.sent  # not copied: nothing changes it
+        self._side.model = context.sent  # not copied: it changes only between two rounds
         self._side.open(context.round)
 
     def ask(self, phase: str, messages: Mapping[ClientId, Message]) -> Iterator[Answer]:
@@ -53,6 +72,7 @@ class InProcess(Executor):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+        reused_memory.stop_reusing()
 
     def _answers(
         self, messages: Mapping[ClientId, Message], treat: Callable[[Answer], Answer]
@@ -62,37 +82,36 @@ class InProcess(Executor):
             with self._adding:
                 return treat(answer)
 
-        asked, waiting = list(messages.items()), deque[Future[Answer]]()
+        asked, waiting = list(messages.items()), deque[_Waiting]()
         for start in range(0, len(asked), self._side.chunk):
             answers = []
             with one_torch_thread():
                 for client, trained in self._side.trained(
                     dict(asked[start : start + self._side.chunk])
                 ):
-                    while waiting and waiting[0].done():
-                        answers.append(waiting.popleft().result())
+                    while waiting and (self._scarce or waiting[0].future.done()):
+                        answers.append(waiting.popleft().future.result())
                     if not isinstance(trained, Trained) or not self._has_room(waiting):
                         answers.append(finish(client, trained))
                     else:
                         waiting.append(self._handed_over(finish, trained))
             yield from answers
-        yield from (future.result() for future in waiting)
+        while waiting and waiting[-1].future.cancel():  # the other thread has not begun it
+            yield waiting.pop().make()
+        yield from (each.future.result() for each in waiting)
 
-    def _has_room(self, waiting: deque[Future[Answer]]) -> bool:
+    def _has_room(self, waiting: deque[_Waiting]) -> bool:
         return self._pool is not None and len(waiting) < _WAITING
 
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
-    ) -> Future[Answer]:
+    ) -> _Waiting:
         """Let the other thread `finish` the report of `trained`, from a copy of the update."""
-        copy = self._spare.pop() if self._spare else trained.update.copy()
+        copy = reused_memory.empty(len(trained.update), np.float32)
         copy[:] = trained.update
 
         def make() -> Answer:
-            try:
-                return finish(trained.client, replace(trained, update=copy))
-            finally:
-                self._spare.append(copy)
+            return finish(trained.client, replace(trained, update=copy))
 
         assert self._pool is not None
-        return self._pool.submit(make)
+        return _Waiting(make, self._pool.submit(make))

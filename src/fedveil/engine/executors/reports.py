@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.message import encode, encoded_bytes
+from fedveil.base import reused_memory
+from fedveil.base.message import encoded_bytes, encoded_parts
 from fedveil.engine.executors.client_side import Made
 from fedveil.errors import ReportRejected
 from fedveil.protections.base import Protection, RoundContext, ServerRound, Update
@@ -21,7 +22,11 @@ def encoded(answer: Answer) -> Answer:
     if not isinstance(answer, Made):
         return answer
     began = time.perf_counter()
-    data = encode(answer.message)
+    pieces = encoded_parts(answer.message)
+    data, done = reused_memory.empty(sum(map(len, pieces)), np.uint8).data, 0
+    for piece in pieces:
+        data[done : done + len(piece)] = piece
+        done += len(piece)
     answer.effort.protection_s += time.perf_counter() - began
     return Report(answer.client, data, effort=answer.effort)
 

@@ -8,10 +8,19 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.array_types import Int32s, Int64s, Signed, Uint16s, Uint32s, Uint64s
-from fedveil.base.kernels import compiled
+from fedveil.base.array_types import Int64s, Signed, Uint16s, Uint64s
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy
+from fedveil.mechanisms.exact.gaussian_loops import (
+    GUIDE_BITS,
+    GUIDE_SHIFT,
+    PLACE_WORD_BITS,
+    PREFIX_BITS,
+    UNDECIDED,
+    add_cells,
+    add_placed,
+    choose_cells,
+)
 
 #: Limit for the variance of a cell table, which keeps it in a core's own cache.
 _MAX_CELL_VARIANCE = 1 << 24
@@ -20,14 +29,8 @@ _CHUNK = 1 << 14
 #: One word per draw if there are no places.
 _WORDS_AT_ONCE = 1 << 16
 
-_PREFIX_BITS = 63  # of the uniform real that chooses a cell: a word without its sign bit
-_GUIDE_BITS = 14
-_GUIDE_SHIFT = _PREFIX_BITS - _GUIDE_BITS
 _END = (1 << 64) - 1  # above every prefix
-_UNDECIDED = -1
-
-_PLACE_WORD_BITS = 32
-_ABOVE, _BELOW = 1 + 2.0**-40, 1 - 2.0**-40  # cover a few rounding errors
+_BELOW = 1 - 2.0**-40  # covers a few rounding errors
 
 _GUARD_BITS = 96
 _NEGLIGIBLE_BITS = 32
@@ -95,7 +98,7 @@ class DiscreteGaussian:
         for start in range(0, len(values), _WORDS_AT_ONCE):
             part = values[start : start + _WORDS_AT_ONCE]
             entropy.fill(words[: len(part)])
-            found = listed[: _add_cells(words, *table, part, listed)]
+            found = listed[: add_cells(words, *table, part, listed)]
             zeros = words[found] >> np.uint64(1) < table[0][0]  # a sign, and the cell 0
             again.append(start + found[zeros])
             for i in found[~zeros]:
@@ -119,7 +122,7 @@ class DiscreteGaussian:
             self._draw_cells(words[:size], drawn[:size], entropy)
             entropy.fill(places[:size])
             law = self.cell_variance, self.place_bits
-            count = _add_placed(words, places, drawn, *law, part, listed)
+            count = add_placed(words, places, drawn, *law, part, listed)
             rejected = [
                 i
                 for i in listed[:count].tolist()
@@ -133,20 +136,20 @@ class DiscreteGaussian:
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
         """Fill `words` with random words, and `cells` with the cells that these words choose."""
         entropy.fill(words)
-        if _cells(words, *_cell_table(self.cell_variance), cells):
-            for i in np.flatnonzero(cells == _UNDECIDED):
+        if choose_cells(words, *_cell_table(self.cell_variance), cells):
+            for i in np.flatnonzero(cells == UNDECIDED):
                 cells[i] = self._decide_cell(int(words[i]) >> 1, entropy)
 
     def _keeps(
         self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
     ) -> bool:
-        """Accept or reject a draw that `_add_placed` listed. Returns True if it is accepted.
+        """Accept or reject a draw that `add_placed` listed. Returns True if it is accepted.
 
         An accepted draw is added to `values[i]`. The draw has the sign `negative`, the `cell`, and
         a place in the top bits of `place_word`, whose other bits begin a uniform real. The draw is
         rejected if this real is below 1 - e^-loss, which is at least loss - loss²/2.
         """
-        bits = _PLACE_WORD_BITS - self.place_bits
+        bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
         magnitude, fraction = cell << self.place_bits | place, place * 2.0**-self.place_bits
         loss = fraction * (cell + 0.5 * fraction) / self.cell_variance
@@ -161,7 +164,7 @@ class DiscreteGaussian:
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
         """Return the cell of a draw whose first 63 random bits, `prefix`, leave it undecided."""
-        bits = _PREFIX_BITS
+        bits = PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
             low, high = _cumulative(self.cell_variance, bits)
@@ -177,7 +180,7 @@ class DiscreteGaussian:
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
-        bits = _PLACE_WORD_BITS - self.place_bits
+        bits = PLACE_WORD_BITS - self.place_bits
         prefix = place_word & ((1 << bits) - 1)
         while True:
             low, high = _exp_minus(loss, 2 * self.variance, bits)
@@ -201,15 +204,15 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
     whose threshold is above them. The index speeds up this search: it maps a word's first 14 bits
     to the first cell that is possible.
     """
-    low, high = _cumulative(variance, _PREFIX_BITS)
+    low, high = _cumulative(variance, PREFIX_BITS)
     extra = 0
     while low != high:  # a threshold so near a whole number that its bounds lie on either side
         extra += 64
-        wide_low, wide_high = _cumulative(variance, _PREFIX_BITS + extra)
+        wide_low, wide_high = _cumulative(variance, PREFIX_BITS + extra)
         low, high = [x >> extra for x in wide_low], [x >> extra for x in wide_high]
-    last = bisect.bisect_left(low, (1 << _PREFIX_BITS) - 1)
+    last = bisect.bisect_left(low, (1 << PREFIX_BITS) - 1)
     thresholds = np.array([*low[: last + 1], _END], np.uint64)
-    firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(_GUIDE_SHIFT)
+    firsts = np.arange(1 << GUIDE_BITS, dtype=np.uint64) << np.uint64(GUIDE_SHIFT)
     return thresholds, np.searchsorted(thresholds, firsts, side="right").astype(np.uint16)
 
 
@@ -262,138 +265,3 @@ def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
     high_sum += 1  # what follows: terms below 1, each at most half the one before
     one = 1 << (bits + places)
     return one // high_sum, -(-one // low_sum)
-
-
-def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    prefix = words >> np.uint64(1)
-    out[:] = np.searchsorted(thresholds, prefix, side="right")
-    undecided = (thresholds[out - 1] == prefix) & (out > 0)
-    out[undecided] = _UNDECIDED
-    return int(np.count_nonzero(undecided))
-
-
-@compiled(_cells_numpy)
-def _cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell that each random word draws to `out`, or a mark if the word is undecided.
-
-    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided if its first 63
-    bits equal a threshold, because the true threshold has more bits. Returns the number of
-    undecided words.
-    """
-    undecided = 0
-    for i in range(len(words)):
-        prefix = words[i] >> np.uint64(1)
-        cell = int(guide[prefix >> np.uint64(_GUIDE_SHIFT)])
-        cell += int(thresholds[cell] <= prefix)  # no branch, which would often be mispredicted
-        while thresholds[cell] <= prefix:
-            cell += 1
-        if cell > 0 and thresholds[cell - 1] == prefix:
-            cell = _UNDECIDED
-            undecided += 1
-        out[i] = cell
-    return undecided
-
-
-def _add_cells_numpy(
-    words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
-) -> int:
-    words = words[: len(values)]
-    drawn, negative = np.empty(len(values), np.int64), (words & np.uint64(1)).astype(np.bool_)
-    _cells_numpy(words, thresholds, guide, drawn)
-    unsaid = np.flatnonzero((drawn == _UNDECIDED) | (negative & (drawn == 0)))
-    drawn[unsaid] = 0
-    values += np.where(negative, -drawn, drawn)
-    listed[: len(unsaid)] = unsaid
-    return len(unsaid)
-
-
-@compiled(_add_cells_numpy)
-def _add_cells(
-    words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
-) -> int:
-    """Add the signed cell of words[i] to values[i], unless it is undecided or a negative zero.
-
-    A word's last bit is the sign, and its other 63 bits choose the cell by the tables of
-    `_cell_table`, `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise
-    be drawn twice as often. Writes the indices of all entries that are left out to `listed`, and
-    returns their number.
-    """
-    count = 0
-    first = thresholds[0]
-    for i in range(len(values)):
-        word = words[i]
-        prefix = word >> np.uint64(1)
-        cell = np.int64(guide[prefix >> np.uint64(_GUIDE_SHIFT)])
-        cell += np.int64(thresholds[cell] <= prefix)  # as in `_cells`
-        while thresholds[cell] <= prefix:
-            cell += 1
-        negative = np.int64(word & np.uint64(1))
-        before = thresholds[cell - np.int64(cell > 0)]
-        if (negative & np.int64(prefix < first)) | np.int64(before == prefix):  # no branch either
-            listed[count] = i
-            count += 1
-        else:
-            values[i] += (cell ^ -negative) + negative
-    return count
-
-
-def _add_placed_numpy(
-    words: Uint64s,
-    places: Uint32s,
-    cells: Int64s,
-    cell_variance: int,
-    place_bits: int,
-    values: Signed,
-    listed: Int32s,
-) -> int:
-    count = len(values)
-    words, places, cells = words[:count], places[:count], cells[:count]
-    negative = (words & np.uint64(1)).astype(np.bool_)
-    bits = _PLACE_WORD_BITS - place_bits
-    place = (places >> np.uint32(bits)).astype(np.int64)
-    fraction = place * 2.0**-place_bits
-    loss = fraction * (cells + 0.5 * fraction) * (1.0 / cell_variance)
-    start = (places & np.uint32((1 << bits) - 1)) * 2.0**-bits
-    drawn = (cells << place_bits) + place
-    open_ = ~(start >= loss * _ABOVE) | (negative & (drawn == 0))
-    values += np.where(open_, 0, np.where(negative, -drawn, drawn)).astype(values.dtype)
-    found = np.flatnonzero(open_)
-    listed[: len(found)] = found
-    return len(found)
-
-
-@compiled(_add_placed_numpy)
-def _add_placed(
-    words: Uint64s,
-    places: Uint32s,
-    cells: Int64s,
-    cell_variance: int,
-    place_bits: int,
-    values: Signed,
-    listed: Int32s,
-) -> int:
-    """Add draw i to values[i] if it is certainly accepted. List the indices of all other draws.
-
-    A draw has the sign of words[i], the cell cells[i], and a place in the top `place_bits` bits of
-    places[i]. The other bits of places[i] begin a uniform real. The draw is rejected if this real
-    is below 1 - e^-loss (see `_decide_kept`). So it is certainly accepted if the real is at least
-    the loss, because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the
-    indices to `listed`, and returns their number.
-    """
-    bits = _PLACE_WORD_BITS - place_bits
-    unit, width, slope = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance
-    mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
-    count = 0
-    for i in range(len(values)):
-        place = np.int64(places[i] >> np.uint32(bits))
-        fraction = place * width
-        loss = fraction * (cells[i] + 0.5 * fraction) * slope
-        start = (places[i] & mask) * unit
-        magnitude = (cells[i] << place_bits) + place
-        negative = np.int64(words[i] & np.uint64(1))
-        if (negative & np.int64(magnitude == 0)) | np.int64(not start >= loss * _ABOVE):
-            listed[count] = i
-            count += 1
-        else:
-            values[i] += (magnitude ^ -negative) + negative
-    return count

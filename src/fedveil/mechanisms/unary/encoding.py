@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base import reused_memory
 from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
 from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, parts, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
@@ -261,7 +262,9 @@ class UnaryEncoding:
             raise InvalidValue(f"n = {n} is not the number of reports, {len(reports)}")
         else:
             running = functools.reduce(self.add, reports[1:], self.add(None, reports[0]))
-        return running.astype(np.float64) * (self.value_range / (self.cells * n * self._gap))
+        mean: Float64s = reused_memory.empty(len(running), np.float64)
+        np.multiply(running, self.value_range / (self.cells * n * self._gap), out=mean)
+        return mean
 
     def frequencies(self, reports: Sequence[Report]) -> Float64s:
         """Return unbiased estimates of the share of clients in each state.
