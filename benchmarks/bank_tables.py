@@ -86,8 +86,10 @@ def encode(told: Any) -> None:
     import numba  # noqa: F401 - fedveil imports it at its first use
 
     from fedveil.tasks.tables.own_tables import Tables
+    from fedveil.vertical.memory_reuse import keep_freed_memory
     from fedveil.vertical.task_settings import TablesSettings
 
+    keep_freed_memory()  # as the commands do
     began, used = time.perf_counter(), time.process_time()
     task = Tables(TablesSettings.model_validate(settings({"whole": range(NUMBERS)})))
     task.owned("whole", "train")

@@ -150,6 +150,11 @@ def test_the_loss_of_a_secret_is_that_of_its_tokens_alone(monkeypatch: pytest.Mo
         logs = torch.log_softmax(model(row[None, :-1]).double(), dim=2)[0]
         expected.append(-sum(logs[at - 1, row[at]].item() for at in range(BEGINNING, len(row))))
     assert extraction.secret_losses(model, rows) == pytest.approx(expected, abs=1e-5)
+    sizes: list[int] = []
+    model.register_forward_hook(lambda layer, given, out: sizes.append(len(given[0])))
+    model.scored_at_once = 2  # a large model's own limit
+    assert extraction.secret_losses(model, rows) == pytest.approx(expected, abs=1e-5)
+    assert sizes == [2] * 4
 
 
 def test_phrases_are_drawn_for_each_number_of_copies_and_as_many_for_none() -> None:

@@ -13,7 +13,7 @@ from test_membership import EXAMPLES, clouds, job, trained
 from torch import nn
 
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.membership import client_membership, membership, model_answers
+from fedveil.attacks.membership import client_membership, membership, model_answers, shadow_runs
 from fedveil.attacks.membership.client_membership import Game, measured
 from fedveil.attacks.membership.membership import METHODS, Case, attack
 from fedveil.attacks.membership.model_answers import Answers, answers
@@ -23,6 +23,7 @@ from fedveil.attacks.membership.shadow_runs import Pool, play_round, split
 from fedveil.attacks.roc import balanced_accuracy, best_threshold
 from fedveil.attacks.server_view import Seen
 from fedveil.attacks.target import Target
+from fedveil.data.examples import Examples
 from fedveil.entropy import Seeded
 from fedveil.learning.weight_layout import Layout
 from fedveil.privacy.finding import Measured
@@ -131,6 +132,54 @@ def test_a_finding_is_of_all_rounds_of_the_job(
     assert asked == [count, clients]
     assert (finding.epsilon, finding.delta) == target.promised(4)
     assert [figure.name for figure in finding.figures] == ["a", "b"]
+
+
+def test_clients_are_asked_about_at_the_same_effort_if_reports_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        client_membership, "measured",
+        lambda target, effort: (asked.append(effort) or [Measured("c", 0.3)], 2),
+    )  # fmt: skip
+    for summed, names in ((False, ["a", "b"]), (True, ["a", "b", "c"])):
+        stub = SimpleNamespace(
+            on_model=lambda: [Measured("a", 0.1)],
+            on_round=lambda most, summed=summed: ([Measured("b", 0.2)], summed),
+        )
+        monkeypatch.setattr(Case, "of", lambda *given, stub=stub: stub)
+        finding = attack(Target.of(job(protection="dp_encrypt")), "standard", Watch())
+        assert [figure.name for figure in finding.figures] == names
+    assert asked == ["standard"]
+
+
+def test_a_rehearsal_is_the_job_without_what_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[Any, Any]] = []
+
+    def start(job: Any, *engine: Any, dataset: Any) -> Any:
+        begun.append((job, dataset))
+        return SimpleNamespace(run=lambda: SimpleNamespace(model="trained"))
+
+    monkeypatch.setattr(shadow_runs, "start", start)
+    target = Target.of(job(rounds=5, seed=8))
+    assert shadow_runs.rehearse(target) == "trained"
+    ((played, dataset),) = begun
+    assert (played.rounds, played.seed) == (5, 8)
+    assert (played.evaluation.every, played.checkpoint.every) == (5, 5)
+    assert (played.record.page, dataset is target.dataset) == (False, True)
+
+
+def test_test_examples_are_dealt_to_every_owner_and_clients_are_no_more_than_examples() -> None:
+    def part(count: int) -> Examples:
+        return Examples(np.ones((count, 2), np.float32), np.zeros(count, np.int64))
+
+    data: Any = SimpleNamespace(train=part(4), test=part(5), owners=np.array([0, 2, 1, 2]))
+    pool = Pool.everything(data)
+    assert pool.owners is not None
+    assert pool.owners.tolist() == [0, 2, 1, 2, 0, 1, 2, 0, 1]
+    target = Target.of(job(clients={"number": 6}))
+    few = Pool.training(target.dataset).target(target, np.arange(3), 5)
+    assert (few.partition.clients, few.job.clients.number, few.job.seed) == (3, 3, 5)
 
 
 def test_a_round_of_some_clients_asks_each_about_its_own_examples() -> None:

@@ -72,7 +72,7 @@ def test_they_are_told_of_beginning_rounds_and_end(tmp_path: Path) -> None:
 
 
 def test_one_may_end_the_run_and_all_are_told(tmp_path: Path) -> None:
-    told_first = [Told(), Enough()]
+    told_first = [Told(), Enough(), Callback()]
     run = fedveil.simulate(job(), tmp_path / "run", callbacks=told_first)
     assert run.stopped == "two are enough"
     assert TOLD == [("begin", 0, "run"), 1, 2, ("end", "two are enough")]

@@ -206,6 +206,7 @@ def test_canaries_are_counted_and_never_charged(tmp_path: Path) -> None:
     assert last["epsilon_run_most_drawn"] < last["epsilon_run_every_round"]  # as a canary is
     for before, record in zip(plain.metrics, run.metrics, strict=True):
         assert (record["clients"], record["reports"], record["canaries"]) == (10, 10, 5)
+        assert record["bytes_down"] == 2 * before["bytes_down"]
         epsilons = [key for key in record if key.startswith(("epsilon_", "delta_"))]
         assert [record[key] for key in epsilons] == [before[key] for key in epsilons]
     assert run.audit is not None

@@ -13,6 +13,7 @@ import fedveil
 from comparing_parts import small_job
 from fedveil.engine.budget import prepared, project_job
 from fedveil.engine.candidates import GAUSSIAN, candidates, of_examples
+from fedveil.engine.known_accuracy import Measured
 from fedveil.engine.next_protection import MOST_NOISE, next_protection
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
@@ -53,6 +54,50 @@ def test_the_noise_over_the_update_is_that_of_a_round(name: str) -> None:
     server.advance()
     noise = np.linalg.norm(server.aggregate().update) / protection.norm_clip
     assert found.noise(240) == pytest.approx(noise, rel=0.1)
+
+
+def test_under_secret_turns_the_clients_that_take_part_count() -> None:
+    secret = {"number": 14, "fraction": 0.5, "sampling": "poisson"}
+    (found,) = candidates(small_job(clients=secret), 83, 2.0, ["distributed_dp"])
+    release = found.protection.spending(found.protection.initial_state())[0].loss.release
+    assert found.noise(240) == pytest.approx(2 * release.ratio * math.sqrt(83) / 7)
+
+
+def test_an_update_with_variates_is_twice_as_long() -> None:
+    job = small_job(training={"algorithm": "scaffold", "batch_size": 5})
+    layout = prepared(job)[0]
+    advice = next_protection(job, layout, NOTHING, 240)
+    (first, *_) = candidates(job, 2 * layout.dimension, 2.0)
+    noise = first.noise(240)
+    assert noise is not None
+    assert f"is at least {noise:,.0f} times as long" in str(advice)
+
+
+def test_noise_of_each_report_needs_the_square_of_the_clients() -> None:
+    """Two clients cannot add up in secret, so every report has noise of its own."""
+    job = small_job(clients={"number": 8, "fraction": 0.25}, privacy={"delta": 1e-9})
+    (found,) = candidates(job, 83, 2.0, ["dp_encrypt"])
+    noise = found.noise(9)
+    assert noise is not None
+    needed = math.ceil(2 * (noise / MOST_NOISE) ** 2)
+    advice = next_protection(job, prepared(job)[0], NOTHING, 9)
+    assert f"at least {needed:,} clients in a round" in str(advice)
+
+
+def test_the_advice_names_what_is_known_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Measured((), epsilon, epsilon / 4, f"run {epsilon}") for epsilon in (0.5, 1.5, 3.0)]
+    monkeypatch.setattr("fedveil.engine.next_protection.measured", lambda job: rows)
+    own = {"name": "distributed_dp", "distributed_dp": {"noise_multiplier": 0.2}}
+    job = small_job(**CROWD, protection=own)
+    advice = next_protection(job, prepared(job)[0], Figure(90.0, 1e-5), 240)
+    assert advice is not None
+    assert advice.startswith("lower its epsilon to 2: `fedveil run job.yaml --set")
+    assert advice.endswith(f"; {rows[1]}")  # the largest epsilon that is not above 2
+
+
+def test_a_model_with_buffers_gets_no_advice() -> None:
+    job = small_job(**CROWD, model="parts:net")
+    assert next_protection(job, prepared(job)[0], NOTHING, 240) is None
 
 
 def test_a_crowd_is_advised_to_protect_its_clients() -> None:
@@ -106,6 +151,7 @@ def test_a_job_with_another_optimiser_is_told_that_plain_sgd_replaces_it() -> No
     assert (again.privacy.unit, again.training.optimizer) == ("example", "sgd")
     fast = {"momentum": 0.5, "nesterov": True, "batch_size": 5}
     assert "training.nesterov=false" in of_examples(small_job(training=fast))
+    assert [key for key in of_examples(small_job()) if "optim" in key or "momentum" in key] == []
 
 
 def test_a_single_example_is_protected_without_proximal_steps() -> None:
@@ -135,3 +181,6 @@ def test_a_finished_run_shows_the_advice_with_its_own_job(tmp_path: Path) -> Non
     command = split(after.text.split("`")[1])
     assert command[2] == str(run.folder / "job.yaml")
     Job.load(command[2], command[4::2])
+    few = fedveil.simulate(small_job(record={"page": False}), tmp_path / "few")
+    advice = next_protection(few.job, prepared(few.job)[0], NOTHING, 240)
+    assert f"what next: {advice}\n" in (few.folder / "events.log").read_text()

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import fedveil
+import parts
 from fedveil.attacks.target import Target
-from fedveil.data.partition import held_out, iid
+from fedveil.data.partition import Partition, held_out, iid
 from fedveil.engine.assembly import load_data, make_partition, make_shares
-from fedveil.engine.client_evaluation import summary
+from fedveil.engine.client_evaluation import ClientTest, HeldOut, summary
+from fedveil.engine.simulation import Simulator
 from fedveil.entropy import Seeded
 from fedveil.errors import DeploymentError, InvalidValue, TaskInvalid
 from fedveil.flower.job.deploy import deployable
 from fedveil.learning.evaluate import score
 from fedveil.learning.learning_task import find
+from fedveil.learning.trained_part import TrainedPart
 from fedveil.pages import curves
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_summary import ending
@@ -60,6 +65,31 @@ def test_the_worst_tenth_is_that_of_the_figure() -> None:
     assert summary(each, "higher")["clients_mean"] == pytest.approx(9.1 / 11)
     assert summary(each, "higher")["clients_spread"] == pytest.approx(np.std(each[:11]))
     assert math.isnan(summary(each[11:], "higher")["clients_mean"])
+
+
+def test_a_client_without_held_out_examples_has_no_figure() -> None:
+    task, model = find("classification"), nn.Linear(parts.FEATURES, parts.CLASSES)
+    data = load_data(job()).train
+    rows, offsets = np.array([5, 3, 8, 9, 2]), np.array([0, 2, 2, 5])
+    held = HeldOut(data, Partition(rows, offsets))
+    tested = ClientTest(TrainedPart.of(model), task, held, "cpu")
+    figures = [tested.figure(client) for client in range(3)]
+    for figure, own in ((figures[0], rows[:2]), (figures[2], rows[2:])):
+        assert figure == score(model, task, data.x[own], data.y[own]).figures()["accuracy"]
+    assert math.isnan(figures[1])
+    assert tested.quality() == summary(np.array(figures), "higher")
+
+
+def test_an_unusable_example_is_not_tested_and_is_part_of_the_fingerprint() -> None:
+    dataset = load_data(job())
+    usable = np.arange(len(dataset.train)) % 3 > 0
+    engine = Simulator()
+    engine.settle(job(), replace(dataset, train=replace(dataset.train, usable=usable)))
+    held = engine.held_out()
+    assert held is not None
+    assert usable[held.shares.indices].all()
+    assert 0 < len(held.shares.indices) < 48
+    assert [*engine.identify()][-1] is usable
 
 
 def test_a_run_records_and_shows_what_clients_have_of_its_model(tmp_path: Path) -> None:

@@ -49,9 +49,11 @@ def test_no_two_reports_have_the_same_noise() -> None:
 
 
 def test_examples_that_nobody_changes_are_read_where_they_lie_together() -> None:
-    x, y = np.zeros((6, 2), np.float32), np.arange(6)
-    data = ClientsData(x, y, np.array([2, 3, 4, 0, 5, 1]), np.array([0, 3, 6, 6]))
-    together, apart, nobody = (data.of(c, Seeded(0), unchanged=True) for c in range(3))
+    x, y = np.zeros((10, 2), np.float32), np.arange(10)
+    rows = np.array([2, 3, 4, 0, 5, 1, 6, 8, 7, 9])
+    data = ClientsData(x, y, rows, np.array([0, 3, 6, 6, 10]))
+    together, apart, nobody, mixed = (data.of(c, Seeded(0), unchanged=True) for c in range(4))
+    assert mixed.y.tolist() == [6, 8, 7, 9]  # as far apart as a run of four
     assert np.shares_memory(together.x.numpy(), x)
     assert not np.shares_memory(data.of(0, Seeded(0)).x.numpy(), x)
     assert not np.shares_memory(apart.x.numpy(), x)

@@ -27,6 +27,9 @@ class Net(nn.Module):
         self.linear = nn.Linear(6, 2 if fault == "classes" else 3)
 
     def forward(self, x):
+        if self.fault == "counted":
+            CALLS.append(1)
+            raise RuntimeError(f"call {len(CALLS)}")
         if self.fault == "raises":
             return self.linear(x).reshape(-1, 99)
         if self.fault == "tested" and not self.training:
@@ -40,6 +43,8 @@ class Net(nn.Module):
         return self.linear(x)
 
 
+CALLS = []
+def counted(): return Net("counted")
 def raises(): return Net("raises")
 def tested(): return Net("tested")
 def pair(): return Net("pair")
@@ -87,6 +92,7 @@ def line_of(text: str) -> int:
     ("model", "sentence", "place"),
     [
         ("raises", r"cannot train: RuntimeError: shape '\[-1, 99\]' is invalid", "return self.lin"),
+        ("counted", "cannot train: RuntimeError: call 1 ", "raise RuntimeError"),
         ("tested", "cannot be tested: KeyError: 'unseen'", "raise KeyError"),
         ("pair", "cannot train: TypeError: it returns a tuple instead of one", "def pair"),
         ("flat", r"it returns a tensor of shape \(10,\) for 10 examples of 3 cla", "def flat"),

@@ -113,9 +113,11 @@ def test_a_report_that_comes_after_its_phase_has_closed_has_left_all_the_same(
 ) -> None:
     """A client that falls silent gives nothing; one that is late has given, though too late."""
     own = "protection=test_faults:Hurried"
-    silent = job(own, "rounds=1", "simulation.dropouts={tell: 0.5}")
+    silent = job(own, "rounds=2", "simulation.dropouts={tell: 0.5}")
     record = fedveil.simulate(silent, tmp_path / "silent").metrics[0]
-    assert (record["reports"], len(charges.pop(1))) == (6, 6)
+    first, second = charges.pop(1), charges.pop(2)
+    assert (record["reports"], len(first), len(second)) == (6, 6, 6)
+    assert first != second  # each round draws anew who falls silent
     late = job(own, "rounds=1", "simulation.answer_ms=900", "simulation.answer_spread=0.5")
     record = fedveil.simulate(late, tmp_path / "late").metrics[0]
     too_late_to_tell = len(charges[1]) - record["reports"]

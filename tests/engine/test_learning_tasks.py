@@ -204,7 +204,8 @@ SENTENCES: list[tuple[fedveil.Job, type[Exception], str]] = [
     (
         job("signs", "words", "multilabel", model="task_parts:single"),
         ModelInvalid,
-        "it returns a tensor of shape (10, 1) instead of (10, 3)",
+        "'task_parts:single' under task = multilabel cannot train: ValueError: it returns a tensor "
+        "of shape (10, 1) instead of (10, 3)",
     ),
     (
         job("slope", "linear", "task_parts:Unsaid"),

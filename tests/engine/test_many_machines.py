@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import io
 import re
 import sys
@@ -13,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from test_simulation import job, timeless
 
@@ -22,14 +19,8 @@ from fedveil.base import plain_text
 from fedveil.base.message import encode
 from fedveil.base.quantity import quantity
 from fedveil.engine.cluster import membership, start
-from fedveil.engine.cluster.machine import Machine, Played
-from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
-from fedveil.engine.cluster.placement import groups, placed
-from fedveil.engine.cluster.ray_cluster import _reason
-from fedveil.engine.cluster.shards import Shards, pieces
-from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.cluster.machine import Played
 from fedveil.engine.run_records import MACHINES, RETRAINED
-from fedveil.entropy import Seeded
 from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
 from fedveil.pages.machines import machine_totals
 from fedveil.pages.read_run import read_run
@@ -310,6 +301,7 @@ def test_a_late_machine_gets_its_share_of_clients_unless_it_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "_LOOK_S", -1.0)
+    monkeypatch.setattr(membership, "_PAUSE_S", 0.0)
     cluster = ThreadCluster(1, 0, 0)
     cluster.change("m2", "facts", lambda found: replace(found, trained="other"))
 
@@ -329,7 +321,7 @@ def test_a_late_machine_gets_its_share_of_clients_unless_it_differs(
     left = run(tmp_path / "many", monkeypatch, cluster, **settings)
     assert (left.model, left.records) == (alone.model, alone.records)
     assert "machine m1 with 1 cores has joined" in left.events
-    assert "not used: machine m2 trains a batch to other bytes" in left.events
+    assert left.events.count("not used: machine m2 trains a batch to other bytes") == 1
     assert set(left.machines[0]) == {"m0"}
     assert set(left.machines[-1]) == {"m0", "m1"}
     assert held["m0"] | held["m1"] == set(range(8))
@@ -371,11 +363,14 @@ def test_a_place_with_results_between_its_losses_is_soon_used_again(
 def test_a_job_on_gpus_asks_for_machines_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[tuple[str, int | None], dict[str, bool]]]()
     monkeypatch.setattr(start, "RayCluster", lambda *at, **gpus: asked.append((at, gpus)))
-    for device, workers in (("cpu", "auto"), ("cuda", 3)):
+    for device, workers in (("cpu", "auto"), ("cuda", 3), ("cpu", 0)):
         place = {"on": "10.0.0.1:6379", "workers": workers}
         start._ray_cluster(job(training={"device": device}, simulation=place))
     there = "10.0.0.1:6379"
-    assert asked == [((there, None), {"gpus": False}), ((there, 3), {"gpus": True})]
+    assert asked == [
+        ((there, None), {"gpus": False}), ((there, 3), {"gpus": True}),
+        ((there, 1), {"gpus": False}),
+    ]  # fmt: skip
 
 
 def test_ray_that_is_not_installed_is_one_sentence(
@@ -384,124 +379,3 @@ def test_ray_that_is_not_installed_is_one_sentence(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"^simulation\.on needs .* 'fedveil\[ray\]'"):
         fedveil.simulate(job(model="parts:plain", simulation={"on": "ray"}), tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "reason"),
-    [
-        ("ActorDiedError", "(1) the process was killed by the OOM killer due to high", "it died"),
-        ("ActorDiedError", "Worker exit type: NODE_OUT_OF_MEMORY", "it ran out of memory"),
-        ("OutOfMemoryError", "", "it ran out of memory"),
-        ("ActorDiedError", "The actor died because its node has died.", "its node is gone"),
-    ],
-)
-def test_a_loss_has_memory_as_its_reason_only_if_ray_is_sure(
-    kind: str, said: str, reason: str
-) -> None:
-    assert _reason(type(kind, (Exception,), {})(said)) == reason
-
-
-def test_each_machine_holds_its_own_clients_examples_only() -> None:
-    data = ClientsData(
-        np.arange(22.0, dtype=np.float32).reshape(11, 2),
-        np.arange(11),
-        np.array([10, 0, 3, 4, 5, 9, 1, 2, 6, 7, 8]),
-        np.array([0, 2, 2, 6, 11]),
-    )
-    sent = list(pieces(data, [3, 0], most=1))
-    assert [piece.clients.tolist() for piece in sent] == [[3], [0]]
-    shards = Shards()
-    for piece in sent:
-        shards.add(piece)
-    assert sum(piece.nbytes for piece in sent) == 7 * (8 + 8)
-    for client in (3, 0):
-        mine, theirs = (d.of(client, Seeded(1, "x")) for d in (shards, data))
-        assert (mine.x.numpy() == theirs.x.numpy()).all()
-        assert (mine.y.numpy() == theirs.y.numpy()).all()
-    arrays = shards.as_arrays(4)
-    assert [arrays.examples(client) for client in range(4)] == [2, 0, 0, 5]
-    shards.drop([3])
-    assert shards.clients() == [0]
-
-
-def test_a_machine_knows_which_of_its_clients_examples_are_usable() -> None:
-    usable = np.array([0, 1, 1, 1, 0, 1, 1, 0, 1], bool)
-    data = ClientsData(
-        np.arange(18.0, dtype=np.float32).reshape(9, 2), np.arange(9),
-        np.array([8, 0, 3, 4, 5, 1, 2, 6, 7]), np.array([0, 2, 5, 9]), usable,
-    )  # fmt: skip
-    example = 2 * 4 + 8
-    sent = list(pieces(data, [2, 0, 1], most=6 * example))
-    assert [piece.clients.tolist() for piece in sent] == [[2, 0], [1]]
-    shards = Shards()
-    for piece in sent:
-        shards.add(piece)
-    arrays = shards.as_arrays(3)
-    for client, rows in ((0, [8, 0]), (1, [3, 4, 5]), (2, [1, 2, 6, 7])):
-        for held in (shards, arrays):
-            found = held.of(client, Seeded(1, "x"))
-            assert found.usable is not None
-            assert found.usable.tolist() == usable[rows].tolist()
-            assert found.y.tolist() == rows
-
-
-def test_the_longest_clients_are_placed_first_and_stay_where_that_is_fair() -> None:
-    times = {0: 5.0, 1: 4.0, 2: 3.0, 3: 3.0, 4: 1.0}
-    work = groups(range(5), 1)
-    shares = placed(work, times.__getitem__, {"a": 1, "b": 1}, lambda group: None)
-    assert sorted(sum(times[c] for (c,) in share) for share in shares.values()) == [8.0, 8.0]
-    stay = placed(work, times.__getitem__, {"a": 1, "b": 1}, {(0,): "b", (4,): "b"}.get)
-    assert (0,) in stay["b"]
-    crowded = placed(work, times.__getitem__, {"a": 1, "b": 3}, lambda group: "a")
-    assert sum(times[c] for (c,) in crowded["a"]) <= 1.05 * 5.0
-    kept = placed(work, times.__getitem__, {"a": 1, "b": 3}, lambda group: "a", float("inf"))
-    assert kept == {"a": work, "b": []}
-    assert groups([7, 5, 9, 1], 3) == [(7, 5, 9), (1,)]
-
-
-def test_modules_travel_as_files_without_their_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, away = tmp_path / "home", tmp_path / "away"
-    (home / "package").mkdir(parents=True)
-    away.mkdir()
-    for name, text in {
-        "carried.py": "from package import helper\nmade = helper.made",
-        "package/__init__.py": "",
-        "package/helper.py": "made = 7",
-        "secret.csv": "1,2",
-    }.items():
-        (home / name).write_text(text)
-    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
-    importlib.import_module("carried")
-    archive = packed_sources(["carried:made", "lenet"])
-    for name in ("carried", "package", "package.helper"):
-        del sys.modules[name]
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(home)])
-    unpack_sources(archive, away)
-    assert importlib.import_module("carried").made == 7
-    assert not list(away.rglob("*.csv"))
-    for name in ("carried", "package", "package.helper"):
-        del sys.modules[name]
-
-
-def test_a_machine_that_is_given_up_takes_its_folder_along() -> None:
-    @dataclass
-    class Packed:
-        sources: bytes
-        folders: list[Path]
-
-        def unpacked(self, folder: Path) -> None:
-            self.folders.append(folder)
-            (folder / "own.py").write_text("made = 7")
-
-    folders: list[Path] = []
-    for _ in ("is closed", "is given up"):
-        machine = Machine(Packed(b"an archive", folders), "one", 2)  # type: ignore[arg-type]
-        assert (folders[-1] / "own.py").exists()
-        if len(folders) == 1:
-            machine.close()
-            assert not folders[0].exists()
-    del machine
-    gc.collect()
-    assert [folder for folder in folders if folder.exists()] == []

@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {
     "seed": 5,
     "rounds": 5,
     "clients": {"number": 7, "fraction": 0.4},
-    "data": {"name": "parts:data"},
+    "data": {"name": "parts:data", "alpha": 9.0},
     "model": "parts:linear",
     "training": {"epochs": 1, "batch_size": 9, "lr": 0.1},
     "evaluation": {"every": 2},
@@ -53,3 +53,5 @@ def test_each_record_is_of_its_own_round(tmp_path: Path) -> None:
     assert "rounds: 5 in all" in events
     assert f"randomness of reports: {report_entropy(run.job).description}" in events
     assert "finished after round 5: the last" in events
+    assert run.job.warnings[-1] == "data.alpha = 9.0 has no effect under data.split = iid"
+    assert all(warning in events for warning in run.job.warnings)

@@ -65,8 +65,10 @@ def test_the_limit_is_about_the_client_that_was_drawn_most() -> None:
     for number, cohort in enumerate(([0, 2], [1, 3], [0, 1], [2, 3]), 1):
         check_limit(settings, ledger, one, cohort, number)
         ledger.record_many(one, round=number, clients=cohort)
-    with pytest.raises(LimitReached, match=r"the most-drawn client to epsilon 1\.5 at delta 0"):
+    with pytest.raises(LimitReached, match=r"the most-drawn client to epsilon 1\.5 .* = 1\.2$"):
         check_limit(settings, ledger, one, [1], 5)
+    with pytest.raises(LimitReached, match=r"max_epsilon: null}` to run without a limit$"):
+        check_limit(settings, Ledger(), [Spending(PrivacyLoss(0.5), 3)], [1], 1)
 
 
 @pytest.mark.parametrize("name", ["rr", "oue"])
@@ -194,6 +196,20 @@ def test_the_command_exits_1_and_its_last_line_says_why(command: Command, tmp_pa
     for number in (1, 2, 3):
         assert f"round {number} has no report: the update is not finite (4x)" in out
     assert "epsilon 0 " not in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "said"), [(0.125, "1 client reports"), (0.375, "3 clients report")]
+)
+def test_reports_of_an_update_of_zero_are_counted_in_the_log(
+    fraction: float, said: str, tmp_path: Path
+) -> None:
+    """And clients that only have no finite update have not failed, so no round is hopeless."""
+    settings = job(**NEVER, protection="dp_encrypt", clients={"fraction": fraction})
+    with pytest.raises(RunFailed, match="in any of 3 rounds"):
+        fedveil.simulate(settings, tmp_path / "run")
+    events = (tmp_path / "run" / "events.log").read_text()
+    assert f"round 3: {said} an update of zero: the update is not finite" in events
 
 
 def test_reports_that_say_nothing_of_an_update_are_not_usable() -> None:

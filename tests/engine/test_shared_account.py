@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 import fedveil
+from fedveil.engine.budget import admit
 from fedveil.errors import LimitReached
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.loss import PrivacyLoss
+from fedveil.protections.base import Spending
 from fedveil.record.data_account import DataAccount
 from page_parts import small_job
 
@@ -42,5 +46,15 @@ def test_a_question_counts_against_a_training_and_a_training_against_a_question(
     with pytest.raises(LimitReached, match="of question would bring the account"):
         asked(first, max(spent, 1.0) + 1e-3)
     stopped = trained(second, max(spent, 1.0) + 1e-3)
-    assert "would bring the account" in stopped.stopped
+    number = len(stopped.metrics) + 1
+    assert stopped.stopped.startswith(f"round {number} of {stopped.job.name} would bring the acc")
     assert len(stopped.metrics) < len(alone.metrics)
+
+
+def test_a_training_that_protects_examples_charges_the_account_of_a_row(tmp_path: Path) -> None:
+    job = small_job().with_(
+        privacy={"account": str(tmp_path / "a"), "unit": "example", "delta": DELTA},
+        protection={"name": "dp_encrypt"}, training={"epochs": 1, "sampling_rate": 0.5},
+    )  # fmt: skip
+    admit(job, Ledger(), [Spending(PrivacyLoss(0.25), 3)], [0, 4], 6)
+    assert DataAccount(tmp_path / "a", "row").figure(DELTA).epsilon == pytest.approx(0.75, rel=1e-3)

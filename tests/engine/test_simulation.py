@@ -396,10 +396,21 @@ def test_vmap_and_loop_agree_over_a_run(tmp_path: Path) -> None:
 
 
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    event_file_loader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_file_loader"
+    )
     run = fedveil.simulate(job(record={"tensorboard": True}), tmp_path / "run")
     (events,) = (run.folder / "tensorboard").iterdir()
-    assert b"accuracy" in events.read_bytes()
+    written = events.read_bytes()
+    assert b"accuracy" in written
+    assert b"bytes_down" in written  # a whole number
+    fedveil.resume(run.folder, rounds=4)
+    more = max((run.folder / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    (start,) = (
+        event.step for event in event_file_loader.EventFileLoader(str(more)).Load()
+        if event.HasField("session_log")
+    )  # fmt: skip
+    assert start == 4  # what an interrupted round has left is dropped from there on
 
 
 def peak_of_a_round(clients: int) -> int:

@@ -62,6 +62,9 @@ def test_a_search_of_another_job_is_not_taken_for_this_ones(other: str) -> None:
     assert first == solve(*made(*base, "seed=9", "training.lr=0.7"), 3.0).value != second
     _, asked = made(*base, other, f"protection.dp_encrypt.dp_eps={second!r}")
     job, _ = made(*base, other)
+    rr = "protection={name: rr, unary: {cells: 4}}"
+    sizes = [solve(*made(rr, dimension=size), 3.0).value for size in (40, 90)]
+    assert sizes[0] > sizes[1]
     assert 2.97 < whole_run(asked, job.rounds, job.privacy.delta).epsilon <= 3.0
 
 
@@ -117,7 +120,8 @@ def test_rounds_that_depend_on_earlier_ones_are_projected_to_their_plain_sum(
     unary = f"unary: {{eps: 0.01, cells: 3, adaptive: {str(adaptive).lower()}}}"
     job = Job.load(None, ["rounds=50", "clients.number=60", f"protection={{name: rr, {unary}}}"])
     costs = {line.what: line.epsilon for line in project_job(job, parameters=7)}
-    (run,) = (cost for what, cost in costs.items() if "all 50 rounds" in what)
+    ((what, run),) = (item for item in costs.items() if "all 50 rounds" in item[0])
+    assert ("if no round costs more than the first" in what) == adaptive
     plain = 50 * 7 * costs["one of 7 parameters in a round"]
     if adaptive:
         assert run == pytest.approx(plain)
@@ -154,6 +158,8 @@ def test_a_job_that_weighs_by_size_is_told_to_count_equally() -> None:
     job, protection = made("protection=pw_encrypt", "server.weighting=by_size")
     solved = solve(job, protection, 2.0)
     assert str(solved).startswith("--set server.weighting=equal --set protection.pw_encrypt.")
+    solved = solve(*made("protection=pw_encrypt", "server.weighting=equal"), 2.0)
+    assert str(solved).startswith("--set protection.pw_encrypt.")
 
 
 def test_a_parameter_ends_where_the_job_ends_it() -> None:
@@ -213,6 +219,11 @@ def test_a_default_that_promises_next_to_none_says_what_to_change() -> None:
         "(next to none): `fedveil budget --target-epsilon E` finds the protection.signds.sign_eps "
         "for a target epsilon"
     )
+
+
+def test_gaussian_noise_without_a_delta_is_told_to_have_one() -> None:
+    warning = thin_promise(*made("protection=central_gaussian", "privacy.delta=0"))
+    assert str(warning).endswith("needs a delta, such as `privacy: {delta: 1e-5}`")
 
 
 @pytest.mark.parametrize(

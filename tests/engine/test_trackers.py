@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedveil
+from fedveil.engine.trackers import MLflow, WandB, _flat
 from fedveil.federated.job import Job
 
 
@@ -49,3 +51,35 @@ def test_wandb_writes_offline_into_the_runs_folder(
     written = file.read_bytes()
     assert b"epsilon_run_most_drawn" in written
     assert written.count(b"accuracy") >= 2
+
+
+class Recorded:
+    """Stands for a tracker's client: records each call's name and arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values, **named: self.calls.append((name, values, named))
+
+
+@pytest.mark.parametrize(("run", "code", "status"), [(None, 1, "KILLED"), ("a run", 0, "FINISHED")])
+def test_a_tracker_learns_whether_the_run_was_interrupted(run: Any, code: int, status: str) -> None:
+    """Without the packages: only the arguments of their functions."""
+    client, figures = Recorded(), {"round": 7, "loss": 0.5, "reports": 3, "void": None}
+    wandb, mlflow = WandB.__new__(WandB), MLflow.__new__(MLflow)
+    wandb._run = mlflow._mlflow = client
+    for tracker in (wandb, mlflow):
+        tracker.round(figures)
+        tracker.end(run)
+    assert client.calls == [
+        ("log", ({"loss": 0.5, "reports": 3.0},), {"step": 7}),
+        ("finish", (), {"exit_code": code}),
+        ("log_metrics", ({"loss": 0.5, "reports": 3.0},), {"step": 7}),
+        ("end_run", (status,), {}),
+    ]
+
+
+def test_a_tracker_gets_every_key_with_its_whole_path() -> None:
+    keys = dict(_flat({"seed": 3, "a": {"b": {"c": 1.5}, "d": [2]}}))
+    assert keys == {"seed": "3", "a.b.c": "1.5", "a.d": "[2]"}

@@ -217,6 +217,8 @@ def test_sentence(text: str, sentence: str):
         "{protection: distributed_dp, clients: {sampling: poisson}, training: {algorithm: fedcm}}",
         "server: {aggregation: norm_bound, weighting: by_size}",
         "server: {optimizer: adam, lr: 0.99}",
+        "protection: {not_encrypt: {max_examples: 50}}",
+        "{model: 'hf:m', task: sequence_classification, training: {class_weights: [1, 2.5]}}",
         "{protection: {name: pw_encrypt, pw_encrypt: {central_eps: 1.0, central_norm_clip: 8.0}}, "
         "privacy: {max_epsilon: null}}",
     ],

@@ -54,6 +54,25 @@ def test_what_is_left_out_follows_from_the_other_keys() -> None:
     owned = Job(data={"name": "mine:data", "split": "by_client"})
     assert (owned.clients.number, owned.cohort) == (None, Cohort(None, None))
     assert Job(data={"name": "mine:data"}).clients.number == 100
+    told = Job(data={"name": "mine:data", "split": "by_client"}, clients={"number": 8})
+    assert told.clients.number == 8
+    sized = Job(server={"weighting": "by_size"}).under("rr")
+    assert (sized.protection.name, sized.server.weighting) == ("rr", "equal")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({"server": {"optimizer": "adagrad", "lr": 1.5}}, "server.lr = 1.5 under server.optimizer"),
+        ({"server": {"momentum": 0.5}}, "server.momentum = 0.5 has no effect under server.optim"),
+        ({"data": {"alpha": 2.0}}, "data.alpha = 2.0 has no effect under data.split = iid"),
+        ({"training": {"dynamic": 2.0}}, "training.dynamic = 2.0 has no effect under training.alg"),
+        ({"protection": {"unary": {"eps": 2.0}}}, "protection.unary has no effect, because"),
+    ],
+)
+def test_a_setting_without_an_effect_is_named(settings: dict[str, Any], warning: str) -> None:
+    (found,) = Job(**settings).warnings
+    assert found.startswith(warning)
 
 
 def test_canaries_are_clients_too() -> None:

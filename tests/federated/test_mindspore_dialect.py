@@ -323,6 +323,19 @@ def test_the_ratio_drops_exactly_the_latecomers(threshold: int, thousandths: int
     assert (job.simulation.dropouts == {}) == (late == 0)
 
 
+def test_the_latecomers_are_a_share_of_the_cohort_and_not_of_all_clients():
+    data = changed(("aggregation.total_client_num", 40), ("round.update_model_ratio", 0.8))
+    assert translate(data).job.simulation.dropouts == {"masked": 0.2}
+
+
+def test_words_are_read_in_any_case_and_an_empty_block_is_none():
+    data = changed(("compression.upload_compress_type", "no_compress"), ("summary", {}))
+    assert translate(data).ignored == []
+    for name in ("STABLE_PW_ENCRYPT", "stable_pw_encrypt"):
+        (sentence,) = refusals(("encrypt.encrypt_train_type", name))
+        assert "keeps one set of pairwise keys" in sentence
+
+
 @pytest.mark.parametrize("value", [0, -0.1, 1.01, math.nan, math.inf, True, "1.0"])
 def test_a_ratio_outside_its_domain(value: Any):
     (sentence,) = refusals(("round.update_model_ratio", value))
@@ -487,6 +500,8 @@ def test_the_table_names_our_key_where_its_name_is_another():
     for theirs, ours in renamed.items():
         (line,) = (line for line in lines if f"`{theirs}`" in line)
         assert f"| `{ours}` |" in line
+    names = "`encrypt.dp_encrypt.dp_eps`, `dp_delta`, `dp_norm_clip`, `noise`"
+    assert f"| {names} | the same in `protection.dp_encrypt` |" in lines  # the block once
 
 
 def test_the_examples_of_the_page_are_true():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.integrate import quad
+from scipy.stats import norm
 
 from fedveil.privacy.added_or_removed import OneSided, Order, added_or_removed
 from fedveil.privacy.compose import compose
@@ -54,3 +55,16 @@ def test_without_sampling_it_is_a_gaussian_of_twice_the_ratio() -> None:
     assert added_or_removed(1.0, 1.0, 1, 1e-5) == pytest.approx(epsilon_for(2.0, 1e-5), rel=1e-6)
     replaced = compose([(PrivacyLoss(math.inf, 1.0, release=Gaussian(1.0)), 9)], 1e-5)
     assert added_or_removed(1.0, 1.0, 9, 1e-5) < replaced
+
+
+def test_noise_that_hides_next_to_nothing_has_a_large_epsilon_and_no_error() -> None:
+    """Here e^epsilon is above every float, and nearly no loss is that of one release."""
+    always, sampled = (added_or_removed(0.005, rate, 7, 1e-5) for rate in (1.0, 0.4))
+    assert 3e4 < sampled < always
+    assert sampled > 0.5 * always
+    epsilons = np.array([4900.0, 5000.0, 5100.0])
+    edge = 1e-4 * (epsilons - math.log(0.4)) + 0.5
+    expected = 0.4 * norm.sf((edge - 1) / 0.01) - np.exp(epsilons + norm.logsf(edge / 0.01))
+    assert min(expected) > 1e-3
+    found = OneSided(0.01, 0.4, "removed").curve(epsilons)
+    assert all((expected <= found) & (found <= 1.03 * expected))

@@ -28,7 +28,11 @@ def test_gaussian_charges_compose_whatever_their_ratios(tmp_path: Path) -> None:
     account.charge([(gaussian(2 * RATIO), 3)], None, DELTA, "b")
     both = (1 + 3 / 4) ** -0.5 * RATIO
     assert account.figure(DELTA).epsilon == pytest.approx(epsilon_for(both, DELTA), rel=1e-6)
-    assert "account" in account.line(DELTA).what
+    where = f"in all trainings and questions of the account {account.path}"
+    assert account.line(DELTA).what == f"a client {where}"
+    assert account._read()[0] == 2  # rounds: each charge is one of its own
+    rows = DataAccount(tmp_path / "rows", "row")
+    assert rows.line(DELTA).what.startswith("a row in all")
 
 
 def test_different_pure_losses_add_up(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_a_log_that_two_processes_wrote_is_whole(tmp_path: Path) -> None:
         (lambda lines: [*lines[:3], "step 15", *lines[4:]], "line 4: it was edited"),
         (lambda lines: [*lines[:2], "new", *lines[2:]], "line 3: it was edited"),
         (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1: it was edited"),
-        (lambda lines: lines[:-2], "2 lines were removed at its end"),
+        (lambda lines: lines[:-2], "2 lines are missing at its end"),
+        (lambda lines: lines[:-1], "1 line is missing at its end"),
         (lambda lines: [*lines, "added"], "line 6: it is not in events.chain"),
         (lambda lines: [*lines, "added", "more"], "line 6: it is not in events.chain"),
     ],
@@ -85,12 +86,17 @@ def test_a_killed_process_leaves_a_log_that_is_still_whole(tmp_path: Path) -> No
     EventLog(path).close()
     assert faults(path) == []
     assert chain.read_text() == whole
+    chain.write_text(whole[:-1])  # without the end of its last line
+    again = EventLog(path)
+    again.append("more")
+    again.close()
+    assert faults(path) == []
     with path.open("ab") as log:
         log.write(b"step 2")  # half of a line
     again = EventLog(path)
     again.append("resumed")
     again.close()
-    assert path.read_text("utf-8").splitlines() == [*LINES, "step 2", "resumed"]
+    assert path.read_text("utf-8").splitlines() == [*LINES, "more", "step 2", "resumed"]
     assert faults(path) == []
 
 

@@ -15,6 +15,7 @@ from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.ledger import Line
 from fedveil.record import recorder
 from fedveil.record.account_lines import keep_accounts, read_accounts
+from fedveil.record.before_after import BeforeAfter, keep_before_after, read_before_after
 from fedveil.record.finding_lines import (
     FINDINGS,
     add_finding,
@@ -49,10 +50,12 @@ def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
 def test_a_broken_line_is_named_and_an_incomplete_last_one_is_ignored() -> None:
     path, resume = Path("metrics.jsonl"), "fedveil run --resume r"
     assert read_whole_lines('{"a": 1}\n{"a": 2}\n{"a"', path, resume, ["a"]) == [{"a": 1}, {"a": 2}]
-    for third, why in (('{"a": 3', "it breaks off"), ('{"b": 3}', "no a"), ("[]", "no record")):
-        text = f'{{"a": 1}}\n{{"a": 2}}\n{third}\n{{"a": 4}}\n'
+    first = '{"a": 1, "b": 1}'
+    for third, why in (('{"a": 3', "it breaks off"), ('{"b": 3}', "no a"), ('{"a": 3}', "no b"),
+                       ("[]", "no record")):  # fmt: skip
+        text = f"{first}\n{first}\n{third}\n{first}\n"
         with pytest.raises(RunFolderError, match=rf"^metrics\.jsonl, line 3: .*{why}.*--resume r$"):
-            read_whole_lines(text, path, resume, ["a"])
+            read_whole_lines(text, path, resume, ["a", "b"])
 
 
 def test_accounts_are_replaced_by_those_of_the_last_session(tmp_path: Path) -> None:
@@ -63,6 +66,17 @@ def test_accounts_are_replaced_by_those_of_the_last_session(tmp_path: Path) -> N
     assert events == [str(line) for line in lines]
     keep_accounts(folder, [], events.append)
     assert read_accounts(folder.path) == []
+
+
+def test_comparisons_are_read_back_each_in_its_place(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    assert read_before_after(folder.path) == []
+    lines = [
+        BeforeAfter("figure", "perplexity", "9.5", "3.25"),
+        BeforeAfter("prompt", "ü", "", "b"),
+    ]
+    keep_before_after(folder, lines)
+    assert read_before_after(folder.path) == lines
 
 
 def finding(*lows: float) -> Finding:

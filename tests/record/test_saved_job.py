@@ -101,6 +101,6 @@ def test_a_function_of_a_package_is_found_from_elsewhere(
         monkeypatch.delitem(sys.modules, name)
     importlib.import_module(module)
     folder = RunFolder.create(tmp_path / "run")
-    keep_job(folder, Job(), [f"{module}:f"])
+    keep_job(folder, Job(), [f"{module}:f", "parts:data", f"{module}:g"])
     folder.close()
-    assert (tmp_path / "run" / "imports.txt").read_text() == f"{code}\n"
+    assert (tmp_path / "run" / "imports.txt").read_text() == f"{code}\n{SUPPORT}\n"

@@ -41,6 +41,14 @@ def test_a_mean_of_clients_with_several_rows() -> None:
     assert found.sampling**2 == pytest.approx(spread * ROWS * CLIENTS / ASKED / 61)
 
 
+def test_a_mean_beyond_its_range_is_at_its_end() -> None:
+    column = Scaled("x", [-10.0, 30.0])
+    for total, end in ((70.0, 30.0), (-70.0, -10.0)):
+        found = ratio(sums(total, 61.0, noise=0.25), *mean(column), {}, Z)
+        assert found.value == end
+        assert -10 <= found.low < found.high <= 30
+
+
 def test_rounds_are_averaged_with_the_noise_of_their_mean() -> None:
     (found,) = averaged([[sums(3.0, 8.0)], [sums(7.0, 9.0, noise=5.0, asked=19)]])
     assert found.values.tolist() == [5.0, 8.5]

@@ -50,6 +50,15 @@ def test_intervals_hold_the_true_quantile_and_are_no_wider_than_needed(
     assert np.mean(widths) < width
 
 
+def test_an_interval_is_a_cell_wider_on_each_side_than_the_possible_edges() -> None:
+    """Of 40 rows in four cells, 20 are below the third edge. No other edge is possible."""
+    exact = [Sums(np.full(4, 10.0), np.zeros(4), 40, 40)]
+    (found,) = quantiles(exact, np.arange(5.0), [0.5], 0.1, {})
+    assert (found.low, found.value, found.high) == (1, 2, 3)
+    (found,) = quantiles(exact, np.arange(5.0), [0.5], 3.5, {})  # a reach of 11 rows
+    assert (found.low, found.value, found.high) == (0, 2, 4)
+
+
 def test_quantiles_without_noise_are_those_of_the_data_to_a_cell() -> None:
     x = np.random.default_rng(5).gamma(3.0, 5.0, 1501)
     at = [0.1, 0.5, 0.83]

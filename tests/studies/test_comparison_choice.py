@@ -64,6 +64,45 @@ def test_a_model_that_noise_has_undone_is_named_as_such() -> None:
     better = choice([line("oue", 2.0, 0.31)])
     assert better is not None
     assert "too few" not in better.text
+    same = choice([line("oue", 2.0, 0.3)])
+    assert same is not None
+    assert "too few" in same.text
+
+
+def a_run(*accuracies: float, loss: float | None = None) -> ReadRun:
+    """Return a run with these accuracies, of which the last has the given loss."""
+    records = [record(n, value, epsilon_run_every_round=1.999, rests_on_server=False)
+               for n, value in enumerate(accuracies, start=1)]  # fmt: skip
+    records[-1] |= {} if loss is None else {"loss": loss}
+    return ReadRun(Path("run"), {"protection": {"name": "oue"}}, records, (), [])
+
+
+def test_a_gain_is_from_the_first_test_to_the_last_one_and_needs_two() -> None:
+    for runs, few in (
+        ([a_run(0.3, 0.5, 0.4)], False),  # better than the first test, worse than the second
+        ([a_run(0.5, 0.3, 0.4)], True),
+        ([a_run(0.5), a_run(0.6, 0.3)], True),
+        ([a_run(0.5), a_run(0.4)], False),
+    ):
+        card = choice([Line(Setting("oue", epsilon=2.0), runs, ())])
+        assert card is not None
+        assert ("too few" in card.text) == few
+
+
+def test_a_setting_of_which_one_run_has_no_metric_or_no_loss_has_no_result() -> None:
+    for lost in (a_run(0.5, math.nan, loss=0.1), a_run(0.5, 0.9, loss=math.nan)):
+        card = choice([Line(Setting("oue", epsilon=2.0), [a_run(0.3, 0.8), lost], ())])
+        assert card is not None
+        assert "no run has a result" in card.text
+
+
+def test_whom_a_protection_holds_against_follows_from_its_settings() -> None:
+    alike = [line("distributed_dp", 2.0, 0.9), line("central_gaussian", 2.0, 0.9)]
+    alike[0].runs[0].job["protection"]["distributed_dp"] = {"active_security": True}
+    card = choice(alike)
+    assert card is not None
+    assert "against a server that lies, within" in card.text
+    assert "but trusts the server" not in card.text  # it reaches no more
 
 
 def test_unequal_promises_are_called_unequal() -> None:

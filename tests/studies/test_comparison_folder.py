@@ -218,6 +218,7 @@ def test_a_number_of_clients_that_a_run_found_is_no_other_job(tmp_path: Path) ->
     (tmp_path / "job.yaml").write_text(job.with_clients(8).to_yaml())
     assert other_than(job, tmp_path) == []
     assert len(other_than(job.with_(rounds=5), tmp_path)) == 1
+    assert other_than(job.with_clients(9), tmp_path) == ["clients.number = 9 where the run has 8"]
 
 
 def test_an_error_that_names_a_command_names_that_of_the_study() -> None:

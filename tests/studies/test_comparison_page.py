@@ -8,7 +8,7 @@ import pytest
 
 from browser import needs_browser, show
 from comparing_parts import compared, small_job
-from fedveil.pages.page import Page
+from fedveil.pages.page import Code, Fold, Page
 from fedveil.studies.comparison import Asked, Comparison
 from fedveil.studies.comparison_page import markdown, page
 from fedveil.studies.comparison_table import lines
@@ -62,3 +62,12 @@ def test_the_first_sentence_says_what_was_compared() -> None:
     own = small_job(data={"name": "parts:data", "split": "by_client"}, clients={"fraction": 0.5})
     first = page(Comparison(own, asked), [], None).lead[0]
     assert "the clients that the data has" in str(first)
+
+
+def test_what_repeats_it_stands_under_its_own_name() -> None:
+    shown = page(Comparison(small_job(), Asked(protections=["oue"])), [], None)
+    (fold,) = shown.sections[-1].parts
+    assert isinstance(fold, Fold)
+    said = {code.name: code.text for code in fold.parts if isinstance(code, Code)}
+    assert "model: parts:plain" in said["the job"]
+    assert "- oue" in said["what was asked"]

@@ -80,6 +80,16 @@ def test_a_target_that_some_runs_or_none_reach() -> None:
     assert [r[-1] for r in quality.rows] == ["4, 1 of 2 runs", "never"]
     quality, _ = tables([none], Goal.of("loss=0.95"))
     assert quality.rows[0][-1] == "4"
+    quality, _, _ = tables([line(failures=("no report",))], Goal("accuracy", 0.7))
+    assert quality.rows[0][-1] == "no result"
+
+
+def test_seeds_that_end_alike_have_no_bounds() -> None:
+    quality, privacy = tables([line(run(record(1, 0.5)), run(record(1, 0.5)))])
+    assert row(quality)["accuracy"] == "50.0%"
+    without = {k: v for k, v in record(1, 0.5).items() if "per_bit" not in k}
+    _, privacy = tables([line(run(without))])
+    assert row(privacy)["epsilon of a bit"] == "-"
 
 
 def test_the_latest_attack_is_shown_and_a_setting_of_a_limit_has_its_own_reason() -> None:
@@ -162,10 +172,13 @@ def test_each_set_of_swept_keys_has_its_own_curve_over_epsilon() -> None:
              changes={"training.lr": str(lr)})
         for lr in (0.1, 0.3) for e in (8.0, 2.0)
     ]  # fmt: skip
-    _, over = plots(found)
+    alone = line(run(record(1, 0.5, epsilon_run_every_round=5.0)), epsilon=5.0,
+                 changes={"training.lr": "9"})  # fmt: skip
+    _, over = plots([*found, alone])
     assert {curve.name: [*curve.x] for curve in over.curves} == {
         "dp_encrypt, training.lr 0.1": [2.1, 8.1],
         "dp_encrypt, training.lr 0.3": [2.3, 8.3],
+        "dp_encrypt, training.lr 9": [5.0],
     }
 
 

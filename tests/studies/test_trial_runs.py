@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from comparing_parts import small_job
-from fedveil.engine.candidates import candidates
+from fedveil.engine.candidates import Candidate, candidates
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
+from fedveil.federated.run_blocks import RecordSettings
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.record.metric_names import Better
 from fedveil.studies import trial_runs
@@ -67,7 +69,8 @@ def test_a_trial_is_a_short_run_judged_on_what_clients_hold_out(
         return SimpleNamespace(metrics=[{}, {"clients_mean": 0.4, "accuracy": 0.9, "loss": 1.0}])
 
     monkeypatch.setattr(trial_runs, "simulate", simulate)
-    job = small_job(rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 3})
+    told = {"callbacks": ["parts:told"], "tensorboard": True}
+    job = small_job(rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 3}, record=told)
     nothing = Figure(math.inf, 1e-5)
     tried = trial_runs._tried(job, "rr", None, nothing, 0.5)
     assert (tried.metric, tried.better, tried.rounds, tried.noise) == (
@@ -84,5 +87,33 @@ def test_a_trial_is_a_short_run_judged_on_what_clients_hold_out(
         10, 10, 0.0 if alone else 0.2,
     )  # fmt: skip
     assert (short.privacy.max_epsilon, short.audit.canaries) == (None, 0)
-    trial_runs._tried(small_job(rounds=4), UNTRAINED, None, nothing, None)
-    assert (played[-1].rounds, played[-1].server.lr) == (1, 1e-12)
+    assert short.record == RecordSettings(page=False)
+    first = trial_runs._tried(small_job(rounds=4), UNTRAINED, None, nothing, None)
+    assert (first.rounds, played[-1].rounds, played[-1].server.lr) == (4, 1, 1e-12)
+
+
+def test_where_nothing_can_be_learnt_nothing_is_best() -> None:
+    assert best(found("higher", 0.5, 0.5, dp_encrypt=0.5), "client") is None
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_each_protection_is_tried_with_its_noise_among_all_training_examples(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(job: Job, name: str, candidate: Candidate | None, *more: Any) -> Any:
+        return name, job.privacy.unit, candidate, more
+
+    monkeypatch.setattr(trial_runs, "_tried", tried)
+    monkeypatch.setattr(trial_runs, "OTHERS", ())
+    settings: dict[str, Any] = {"privacy": {"unit": unit}} if unit == "example" else {}
+    if settings:
+        settings |= {"protection": "dp_encrypt", "training": {"sampling_rate": 0.5}}
+    told: list[str] = []
+    every: list[Any] = list(trial_runs.trials(small_job(**settings), 3.0, told.append))
+    names = [name for name, *_ in every]
+    assert names[:2] == [UNTRAINED, BARE]
+    assert ("distributed_dp, one example" in names) == (unit == "client")
+    assert [one[1] for one in every[2:]].count("example") == (1 if unit == "client" else 2)
+    for _, _, candidate, (figure, noise) in every[2:]:
+        assert (figure, noise) == (candidate.figure, candidate.noise(240))
+    assert told[1] == "trial of distributed_dp at epsilon 3"

@@ -710,8 +710,8 @@ def test_native_code_reads_only_blocks_that_leave_no_choice(block: str, rows: in
     from fedveil.tasks.tables.csv_format import CsvFormat
 
     found = CsvFormat("t.csv", "utf-8-sig", ",", None)
-    read_ = csv_block.read(found, ["id", "x"], ["id", "x"], block, 7)
-    assert (None if read_ is None else list(read_.places)) == (rows and list(range(7, 7 + rows)))
+    read_ = csv_block.read(found, ["id", "x"], ["id", "x"], block)
+    assert (None if read_ is None else len(read_.places)) == rows
 
 
 # Files made to hang or to fill the memory

@@ -29,7 +29,7 @@ written = st.one_of(
 def block_of(cells: list[str]) -> CsvBlock:
     """Return the column x of a file with these cells."""
     text = "".join(f"{cell},k{row}\n" for row, cell in enumerate(cells))
-    found = read(CsvFormat("t.csv", "utf-8-sig", ",", None), ["x", "id"], ["id", "x"], text, 2)
+    found = read(CsvFormat("t.csv", "utf-8-sig", ",", None), ["x", "id"], ["id", "x"], text)
     assert found is not None
     return found
 
@@ -42,6 +42,15 @@ def test_a_number_is_the_nearest_to_what_is_written(cells: list[str]) -> None:
     found = block_of(cells).numbers("x", ["point"])
     assert found is not None
     assert found.values.tolist() == [float(cell) for cell in cells]
+
+
+def test_a_number_at_the_end_of_the_file_has_no_further_digits() -> None:
+    for cell in ("7", "1234567", "12345678", "123456789.25"):
+        found = read(CsvFormat("t.csv", "utf-8-sig", ",", None), ["id", "x"], ["x"], f"k,{cell}")
+        assert found is not None
+        numbers = found.numbers("x", ["point"])
+        assert numbers is not None
+        assert numbers.values.tolist() == [float(cell)]
 
 
 def test_most_numbers_are_read_in_native_code() -> None:

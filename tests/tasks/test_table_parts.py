@@ -29,10 +29,11 @@ def test_batches_of_columns_have_the_least_rows_except_the_last() -> None:
     for piece in np.split(np.arange(23), [3, 6, 8, 9, 17, 22]):
         spool.append(["a"], piece)
         spool.append(["b"], -piece)
-    found = list(spool.batches(["a", "b"], 5))
+    found = list(spool.batches("a", 5))
     assert [first for first, _ in found] == [0, 6, 17, 22]
-    assert np.concatenate([part["a"] for _, part in found]).tolist() == list(range(23))
-    assert all((part["b"] == -part["a"]).all() for _, part in found)
+    read = {name: [spool.read(name, pieces) for _, pieces in found] for name in ("a", "b")}
+    assert np.concatenate(read["a"]).tolist() == list(range(23))
+    assert all((b == -a).all() for a, b in zip(read["a"], read["b"], strict=True))
 
 
 def test_a_problem_names_its_first_rows_over_all_pieces() -> None:

@@ -23,8 +23,8 @@ def compiled(
 
     Without numba, `fallback` is called in place of the loop, and must compute equal bytes. Without
     `fallback`, the loop then runs as plain Python. With `reorder`, numba may reorder sums, so the
-    last bits depend on the kind of machine. With `numbers`, the data must not contain NaN, for
-    which the result is undefined.
+    last bits depend on the kind of machine. With `numbers`, the result is undefined if the data
+    contain NaN.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -72,7 +72,7 @@ def is_cached(loop: Callable[..., object]) -> bool:
 def with_jitted_names(loop: Any) -> Any:
     """Make a loop call the compiled versions of its module's other loops. Returns it, renamed.
 
-    The name contains a hash of the folder's files: numba's cache only checks the loop's own file.
+    The new name has a hash of the folder's files, as numba's cache checks only the loop's own file.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

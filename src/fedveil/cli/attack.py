@@ -273,7 +273,7 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that returns the output folder. A given `out` must be a new folder."""
+    """Return a function that creates the output folder when needed. `out` is created at once."""
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:

@@ -26,7 +26,7 @@ JobPath = Annotated[
 
 
 def set_option(of: str) -> Any:
-    """Return the option `--set` of a command that reads `of`."""
+    """Return the option `--set` of a command. `of` is its input in words, for the help."""
     text = f"KEY=VALUE, such as seed=5: override one key of {of}; may be repeated."
     return typer.Option("--set", help=text)
 

@@ -27,7 +27,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, heads, entries of a head, and entries of a weight row."""
+    """Return the numbers of tokens, heads, entries per head and attention weights per row."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

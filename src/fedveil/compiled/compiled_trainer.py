@@ -240,7 +240,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare for a training of `client`, also for a repeated one. Subclasses override it."""
+        """Prepare to train `client`. Called again if the training is repeated."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

@@ -1,7 +1,7 @@
 """A convolution, alone or merged with the following max-pooling, forward and backward.
 
-Values are stored channels last. With a pooling, the backward pass visits only the windows whose
-output was the maximum (the winners).
+Values are stored channels last. With a pooling, the backward pass visits only the outputs that were
+the maximum of a pool (the winners).
 """
 
 from __future__ import annotations

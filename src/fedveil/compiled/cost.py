@@ -1,7 +1,8 @@
 """Gradients of the losses with respect to the model's scores, multiplied by `scale`.
 
-Each function reads the scores of `count` examples from memory position Y and writes their gradient
-at position DY. `rows` holds the indices of these examples in the client's targets `y`.
+`scores` is the table row of the scores: those of `count` examples begin at position Y of the
+memory, and the function writes their gradient at position DY. `rows` holds the indices of these
+examples in the client's targets `y`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from fedveil.learning.losses import WEIGHTED
 def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale: float) -> None:
     """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
-    `scale` is first rounded to the memory's float type, as in torch. So the gradient at the label
-    is exactly 0 if the softmax there is 1.
+    The `many` scores begin at position `z` of the memory, the gradient at `g`. `scale` is first
+    rounded to the memory's float type, as in torch. So the gradient at the label is exactly 0 if
+    the softmax there is 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale

@@ -62,8 +62,9 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
     """Decide for each operation in the table `ops` if its steps are deferred for this client.
 
     `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
-    is True and the memory suffices: the field HELD becomes 0, otherwise -1. A weight with deferred
-    steps is read from the copy that all threads share, `shared` entries after the client's own.
+    is True and the memory suffices. HELD, the number of stored rows, is then 0, and otherwise -1. A
+    weight with deferred steps is read from the copy that all threads share, `shared` entries after
+    the client's own.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -74,7 +75,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's step for later: its inputs as rows of X, and its gradients as rows of D."""
+    """Store a batch's step for later: its inputs, at `x`, and its output gradients, at `dy`."""
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
         to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -111,7 +112,6 @@ def _add(
     m: Float32s, op: Int64s, c: int, cm: int, a: int, am: int, met: int, length: int,
     added: int, width: int, rows: int
 ) -> None:  # fmt: skip
-    """Add (A M') B to C, where M and B are the stored factors of the deferred steps."""
     if op[f.HELD] > 0:
         call(
             op[f.MEET_ROWS], m, op[MET], op[f.MOST], op[ZEROS], a, am, met, _apart(length),
@@ -153,7 +153,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write all operations' deferred steps to the update `out`. Returns False if not finite."""
+    """Write all deferred steps to the update `out`. Returns False if one of them is not finite."""
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

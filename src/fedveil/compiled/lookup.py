@@ -18,7 +18,8 @@ _EXACT = 1 << 24
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
     """Copy the row of the weight that belongs to each token to the token's values.
 
-    With `back`, add the token's values to its row of the weight, or of the weight's gradient.
+    `values` and `weight` are positions in the memory `m`. With `back`, add the token's values to
+    its row of the weight, or of the weight's gradient.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):

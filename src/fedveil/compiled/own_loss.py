@@ -45,7 +45,7 @@ class OwnLossTrainer(CompiledTrainer):
         self._failure: BaseException | None = None
 
     def compile(self, shape: Sequence[int]) -> bool:
-        """Return False, because code is compiled only when the first client trains."""
+        """Compile nothing and return False. Code is compiled when the first client trains."""
         return False
 
     def beside(self) -> OwnLossTrainer:

@@ -144,7 +144,8 @@ def product_of_few(
 ) -> None:  # fmt: skip
     """Compute C += A B for a sparse A, by skipping the zeros of A.
 
-    The other arguments are as in `product`. `room_for_few` reserves `places` and `values`.
+    `places` and `values` are the memory that `room_for_few` reserves. The other arguments are as in
+    `product`.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):

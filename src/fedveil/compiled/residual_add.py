@@ -14,7 +14,6 @@ from fedveil.learning.token_layers import Positions
 
 @compiled()
 def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
-    """Copy (with `also`: add) each example's x to its y or, with `back`, the gradient dy to dx."""
     for n in range(op[f.COUNT]):
         if back:
             a, b = op[f.DY] + n * op[f.YS], op[f.DX] + n * op[f.XS]
@@ -26,31 +25,31 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Start the residual connection in table row `op`: copy the input x to the output y."""
+    """Start the residual connection in table row `op`: copy the input to the output."""
     _add(m, op, False, False)
 
 
 @native(OPERATION)
 def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the output gradient dy of the branch `op` to the input gradient dx."""
+    """Backward pass of `branch`: add the output's gradient to the input's gradient."""
     _add(m, op, True, True)
 
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End the residual connection in table row `op`: add x, copied by `branch`, to the output y."""
+    """End the residual connection in table row `op`: add the branch's input to the output."""
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Copy the output gradient dy to dx, the gradient of the value that `branch` copied."""
+    """Backward pass of `join`: copy the output's gradient to that of the branch's input."""
     _add(m, op, True, False)
 
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the layer's position embeddings, the first rows of its weight, to x in place."""
+    """Add the layer's position embeddings, the first rows of its weight, to the input in place."""
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):

@@ -243,11 +243,12 @@ def largest_tile(lanes: int) -> Any:
 def list_winners(code: Code, g: Any, g0: Any, gi: Any, gj: Any, gn: Any, p: Any, p0: Any, pi: Any,
                  pj: Any, pn: Any, rows: Any, columns: Any, count: Any, places: Any, places0: Any,
                  values: Any, values0: Any, found: Any) -> Any:  # fmt: skip
-    """Append the nonzero entries of g, and their positions, to two lists. Returns the new length.
+    """Append the nonzero entries of g to the list `values`, and their positions to `places`.
 
-    The lists already have `found` entries. The loops run over rows, columns and `count` examples,
-    with examples innermost. Each loop has a stride in g and one in p, the array of positions. There
-    is no branch: a zero is written too, and the next entry overwrites it.
+    g, an array [rows, columns, examples], begins at g0 and has the strides gi, gj and gn. The
+    positions are the entries of p, laid out likewise. The lists begin at places0 and values0 and
+    have `found` entries. Returns their new length. There is no branch: a zero is written too, and
+    the next entry overwrites it.
     """
     builder = code.builder
     bits = ir.IntType(32 if isinstance(code.scalar, ir.FloatType) else 64)

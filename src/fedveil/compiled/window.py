@@ -32,7 +32,7 @@ def pool(
 ) -> None:  # fmt: skip
     """Write the largest value of each window of example `n`, and the position of that value.
 
-    The example's values z begin at position `z` of the memory, with strides `zr` and `zc` for rows
+    The example's values begin at position `z` of the memory, with strides `zr` and `zc` for rows
     and columns. The position of the value in row r and column s is written as the number `first` +
     r steps[0] + s steps[1].
     """

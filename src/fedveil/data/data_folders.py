@@ -42,7 +42,7 @@ def folders(subfolder: str) -> Iterator[Path]:
 
 
 def find(subfolder: str, *names: str) -> Path | None:
-    """Return the first existing path of a data set with one of these names, or None."""
+    """Return the first of the files `names` found in a data set's `subfolder`, or None."""
     for folder in folders(subfolder):
         for name in names:
             if (folder / name).exists():

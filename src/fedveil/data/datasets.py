@@ -149,8 +149,8 @@ def load(
 
     With `apart`, no training record of a user's data influences how another is read
     (`lone_records`). With `writers`, which is for MNIST only, each example is owned by the person
-    who wrote it. `folder` has the files of `image_folder` or `text_folder`. Never uses the network.
-    Raises `DataUnavailable` or `DataInvalid`.
+    who wrote it. `folder` has the files of `image_folder` or `text_folder`, and `texts` says how to
+    read texts. Never uses the network. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

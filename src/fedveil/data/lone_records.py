@@ -139,7 +139,8 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Convert examples to int64 if `form` has integers, otherwise to float32.
 
-    Also returns a mask of the examples that are finite or, as integers, fit exactly.
+    Integers of at most 16 bits stay as they are. Also returns a mask of the examples that are
+    finite or, as integers, fit exactly.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)

@@ -131,9 +131,9 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 
 
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
-    """Yield the place of each line that is not blank, for messages, and the line as a dict.
+    """For each line that is not blank, yield its place for error messages and the line as a dict.
 
-    Raises `DataInvalid` for an invalid line. With `apart`, keeps at most the line's client.
+    Raises `DataInvalid` for an invalid line. With `apart`, yields only its client instead, or {}.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

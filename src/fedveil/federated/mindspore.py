@@ -56,7 +56,7 @@ class Translation:
         )
 
     def in_their_names(self, problems: Sequence[str], overridden: Sequence[str]) -> list[str]:
-        """Return `problems` with the names of keys in the file in place of fedveil's.
+        """Return `problems` with MindSpore Federated's key names in place of fedveil's.
 
         Keys in `overridden` keep fedveil's names, because the file did not set them. Problems that
         the translation has already reported are omitted.

@@ -52,7 +52,7 @@ def _no_node_unmasks(job: JobFields) -> str | None:
 
 
 def _own_position_fits(job: JobFields) -> str | None:
-    """A protection of yours may add rules of its own."""
+    """The rules that a protection of yours adds must be met."""
     return _said_by_own(job, job.protection.position.rules)
 
 

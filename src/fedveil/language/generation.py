@@ -118,8 +118,9 @@ def generate(
 ) -> tuple[Continuation, SplitModel]:
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
-    `tell` is called with the bytes of every new token. The result is reproducible if both the
-    request and the run are seeded. Returns the continuation and the split model.
+    `tell` is called with the bytes of every new token. With `encoded`, messages are encoded as
+    between machines. The result is reproducible if both the request and the run are seeded. Returns
+    the continuation and the split model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -301,7 +302,8 @@ def _asked(
 ) -> tuple[int, int] | None:
     """Check the leader's `request`. Returns the first position and the number of positions.
 
-    Returns None if the leader ends the text. Raises ExchangeError for an invalid request.
+    `seen` of `context` positions are cached. Returns None if the leader ends the text. Raises
+    ExchangeError for an invalid request.
     """
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)
@@ -331,7 +333,7 @@ def _choose(
 ) -> int:
     """Draw the next token, with probability proportional to exp(score / temperature).
 
-    Only tokens with bytes and the end token are drawn. Temperature 0 takes the highest score.
+    Only the end token and tokens that have bytes are drawn. Temperature 0 takes the highest score.
     """
     known = np.array([piece is not None for piece in pieces])
     known[-1] = True

@@ -179,7 +179,8 @@ class Layer(nn.Module):
         """Map vectors (examples, length, width) to outputs of the same shape.
 
         Attention queries are computed from `query`, (1, length, width), which all examples share.
-        Without `query` they are computed from the layer's own input.
+        Without `query` they are computed from the layer's own input. `memory` is a cache of earlier
+        positions.
         """
         normed = self.attention_norm(hidden)
         asked = self._by_head(self.ask(normed if query is None else query))

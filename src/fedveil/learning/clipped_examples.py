@@ -11,7 +11,7 @@ cannot be computed. An empty batch gives an update of zeros. So an example affec
 contribution.
 
 With a finite clip, no example changes the update by more than the clip, including rounding
-(`privacy.sum_grid`), given the contributions as computed. In a linear model an example's
+(`privacy.grid_sensitivity`), given the contributions as computed. In a linear model an example's
 contribution does not depend on the other examples of its batch. For other models torch computes the
 gradients of a fixed number of examples at once, and an example's position in the batch and random
 draws depend on the batch. If an example's gradient cannot be computed, another example of the batch
@@ -112,7 +112,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 class _LinearHead:
     """Computes clipped gradients of a model with one dense layer, in float64.
 
-    The norm of a gradient is the product of the norms of the features and the error.
+    A gradient's norm is the norm of the layer's input times that of the output's gradient.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -120,7 +120,7 @@ class _LinearHead:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> _LinearHead | None:
-        """Return the object for one dense layer, with or without flattening, or else None."""
+        """Return a `_LinearHead` for a model of a single dense layer, or None for other models."""
         plain = plain_layers(model, (nn.Linear, nn.Flatten, nn.Identity)) or ()
         layers = [m for m in plain if isinstance(m, nn.Linear)]
         if len(layers) != 1:
@@ -291,9 +291,9 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Compute one row of gradients for each example at the indices `some`.
 
-        Also returns a mask of the examples in `counts` whose gradients can be computed. If there
-        are none, the rows are None. An invalid example leaves the rows of the others unchanged to
-        the byte.
+        `counts` is a mask of the examples to compute. Also returns this mask without the examples
+        whose gradients fail. If none are left, the rows are None. An invalid example leaves the
+        rows of the others unchanged to the byte.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -324,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return one flat gradient for each example at the indices `some`, in one batch."""
+        """Return a flat gradient for each example in `some`, from a batch filled up to `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

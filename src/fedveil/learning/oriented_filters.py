@@ -1,8 +1,8 @@
 """Fixed oriented filters that compute features for a linear classifier.
 
 The filters do not depend on any data. A pair of Gabor filters measures strokes of one direction and
-width, wherever exactly they are. Every image's features have the same norm, so all gradients have
-similar lengths and little is clipped.
+width, regardless of their exact position. Every image's features have the same norm, so all
+gradients have similar lengths and little is clipped.
 """
 
 from __future__ import annotations

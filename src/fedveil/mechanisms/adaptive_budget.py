@@ -21,8 +21,8 @@ class AdaptiveBudget:
     The next epsilon is eps / A, where A = 1 - angle / π. The angle is between the flattened models
     before and after a round. In every round, eps is the epsilon of the constructor.
 
-    Privacy: a round's epsilon depends on earlier outputs. So the total loss of a run may only be
-    bounded by the sum of the rounds' pure losses, not by tighter composition.
+    Privacy: a round's epsilon depends on earlier outputs. So only the sum of the rounds' pure
+    losses bounds the total loss of a run. Tighter composition is not valid.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
     2. Contrary to the source, the total budget grows: eps / A is never below eps.

@@ -110,7 +110,7 @@ class CentralNoise:
         return join_parts(len(vector), self.clipping(vector))
 
     def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
-        """Return a function that computes any slice of `clipped(vector)`, not the whole vector."""
+        """Return a function that computes a slice of `clipped(vector)` without the rest."""
         vector = finite_vector("update", vector)
         kind = np.float32 if vector.dtype == np.float32 else np.float64
         return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
@@ -126,9 +126,10 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return one clipped vector plus the noise that is meant for a whole sum, in steps.
+        """Return one clipped vector plus the noise of a whole sum, in units of `step`.
 
-        An attacker who knows all other vectors of a sum can compute this from the noisy sum.
+        An attacker who knows all other vectors of a noisy sum subtracts them, and is left with
+        this.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
@@ -176,7 +177,7 @@ def _squares_numpy(multiples: Int32s | Int64s) -> tuple[float, int]:
 
 @compiled(_squares_numpy, reorder=True)
 def _squares(multiples: Int32s | Int64s) -> tuple[float, int]:
-    """Return Σ multiples² twice: rounded to a float, and exactly modulo 2^64."""
+    """Return Σ multiples² in two forms: rounded to a float, and exactly modulo 2^64."""
     nearly, exact = 0.0, np.int64(0)
     for i in range(len(multiples)):
         number = np.int64(multiples[i])

@@ -79,7 +79,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise's standard deviation over the sensitivity, for this many `shares`."""
+        """Return the noise's deviation over the sensitivity, in a sum of `shares` shares."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -126,9 +126,9 @@ class DistributedGaussian(NoiseShares):
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
     cover the range from -clip to clip.
 
-    `apart` is a distance below 2 · clip. If it is given, the caller promises that any two possible
-    vectors of a client are at most `apart` from each other. Each must have a norm of at most clip ·
-    (1 - 2^-18). Nothing checks this promise.
+    `apart`, a distance below 2 · clip, makes the sensitivity smaller, and so the noise. With it the
+    caller promises that any two possible vectors of a client are at most `apart` from each other,
+    and that every vector has a norm of at most clip · (1 - 2^-18). Nothing checks this promise.
     """
 
     # Sensitivity. Let n = length and ρ = clip / step. Rounding adds independent errors of variance
@@ -237,7 +237,8 @@ class DistributedGaussian(NoiseShares):
     ) -> int:
         """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
 
-        Rounds at random if `entropy` is given, otherwise towards zero.
+        `factor` clips the vector and converts it to steps. Rounds at random if `entropy` is given,
+        otherwise towards zero.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -262,7 +263,7 @@ class DistributedGaussian(NoiseShares):
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
         """Return the mean of `shares` clients' vectors, given the sum `total` of their shares.
 
-        `total` is in units of `step`, and is overwritten.
+        `total` is in units of `step`, and is overwritten. `signs` are those of the rotation.
         """
         values = into_floats(total)
         if self.rotation:
@@ -282,7 +283,7 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Shares of noise for clients' vectors that are sums of clipped contributions, one per example.
+    """Shares of noise for clients' vectors, each the sum of one clipped contribution per example.
 
     A client's vector x is not clipped. Each contribution moves x by a vector of whole multiples of
     `step`, whose L2 norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
@@ -350,7 +351,8 @@ def _round_at_random_numpy(scaled: Float32s, uniform: Uint32s, out: Signed) -> i
 def _round_at_random(scaled: Float32s, uniform: Uint32s, out: Signed) -> int:
     """Round each entry of `scaled` up with probability equal to its fraction, otherwise down.
 
-    The probability is exact to 2^-32. Writes the results to `out`. Returns Σ out².
+    `uniform` are random 32-bit words, so the probability is exact to 2^-32. Writes the results to
+    `out`. Returns Σ out².
     """
     total = 0
     for i in range(len(scaled)):

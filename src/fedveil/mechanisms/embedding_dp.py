@@ -178,7 +178,7 @@ class EmbeddingLoss:
         return PrivacyLoss(whole, per="vector", part=self.per_bit)
 
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
-        """Return the losses of releasing `values` values: pairs of a loss and its number of bits.
+        """Return the cost of releasing `values` values: pairs of a loss and a number of bits.
 
         At a positive delta, a ledger composes the bits to far less than values · eps/2.
         """

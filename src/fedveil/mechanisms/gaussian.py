@@ -155,7 +155,7 @@ class GaussianMechanism:
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
         """Return a function that makes the result of `multiples` slice by slice.
 
-        Call it with one slice of `packing.parts` after another, in order.
+        Call it once for each slice of `packing.parts`, in order, because each call draws noise.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))
@@ -185,7 +185,7 @@ def distance_of(clip: float, apart: float | None) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of whole multiples of `step`, and the distribution of its noise in units of `step`."""
+    """The grid of whole multiples of `step`, and the noise for it, in units of `step`."""
 
     step: float
     noise: DiscreteGaussian
@@ -198,11 +198,10 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 
 
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
-    """Return a grid step, the largest power of two that is small enough for the noise and the clip.
+    """Return the largest power of two that is at most max(limit, `least`), as a grid step.
 
-    It is at most a fixed fraction of `sigma`, the noise's standard deviation, and of `clip` /
-    √dimension. If one of these limits is below `least`, the step is the largest power of two up to
-    `least`.
+    The limit is the smaller of a fixed fraction of `sigma`, the noise's standard deviation, and a
+    fixed fraction of `clip` / √dimension.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -210,7 +209,7 @@ def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) ->
 
 
 def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
-    """Return discrete noise in units of `step`, as private as Gaussian noise of `sigma`."""
+    """Return noise in units of `step`, as private as Gaussian noise with deviation `sigma`."""
     steps = Fraction(sigma) / Fraction(step)
     return DiscreteGaussian.at_least(steps**2 * (1 + SLACK) + SMOOTHING)
 
@@ -287,7 +286,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)² of a vector, added up in a fixed order."""
+    """Return Σ (scale · entry)², in a fixed order. `lanes` must be zeros and holds partial sums."""
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

@@ -54,7 +54,7 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
 
 
 def spread(signed: Floats, block: int) -> None:
-    """Rotate a vector of whole blocks in place. It is already multiplied by the signs."""
+    """Apply H / √block in place to each block of `signed`, already multiplied by the signs."""
     walsh_hadamard(signed, block)
     signed *= signed.dtype.type(block**-0.5)
 
@@ -100,10 +100,6 @@ def _walsh_hadamard(vector: Floats, block: int) -> None:
 
 @compiled()
 def _first_levels(part: Floats) -> int:
-    """Compute the first three levels of the transform in place. Returns 8, the next level's `half`.
-
-    For fewer than 8 entries, computes nothing and returns 1.
-    """
     if len(part) < 8:
         return 1
     for i in range(0, len(part), 8):

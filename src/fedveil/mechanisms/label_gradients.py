@@ -36,7 +36,8 @@ Own: TypeAlias = Callable[[int], Float64s]
 class GradientDefence(Protocol):
     """Perturbs the gradients of one batch, an array [examples, values].
 
-    `rare` is a mask of class 1. `own(k)` returns k standard normal numbers for each example.
+    `rare` is True for the examples of class 1. `own(k)` returns k standard normal numbers for each
+    example.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
@@ -72,7 +73,7 @@ class Marvell:
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)).
 
     The noise is computed from the normal numbers `own(k)` of the example. Its mean squared length
-    is `power` · |Δ|². Under this condition, the variances along_c and across_c minimise
+    is `power` · |Δ|². For this mean squared length, the variances along_c and across_c minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
@@ -173,7 +174,7 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC that an attacker can have on one gradient."""
+    """Return the largest AUC of an attacker on one gradient, by a `NoiseLaw`'s `divergence`."""
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 

@@ -102,13 +102,13 @@ class QuantileClip:
         return joint
 
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
-        """Return the mean of the clipped vectors, and the share of vectors no longer than `clip`.
+        """Return the mean of the clipped vectors, and the share with a norm up to `clip`.
 
         `mean` is the mean of the vectors that `joint` returned for this clip.
         """
         return mean[:-1] * (clip / self.first), 0.5 + float(mean[-1]) / (2 * self.half)
 
     def moved(self, clip: float, share: float) -> float:
-        """Return the next clip, given the `share` of vectors no longer than `clip`."""
+        """Return the next clip, given the `share` of vectors whose norm is at most `clip`."""
         off = min(max(share, 0.0), 1.0) - self.quantile
         return min(max(clip * math.exp(-self.rate * off), self.first / _ROOM), self.most)

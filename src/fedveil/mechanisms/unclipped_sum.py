@@ -36,7 +36,8 @@ class GaussianSum:
     largest distance by which one example can move z, including the rounding to the grid.
 
     Privacy: (eps, delta) if one example that is certainly in the batch is replaced. With the secret
-    random batch the guarantee is stronger. `loss` states it, and composes by its own distribution.
+    random batch the guarantee is stronger. `loss` states it, with the loss distribution by which
+    many releases compose.
 
         >>> import numpy as np
         >>> from fedveil.entropy import Secure
@@ -85,7 +86,7 @@ class GaussianSum:
     ) -> Callable[[slice], Int64s]:
         """Return a function that makes the result of `multiples` slice by slice.
 
-        Call it with one slice of `packing.parts` after another, in order.
+        Call it once for each slice of `packing.parts`, in order, because each call draws noise.
         """
         vector = finite_vector("update", update)
 

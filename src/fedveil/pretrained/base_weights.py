@@ -16,7 +16,7 @@ _MARK = "_fedveil_base"
 
 
 def mark_base(model: nn.Module, digest: str = "") -> None:
-    """Mark all tensors of the model, except its trainable parameters, as base weights."""
+    """Mark all tensors but the trainable parameters as base weights. `digest` is their digest."""
     fixed = [name for name, p in model.named_parameters() if not p.requires_grad]
     buffers = [name for name, _ in model.named_buffers()]
     setattr(model, _MARK, (frozenset([*fixed, *buffers]), digest))

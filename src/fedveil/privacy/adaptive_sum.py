@@ -70,7 +70,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta`, or at delta = 0 if that is as small."""
+        """Return the epsilon of all charges at `delta` or, if it is no larger, at delta = 0."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 

@@ -54,13 +54,15 @@ class OneSided:
         # "removed" and e^-epsilon for "added".
         s, q, ndtr = self.ratio, self.rate, special().ndtr
         sign = 1.0 if self.order == "removed" else -1.0
-        over = (np.exp(sign * epsilons) - (1 - q)) / q
-        with np.errstate(divide="ignore", invalid="ignore"):
-            edge = np.where(over > 0, s * s * np.log(np.maximum(over, 0)) + 0.5, -np.inf)
-        without, inside = ndtr(-sign * edge / s), ndtr(-sign * (edge - 1) / s)
-        mixed, bare = (1 - q) * without + q * inside, without
-        ahead, back = (mixed, bare) if sign > 0 else (bare, mixed)
-        back = np.exp(epsilons) * back
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # In logarithms, since e^epsilon overflows if the noise is weak.
+            rest = 1 - (1 - q) * np.exp(-sign * epsilons)
+            power = sign * epsilons + np.log(np.maximum(rest, 0)) - math.log(q)
+            edge = np.where(rest > 0, s * s * power + 0.5, -np.inf)
+            without, inside = ndtr(-sign * edge / s), ndtr(-sign * (edge - 1) / s)
+            mixed, bare = (1 - q) * without + q * inside, without
+            ahead, back = (mixed, bare) if sign > 0 else (bare, mixed)
+            back = np.exp(epsilons + np.log(back))
         delta: Float64s = np.clip(ahead - back, 0.0, 1.0) + _ERROR * (ahead + back)
         return np.minimum(delta, 1.0)
 

@@ -66,7 +66,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism to audit (`release`), and two inputs that differ as much as its claim allows."""
+    """A mechanism to audit (`release`), and two inputs for which its claim must hold."""
 
     name: str
     release: Callable[[Any, Entropy], Any]
@@ -197,7 +197,8 @@ def _played(
 ) -> float:
     """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
 
-    The bound is wrong with probability at most 1 - `confidence`.
+    The first `learn` outputs of each side have trained the `scorers` and are not used again. The
+    bound is wrong with probability at most 1 - `confidence`.
     """
     trials = len(ahead)
     choose, error = trials // 2, (1 - confidence) / 2
@@ -211,7 +212,7 @@ def _played(
 
 @dataclass(frozen=True)
 class _Event:
-    """The event that an audit counts: sign * score >= `threshold`, for a row of output.
+    """The event that an audit counts: an output has sign * score >= `threshold`.
 
     The event is likelier for the first input, or for the second if `swapped` is True.
     """

@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Convert outputs of any kind to rows of numbers. The first number of a row is their count."""
+    """Convert each output to a row: how many numbers it has, these numbers, and NaN as padding."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -126,7 +126,7 @@ def _linear(ahead: Float64s, back: Float64s) -> Scorer:
 
 
 def _whole_rows(ahead: Float64s, back: Float64s) -> Scorer | None:
-    """Return a function that scores rows by how often they occur, or None if rows hardly repeat."""
+    """Return a scorer by how often a row occurs for each input, or None if rows hardly repeat."""
     keys = [[row.tobytes() for row in side] for side in (ahead, back)]
     counts: dict[bytes, list[float]] = {}
     for side in (0, 1):

@@ -1,8 +1,9 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
 A choice with the epsilon eps reports the truth with probability `chance(eps)`. If k of n choices
-do, every epsilon at which k or more is too unlikely is refuted (Clopper and Pearson). If a
-mechanism wrongly uses one random draw for two choices, counting pairs of choices refutes its claim.
+report the truth, every epsilon at which k or more is too unlikely is refuted (Clopper and Pearson).
+If a mechanism wrongly uses one random draw for two choices, counting pairs of choices refutes its
+claim.
 """
 
 from __future__ import annotations

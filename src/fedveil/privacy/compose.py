@@ -121,7 +121,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together, as a choice between N(0, 1) and N(√`square`, 1)."""
+    """All Gaussian releases together. They reveal as much as N(0, 1) against N(√`square`, 1)."""
 
     square: float
     count: int = 1
@@ -234,7 +234,7 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon at `delta`, and the share of `delta` that covers errors."""
+    """Return the least epsilon at `delta`, and the share of `delta` that missing mass takes up."""
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
     # The exponents are differences of numbers as large as these. log n! is below 30 n.

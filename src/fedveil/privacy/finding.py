@@ -73,7 +73,7 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the epsilon claimed for this lower bound: its own, or `finding` if that is NaN."""
+        """Return the epsilon claimed for this bound: its own, or `finding`, that of the finding."""
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Finding:
 
     @property
     def limits(self) -> str:
-        """Return a phrase that says how small a violation the lower bounds could have missed.
+        """Return a phrase about the true epsilons that the sharpest lower bound would miss.
 
         Returns "" if `unseen` is known for no bound.
         """
@@ -171,7 +171,7 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return the smallest gap between a claim and its bound in words, or "" if infinite."""
+        """Return, in words, how far the closest bound is from its claim, or "" if infinite."""
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

@@ -53,7 +53,7 @@ def moved(clip: float, step: float, dimension: int) -> float:
 
 
 def clip_within(clip: float, dimension: int) -> float:
-    """Return a clip for contributions such that each of them moves the update by at most `clip`."""
+    """Return a clip for contributions, so that each moves the rounded update by at most `clip`."""
     # Rounding moves the update by up to sqrt(dimension) steps. For errors of sums, 2^-13 of the
     # clip is reserved. Adding up n terms in float64, in any order, is wrong by at most n * 2^-53
     # times the sum of their magnitudes. Two sums of up to 2^18 contributions are therefore wrong by
@@ -63,6 +63,6 @@ def clip_within(clip: float, dimension: int) -> float:
 
 
 def as_update(total: Float64s, clip: float) -> Float32s:
-    """Return `total`, a sum of contributions clipped to `clip`, rounded to the grid for `clip`."""
+    """Round `total`, a sum of contributions clipped to `clip`, to the grid for this clip."""
     step = grid_step(clip, len(total))
     return (to_grid(total, step) * step).astype(np.float32)

@@ -21,7 +21,8 @@ def share(
 ) -> Measured:
     """Return the metric `hits` / `cases` with the exact Clopper-Pearson interval.
 
-    The interval contains the true share with at least this `confidence`.
+    The interval contains the true share with at least this `confidence`. `guess` is the chance
+    level.
     """
     hits, cases = integer("hits", hits, 0, cases), integer("cases", cases, 1)
     tail = (1 - confidence) / 2
@@ -40,7 +41,8 @@ def median(
 ) -> Measured:
     """Return the median of `values` as a metric, with an exact interval between two of the values.
 
-    The interval is valid for every distribution. It is NaN if there are too few values.
+    The interval is valid for every distribution. It is NaN if there are too few values. `guess` is
+    the chance level.
     """
     # The interval goes from the k-th smallest of the n values to the k-th largest, with the
     # greatest k that `confidence` allows. It misses the true median only if fewer than k values are
@@ -62,8 +64,8 @@ def area(
 ) -> Measured:
     """Return the area under the ROC curve as a metric.
 
-    It is the probability that a random member scores higher than a random non-member. Ties count
-    half. The interval is DeLong's (1988), on the scale of log-odds.
+    It is the probability that a random score of `members` is above a random one of `others`. Ties
+    count half. The interval is DeLong's (1988), on the scale of log-odds.
     """
     # DeLong's variance says little if it is 0 (all members above all others, or all scores equal)
     # or if there are fewer than 10 members or others. The interval is then the exact one for as

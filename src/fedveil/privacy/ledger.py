@@ -106,8 +106,8 @@ class Ledger:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
         Rounds must come in order, because nothing more can be recorded for earlier ones. With
-        `ahead`, the earlier rounds stay open. Use it for an interrupted round that will be recorded
-        again.
+        `ahead`, earlier rounds can still be recorded. Use it for an interrupted round that will be
+        recorded again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -120,7 +120,7 @@ class Ledger:
         self._first_open = max(self._first_open, round)
 
     def note_in_clear(self, what: Iterable[str]) -> None:
-        """Record the names of values sent unprotected. The epsilons do not cover them."""
+        """Record `what`, the names of values sent unprotected. No epsilon covers them."""
         self._in_clear.update(what)
 
     @property
@@ -130,7 +130,7 @@ class Ledger:
 
     @property
     def kinds(self) -> int:
-        """Return the number of different combinations of charges that a client had in any round."""
+        """Return the number of different combinations of charges in the reports of all rounds."""
         return len(self._kinds)
 
     def charges(self, spendings: Spendings) -> Kind:
@@ -245,7 +245,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return the sets of kinds of charges that rounds had, each with its number of rounds."""
+        """Return each set of kinds that a round charged, with the number of such rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -308,7 +308,7 @@ def project(
 
 
 def projected(spendings: Spendings, rounds: int, *, adaptive: bool = False) -> Ledger:
-    """Return the ledger that `project` reads, of a client that is drawn in all of `rounds`."""
+    """Return the ledger of a client that pays `spendings` in each of `rounds` rounds."""
     ledger = Ledger(adaptive=adaptive)
     ledger._closed[(0,)] = integer("rounds", rounds, 1)
     ledger._kinds.append(_charges(spendings, bare=adaptive))
@@ -321,7 +321,7 @@ def _stated(epsilon: Callable[[float], float], delta: float) -> Figure:
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return the charges of `spendings` as (loss, count) pairs, with equal losses merged."""
+    """Return `spendings` as (loss, count) pairs. Equal losses are merged. `bare` drops releases."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -359,7 +359,7 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the charges on one bit, one parameter or one client, as `per` says."""
+    """Return the lists of charges to which a bit, parameter or client (`per`) can be exposed."""
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or

@@ -72,8 +72,8 @@ def rounds_to_state(
     """Encode which charges a ledger has recorded in its rounds, as named arrays.
 
     A kind, a combination of charges, is given by its index in the ledger's list of kinds. `closed`
-    maps each set of kinds to its number of closed rounds. `opened` maps each open round to its
-    kinds, and each kind to the clients that were charged.
+    maps each set of kinds to its number of closed rounds, which get no more charges. `opened` maps
+    each open round to its kinds, and each kind to the clients that were charged.
     """
     rows = [(number, kind) for number in sorted(opened) for kind in sorted(opened[number])]
     members = [opened[number][kind] for number, kind in rows]

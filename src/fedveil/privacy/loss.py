@@ -148,7 +148,7 @@ class PrivacyLoss:
         return self.delta == 0.0
 
     def resolved(self) -> PrivacyLoss:
-        """Return this loss in a form that can be stored in a file."""
+        """Return this loss with its loss distribution computed, so that a file can store it."""
         part = None if self.part is None else self.part.resolved()
         release = self.release
         if release is not None and not isinstance(release, Gaussian):

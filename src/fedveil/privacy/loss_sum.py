@@ -83,9 +83,10 @@ class Tilted:
         return Tilted(self.origin + first * self.step, self.step, weights, self.slack + 2 * TAIL)
 
     def on_grid(self, step: float, tilt: float) -> Tilted:
-        """Return the distribution on a grid with another step.
+        """Return the distribution on a grid with another `step`.
 
-        `tilt` is the tilt of the weights. Raises `TooSteep` if `step` is too large.
+        `tilt` is the one with which this distribution was made. Raises `TooSteep` if `step` is too
+        large for it.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is

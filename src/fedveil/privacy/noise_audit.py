@@ -76,10 +76,10 @@ class MeasuredNoise:
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
     def distance_of_least(self, moved: float, *, error: float) -> float:
-        """Return a lower bound on the distance by which a client moves the least noisy release.
+        """Return a lower bound on how far replacing a client moves the least noisy release.
 
-        Replacing the client moves every release by `moved`. The unit is the standard deviation of
-        the noise. Unlike in `distance`, the releases may depend on each other.
+        It moves every release by `moved`. The unit is the standard deviation of the noise. Unlike
+        in `distance`, the releases may depend on each other.
         """
         if not self.releases:
             return 0.0
@@ -96,11 +96,10 @@ def moved_distance(
 ) -> tuple[float, float]:
     """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
-    The unit is the standard deviation of the noise. `moves` has an entry for each client: the
-    distance by which the releases are shifted in the direction of the client's update, averaged
-    over the rounds, in the units of `noise`. The bound is too large with probability at most
-    `error`. The second result is the amount by which the uncertainty of the mean has lowered the
-    bound.
+    The bound is in standard deviations of the noise, and too large with probability at most
+    `error`. `moves[i]` is how far client i's update shifts a release in its own direction, on
+    average over the rounds, in the units of `noise`. Also returns by how much the bound was lowered
+    because the mean of `moves` is uncertain.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

@@ -271,7 +271,7 @@ def _unseen(
 def planned(canaries: int, claim: Figure, *, gaussian: bool, confidence: float) -> int:
     """Return how many of the `canaries` to guess, for the largest expected lower bound on epsilon.
 
-    It is best if the true epsilon equals the claim, and depends on no coin and no score.
+    The number is best if the true epsilon equals the claim. It depends on no coin and no score.
     """
     # Under Gaussian noise with exactly the claimed (epsilon, delta), a canary's log-likelihood
     # ratio is N(mu² / 2, mu²) if it is in the run, where mu is the claim's `distance_of_epsilon`.
@@ -314,7 +314,7 @@ def expected_share(mu: float, share: float) -> float:
 
 
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
-    """Return True if the guesses refute that a run is as private as Gaussian noise at `mu`.
+    """Return True if the guesses about `m` canaries refute the privacy of Gaussian noise at `mu`.
 
     `mu` is the distance of two means in standard deviations. A true hypothesis is refuted with
     probability at most `error` (Mahloujifar, Melis and Chaudhuri, 2024, algorithm 3).

@@ -83,7 +83,6 @@ def _raise(
     table: Float64s, logs: Float64s, pairs: Pairs, largest: float, error: float, infinite: bool,
     growth: Float64s, decay: float, share: float, curve: Float64s
 ) -> None:  # fmt: skip
-    """Increase `curve` in place, until it is nowhere below the privacy curves of `pairs`."""
     # An output whose loss lies between two grid points is split into two outputs on them that
     # preserve its mass under both rows. Merging the two gives the original distribution, so the
     # split pair loses no less.

@@ -117,8 +117,8 @@ def sampled_loss(
 
     Without sampling, the noise is (epsilon, delta)-private for the example. With q = `rate`, the
     epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is as in
-    `SampledGaussian`. If that cannot compute the ratio, the result states `epsilon` and `delta`
-    themselves.
+    `SampledGaussian`. If `SampledGaussian` cannot compute the ratio, the result states `epsilon`
+    and `delta` themselves.
     """
     # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
     # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta

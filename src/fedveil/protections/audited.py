@@ -46,11 +46,11 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return a text that names the settings an audit needs, or None if `settings` have them."""
+        """Return a text that says which settings an audit needs, or None if it can use these."""
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the kinds of random choices that a report makes, in order of `Reading.truths`."""
+        """Return the kinds of random choices in a report, ordered as in `Reading.truths`."""
         return ()
 
     def domain(self, round: int) -> Domain:

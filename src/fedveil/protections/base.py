@@ -276,7 +276,7 @@ class Protection(Description):
 
     @property
     def least_clients(self) -> int:
-        """The smallest number of clients whose round can have an aggregate."""
+        """The smallest number of clients with which a round can have an aggregate."""
         return 1
 
     def most_of_a_report(self) -> tuple[float, float]:
@@ -305,7 +305,8 @@ class Protection(Description):
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
         """Return the next state after a round that was interrupted and has no aggregate.
 
-        `state` is that at the round's start. `cost` has each loss with its number of releases.
+        `state` is that at the round's start. `cost` is what the round cost a client that reported:
+        each loss with its number of releases.
         """
         return state
 
@@ -357,7 +358,7 @@ class Protection(Description):
         """Return the best estimate of a client's update that an attacker can make from `report`.
 
         The client is the first in the cohort of `context`. By default, the estimate is the
-        aggregate of a round with only this report, and there is no likelihood.
+        aggregate of a round with only this report, and no likelihood is stated.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

@@ -44,10 +44,11 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 
 
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
-    """Map phase names of all protections to phases of `position`, for plans of simulated faults.
+    """Map the phase names of all protections to phases of the protection `position`.
 
-    A phase of `position` maps to itself. Any other phase maps to the training phase of `position`,
-    or to None if it comes after training in the protection that has it.
+    A plan of simulated faults may name any of them. A phase of `position` maps to itself. Any other
+    phase maps to the training phase of `position`, or to None if it comes after training in its own
+    protection.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

@@ -32,7 +32,7 @@ class CostKey:
     total: str | None = None
 
     def of(self, settings: Mapping[str, Any]) -> float:
-        """Return the parameter's value in `settings`, or `start` if it is null."""
+        """Return the value of `parameter` in the given `settings`, or `start` if it is null."""
         value: Any = settings
         for name in self.parameter.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None

@@ -18,7 +18,7 @@ Whose: TypeAlias = Literal["client", "example"]
 
 
 class Description(Audited):
-    """The properties of a protection's class. Every member has a default."""
+    """Properties of a protection's Python class, such as its name. Every member has a default."""
 
     #: The name by which a job chooses the protection. A user's own is named by module and class.
     name: ClassVar[str] = ""
@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the protection's time limit for a phase, as a job key and seconds, or None."""
+        """Return the job key of the time limit for a phase, and the limit in seconds, or None."""
         return None
 
     @classmethod
@@ -71,7 +71,7 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the setting that makes noise depend on the number of rounds, as text, or None."""
+        """Return, as text, the setting that ties the noise to the number of rounds, or None."""
         return None
 
     @classmethod

@@ -273,7 +273,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: sums of one update and three zeros, with a fixed and a moving clip."""
+        """Yield audit cases: noisy sums of an update and three zero vectors, for both clips."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -344,7 +344,8 @@ class DistributedDP(Clipped, SecureSum):
     def domain(self, round: int) -> Domain:
         """Return the vector space in which the round's sum is released.
 
-        It is that of rotated vectors, or of updates without a rotation or if the clip moves.
+        It is the space of rotated vectors. Without a rotation, or with a moving clip, it is that of
+        updates.
         """
         signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
@@ -364,7 +365,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the round's noisy sum as a vector in `domain`, in the units of updates.
 
-        It is the sum before the rotation is undone or, if the clip moves, the decoded sum.
+        The rotation is not undone yet. With a moving clip, the result is the decoded sum.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

@@ -127,7 +127,7 @@ class DPEncrypt(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: opposite updates longer than the clip, and opposite examples."""
+        """Yield audit cases: opposite updates, and opposite examples in a sampled batch."""
         gaussian, update = GaussianMechanism(eps, 1e-3, clip=1.0), np.array([1.0, 0.0])
         yield Case(
             "gaussian, an update", gaussian.privatize, 4 * update, -4 * update, gaussian.loss
@@ -212,7 +212,7 @@ class DPEncryptClientRound(OneReportClient):
 
 
 class _Form(Protocol):
-    """The encoding of a report's values as message fields, with the sum that adds up reports."""
+    """Encodes a report's values as message fields, and adds up such reports."""
 
     fields: tuple[str, ...]
     step: float

@@ -41,7 +41,7 @@ class GridReport:
     def written_parts(self, multiples: Callable[[slice], Int64s]) -> dict[str, Value]:
         """Return the fields of a report: all values, packed, and `step`.
 
-        `multiples` returns the values in a slice, as multiples of `step`. Slices come in order.
+        `multiples` is called with one slice after another, and returns its values in steps.
         """
         packed = pack_parts(self._dimension, -self.limit, self.width, multiples)
         return {"multiples": packed, "step": self.step}

@@ -16,8 +16,8 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report.
 
-    It checks the sender and the round of a report, and subclasses add up the rest. Several objects
-    of this class may share a round's clients. `merge` combines them at the end.
+    It checks the sender and the round of a report, and subclasses add up the rest. A round's
+    clients can be divided among several objects of this class, which `merge` combines at the end.
     """
 
     mergeable = True

@@ -90,13 +90,13 @@ class PhasedRound(ABC):
 
     @abstractmethod
     def _fold(self, client: ClientId, message: Message) -> None:
-        """Check all fields of an answer that belong to the phase, and add it to the running sums.
+        """Check the fields of an answer to this phase, and add it to the running sums.
 
         Raises `MessageInvalid`, and changes nothing, if a field is wrong.
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the messages that open the current phase, for each client in `answered`."""
+        """Return the message that opens this phase, for each client that `answered` the last."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod

@@ -116,7 +116,7 @@ def central_trusts(settings: PWEncryptSettings, cohort: Cohort) -> str | None:
 
 
 class PWEncrypt(SecureSum):
-    """The aggregate is the exact weighted mean of the survivors' updates, after rounding.
+    """The aggregate is the exact weighted mean of the survivors' rounded updates.
 
     A client's vector is its weight (its number of examples, or 1) times its update in whole
     numbers, followed by the weight. The sum is taken modulo 2^bits. bits is large enough for a

@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports in the chosen way."""
+        """Return an empty sum that combines reports as chosen. `plain` is an ordinary one."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":
@@ -73,11 +73,11 @@ class BoundedSum:
 
 
 class MiddleSum:
-    """Stores all reports. Its value is their number times the mean of the middle values.
+    """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    The middle values are found entry by entry, by dropping the largest and the smallest ones. `cut`
-    is the share of the values that is dropped at each end, rounded up to whole reports. At least
-    the one or two middle values remain.
+    An entry's middle values are left when its largest and smallest values are dropped. `cut` is the
+    share that is dropped at each end, rounded up to whole reports. At least the one or two middle
+    values remain.
     """
 
     def __init__(self, cut: float) -> None:

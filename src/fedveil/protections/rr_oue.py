@@ -122,7 +122,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases: a report of one parameter, as the sum of its states and as bits."""
+        """Yield audit cases: a report of one parameter, once as the sum S and once as bits."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -191,7 +191,7 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return the values that clients encode: the new weights, or the update, by the job."""
+        """Return what clients encode, by the setting `target`: the new weights or the update."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
@@ -216,7 +216,7 @@ class Unary(Protection):
         return Reading(estimate, np.ones_like(estimate), log_likelihood=told, truths=true)
 
     def choices(self) -> Sequence[Choice]:
-        """Return a report's random choices. Empty if epsilon changes, or if states are exact."""
+        """Return a report's random choices. Empty with `adaptive` or `fidelity: aggregate`."""
         fixed = not self.adaptive and self.settings.fidelity == "per_client"
         return choices(self.encoding(self.settings.eps), self.dimension) if fixed else ()
 
@@ -332,9 +332,6 @@ class UnaryCohortRound(_ServerRound):
 class UnaryClientRound(OneReportClient):
     """Clips, encodes and perturbs the new weights or the update."""
 
-    #: The share of values that clipping changed. It is exact, so it never leaves the client.
-    saturated = 0.0
-
     def __init__(self, context: ClientContext, protection: Unary) -> None:
         super().__init__(context)
         self._protection = protection
@@ -348,8 +345,7 @@ class UnaryClientRound(OneReportClient):
         def report(part: slice) -> Report:
             some = update[part]
             start = model[part] if job.target == "weights" else np.zeros_like(some)
-            states, beyond = encoding.encode_moved(start, some, entropy)
-            self.saturated += beyond / len(update)
+            states = encoding.encode_moved(start, some, entropy)
             return states if exact else encoding.perturb_states(states, entropy)
 
         try:

@@ -109,7 +109,7 @@ class SecureSumSettings(Settings):
         return masking_graph.automatic(clients, threshold)
 
     def neighbourhood(self, clients: int) -> int:
-        """Return how many clients, that client included, hold shares of one client's secrets."""
+        """Return the number of clients that hold shares of a client's secrets, itself included."""
         sharing = self.sharing_clients(clients)
         degree = self.graph_degree(sharing)
         return sharing if degree is None else min(sharing, degree + 1)
@@ -208,11 +208,11 @@ def shared_weaker(
 ) -> str | None:
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    `asked` applies to a round of `clients` clients, and `demanded` to a round of `expected`
-    clients, or None if that is unknown. `asked` must have at least the threshold of `demanded`, and
-    at least its ratio of threshold to neighbours. If `expected` is None, the threshold must be more
-    than half of the neighbours instead. In a round of `clients` clients, `asked` must also have at
-    least as many neighbours as `demanded`.
+    `asked` applies to a round of `clients` clients, and `demanded` to a round of `expected` clients
+    (None: unknown). `asked` must have at least the threshold of `demanded`, and at least its ratio
+    of threshold to neighbours. If `expected` is None, the threshold must be more than half of the
+    neighbours instead. In a round of `clients` clients, `asked` must also have at least as many
+    neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

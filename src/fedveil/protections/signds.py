@@ -96,7 +96,7 @@ class SignDSSettings(Settings):
 
 
 class SignDSProtection(Protection):
-    """Every client reports selected dimensions, their sign, and one bit about the magnitude.
+    """Clients report selected dimensions, their sign, and one bit about the update's magnitude.
 
     In each dimension, the aggregate of n reports is (lr_global / n) * (number of +1 - number of
     -1). With `magnitude: estimated`, lr_global is 2 * r_est * n, where r_est is the server's
@@ -135,7 +135,7 @@ class SignDSProtection(Protection):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield two audit cases: a selection from opposite updates, and the response to a bit."""
+        """Yield audit cases: randomised response to a bit, and selections from two updates."""
         response = BinaryRandomizedResponse(eps)
         bits = np.array([False]), np.array([True])
         yield Case("randomised response, a bit", response.perturb, *bits, response.loss)
@@ -193,7 +193,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Adds up the signs in each dimension, and counts the magnitude bits by value."""
+    """Adds up the signs in each dimension, and counts the magnitude bits and those that are 1."""
 
     sums = ("_signs", "_bits", "_ones")
 

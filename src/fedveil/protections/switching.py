@@ -11,7 +11,7 @@ from fedveil.settings.settings import Settings
 
 
 def switched(job: Mapping[str, Any], position: str) -> list[str]:
-    """Return the "key=value" settings that change the protection of `job` to `position`."""
+    """Return the "key=value" settings that switch `job` to the protection named `position`."""
     changes = {"protection": position} if job["protection"]["name"] != position else {}
     if job["server"]["weighting"] == "by_size":
         changes["server.weighting"] = "equal"
@@ -22,7 +22,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return the settings, as "key=value", that the protection `other` takes over from the job."""
+    """Return, as "key=value", the settings of the job's protection that `other` has too."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

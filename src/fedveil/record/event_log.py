@@ -89,8 +89,9 @@ def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
     wrong = [at for at, (a, b) in enumerate(zip(heads[1:], digests, strict=False), 1) if a != b]
     if wrong:
         found.append(f"{path}, line {wrong[0]}: it was edited, or a line before it was removed")
-    elif len(lines) < len(digests):
-        found.append(f"{path}: {len(digests) - len(lines)} lines were removed at its end")
+    elif gone := max(0, len(digests) - len(lines)):
+        are = "is" if gone == 1 else "are"
+        found.append(f"{path}: {quantity(gone, 'line')} {are} missing at its end")
     elif len(lines) > len(digests):
         found.append(f"{path}, line {len(digests) + 1}: it is not in {_of(path).name}")
     for count, digest in said:

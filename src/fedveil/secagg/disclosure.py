@@ -78,12 +78,13 @@ class Disclosure:
     def decide(self, survivors: Collection[int]) -> None:
         """Record which clients are in the sum.
 
-        Holders will disclose shares of their mask seeds, and of all other clients' mask keys.
+        Holders will disclose shares of the survivors' mask seeds, and of all other clients' mask
+        keys.
         """
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the smallest number of holders that a dealer has among the clients `answered`.
+        """Count each dealer's holders among the clients `answered`. Returns the smallest count.
 
         A holder is a client with a valid share of the dealer's secrets.
         """

@@ -67,7 +67,7 @@ def public_key(raw: bytes) -> X25519PublicKey:
 
 
 def has_low_order(raw: bytes) -> bool:
-    """Return True if `raw` is a public key of low order."""
+    """Return True if `raw` is a public key of low order, which makes every agreed secret zero."""
     try:
         _probe().exchange(public_key(raw))
     except ValueError:
@@ -98,8 +98,8 @@ def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
     """Encrypt `shares` for `receiver` with AES-256-GCM. The result has 16 bytes more.
 
-    `key` must be the `seal_key` of this sender, receiver and view, and encrypt nothing else.
-    Sender, receiver and view are authenticated too.
+    `key` must be the `seal_key` of the sender, the receiver and the `view`, a digest of what both
+    were shown, and encrypt nothing else. These three are authenticated too.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 
@@ -140,12 +140,12 @@ class Identity:
 
 
 def keys_text(context: bytes, client: int, keys: Iterable[bytes]) -> bytes:
-    """Return the text that `client` signs when it sends its public `keys`."""
+    """Return the text that `client` signs: its public `keys`, and `context`, a digest of terms."""
     return b"fedveil keys" + context + _ids((client,)) + b"".join(keys)
 
 
 def survivors_text(view: bytes, survivors: Iterable[int]) -> bytes:
-    """Return the text that a client signs for a list of survivors. It includes `view`."""
+    """Return the text that a client signs: `survivors`, and `view`, the digest of what it saw."""
     return b"fedveil survivors" + view + _ids(survivors)
 
 

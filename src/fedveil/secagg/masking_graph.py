@@ -80,7 +80,7 @@ def automatic(clients: int, threshold: int) -> int | None:
     number below half of the clients is safe. A number is safe under two conditions:
 
     - If a share `CORRUPT` of the clients colludes with the server: with probability at most
-      `UNMASKED`, a neighbourhood has `threshold` of them, or the other clients are no longer
+      `UNMASKED`, a neighbourhood has `threshold` colluding clients, or the others are no longer
       connected on the circle.
     - If a share `DROPPED` drops out: with probability at most `VOID`, fewer than `threshold`
       clients of a neighbourhood are left.

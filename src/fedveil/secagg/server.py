@@ -214,14 +214,14 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Return the smallest number of holders that a dealer has among the clients `answered`.
+        """Count each dealer's holders among the clients `answered`. Returns the smallest count.
 
         A holder has a valid share of the dealer's secrets. Also returns the threshold.
         """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return the number of vectors that arrived, and the number that the sum needs."""
+        """Return the number of vectors and the number needed. With enough: `_count_holders`."""
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)

@@ -37,7 +37,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Parse a reference page. Returns each key's table row, as plain text by column."""
+    """Return the row of each key that begins with `part` in a reference page, as text by column."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:

@@ -24,7 +24,7 @@ class Rules(Generic[J]):
         self._advised: list[Check[J]] = []
 
     def rule(self, *reads: str) -> Callable[[Check[J]], Check[J]]:
-        """Return a decorator that registers a rule. A wrong key in `reads` disables the rule."""
+        """Return a decorator for a rule. The rule is skipped if a key in `reads` is wrong."""
 
         def register(check: Check[J]) -> Check[J]:
             self._reads[check] = reads

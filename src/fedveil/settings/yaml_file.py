@@ -217,7 +217,7 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError if all of a file's keys that are unknown to `mine` are keys of `other`."""
+    """Raise JobError with `sentence` if a file's keys that `mine` lacks are keys of `other`."""
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]
@@ -315,7 +315,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 @lru_cache(maxsize=32)
 def _loaded(text: str, most_values: int) -> tuple[Any, list[str]]:
-    """Return the values of a text, and its problems. A run reads its job's text several times."""
+    """Return the values of a text, and its problems. Cached: a run reads its job often."""
     loader = _Loader(text, most_values)
     return loader.get_single_data(), loader.problems
 

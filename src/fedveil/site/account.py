@@ -89,8 +89,8 @@ class Limits:
 class Privacy:
     """The total privacy cost of several releases.
 
-    `without_epsilon` of the `releases` have no epsilon. `figure` is the epsilon and delta of all
-    others. `in_clear` names all values that were sent unprotected.
+    `without_epsilon` is the number of `releases` without an epsilon. `figure` is the epsilon and
+    delta of all others. `in_clear` names all values that were sent unprotected.
     """
 
     figure: Figure
@@ -155,7 +155,7 @@ def promises_nothing(kind: Kind) -> bool:
 
 
 class SiteAccount:
-    """The account of one data set, in the site's folder. Open it with `open`."""
+    """Records what left one data set, and its privacy cost, on disk. Open it with `open`."""
 
     def __init__(self, file: AccountFile, name: str, clock: Callable[[], datetime]) -> None:
         self.name, self._file, self._clock = name, file, clock
@@ -179,8 +179,8 @@ class SiteAccount:
         """Open the account of the data set `name`, or create it.
 
         `counter` is a file that shows if the account was replaced by an older copy or deleted. Put
-        it where nobody who can write to `folder` can write. By default it lies in the folder, and
-        does not reveal that both files were replaced. Raises `AccountInvalid` for an older copy, a
+        it where nobody who can write to `folder` can write. By default it lies in the folder, where
+        nothing reveals that both files were replaced. Raises `AccountInvalid` for an older copy, a
         missing line, or a line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
@@ -291,7 +291,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a line of JSON, in which digests replace losses of earlier lines."""
+        """Encode a charge as a line of JSON. A digest stands for losses of earlier lines."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

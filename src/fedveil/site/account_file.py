@@ -5,7 +5,7 @@ changed, moved or missing line. A counter (`account_counter`) in another place r
 was deleted or replaced by an older copy.
 
 `append` returns after the line is on disk and then counted on disk. A process that is killed in
-between has sent nothing for the line.
+between has not sent what the line charges.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class AccountFile:
     def bodies(self) -> Iterator[tuple[bool, bytes]]:
         """Yield a flag and the body of each line that this object has not read yet.
 
-        If the flag is True, all earlier lines are void. Call this inside `locked`. Raises
-        `AccountInvalid` if a line is missing, or was not written with the key.
+        If the flag is True, the file was replaced, so forget all lines read before. Call this
+        inside `locked`. Raises `AccountInvalid` if a line is missing, or was not written with the
+        key.
         """
         found = self.path.stat().st_ino if self.path.exists() else None
         if self._inode not in (None, found):

@@ -63,7 +63,7 @@ class Process:
                 raise _ended() from None
 
     def receive(self, most: int) -> dict[str, object]:
-        """Return the next message, of at most `most` bytes. Raises `SiteRefused`."""
+        """Return the next message. Raises `SiteRefused` if late, invalid or above `most` bytes."""
         size = int.from_bytes(self._bytes(_LENGTH_BYTES))
         if size > most:
             raise SiteRefused(f"the job's code sent {size:,} bytes; the limit is {most:,}")
@@ -163,7 +163,8 @@ class CodeTraining:
         """Train in a separate process. Returns the update and the number of examples.
 
         `reader` names the site's own function that reads the examples in this process
-        (`package.module:function`). Raises `SiteRefused`, or an error of the reader.
+        (`package.module:function`). Raises `SiteRefused` if the process fails, or an error of the
+        reader.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -173,7 +174,8 @@ class CodeTraining:
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
         """Send the examples to `process`. Returns its update and the number of examples.
 
-        Raises `SiteRefused`, or an error of `reader`, the site's function that reads the examples.
+        Raises `SiteRefused` if the process fails, or an error of `reader`, the site's function that
+        reads the examples.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)

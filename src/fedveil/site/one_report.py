@@ -91,7 +91,7 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Answer a message of a secure sum that needs no trained update, as encoded bytes.
+        """Return the encoded answer to a message of a secure sum that asks for no trained update.
 
         `words` is the encoded message. Raises `SiteRefused` if the message is not due.
         """
@@ -201,7 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the client's side of the protection in the state `kept`, for the given weights."""
+        """Return the client's side for the weights `model`, resumed from `kept` if that is set."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )

@@ -50,7 +50,7 @@ class Order:
 
     @property
     def code(self) -> list[str]:
-        """The job's own training functions, as `package.module:function`."""
+        """The job's own model, task and schedule functions, as `package.module:function`."""
         job = self.job
         return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 

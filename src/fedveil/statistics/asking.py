@@ -40,12 +40,12 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the carrier that takes the messages of a step to the clients."""
+        """Return the carrier of the messages between the server and the clients in one step."""
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean report of `cohort` in a step, or None if it cannot be drawn directly."""
+        """Return the mean report of `cohort`, or None if each report must be made on its own."""
         return None
 
 

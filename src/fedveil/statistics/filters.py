@@ -49,10 +49,10 @@ class Named(Protocol):
 class Filter:
     """A condition on a row: comparisons of a column with a value, joined by `and`, `or` and `not`.
 
-    The type of the value decides: to compare a column with a number its cells are read as numbers,
-    and with a text as texts. A comparison with a missing value is false. `column in [value, ...]`
-    and `18 <= age < 65` are allowed. A column's name that is not a single word is written in
-    backticks, such as `home town`.
+    A column's cells are read as numbers if they are compared with a number, and as texts if with a
+    text. A comparison with a missing value is false. `column in [value, ...]` and `18 <= age < 65`
+    are allowed. A column's name that is not a single word is written in backticks, such as `home
+    town`.
     """
 
     def __init__(self, text: str, place: str = "where") -> None:

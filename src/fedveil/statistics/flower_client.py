@@ -83,7 +83,7 @@ class Member:
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return clients with their rows, this one among them, and this client's number."""
+        """Return clients with their rows, and the number of this client among them."""
         if self.data is None:
             return load(file), self.client
         clients = load(file.with_(data=self.data, client=None))
@@ -200,7 +200,7 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 def _charge(
     file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
 ) -> None:
-    """Charge the cost of a report to the client's own account.
+    """Charge the report that the server's message `asked` requests to the client's own account.
 
     Raises an error if this would exceed the client's limits.
     """

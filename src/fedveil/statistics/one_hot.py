@@ -90,7 +90,7 @@ class OneHot:
         return estimated
 
     def variance(self, share: Float64s, codes: int) -> Float64s:
-        """Return the variance of a cell's estimated share, given the true `share` and `codes`."""
+        """Return the variance of a share estimated from `codes` codes, given the true `share`."""
         f = np.clip(share, 0, 1)
         spread: Float64s = f * self.p * (1 - self.p) + (1 - f) * self.q * (1 - self.q)
         return spread / (codes * (self.p - self.q) ** 2)

@@ -87,7 +87,7 @@ def levels(question: QuestionSettings) -> int:
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the cells of a question's first column, or of its second with the prefix "other_"."""
+    """Return the cells of a question's first column or, if `prefix` is "other_", of its second."""
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -162,9 +162,10 @@ class Ball:
     """The affine map from a client's vector for one part to its section of the joint vector.
 
     The section is (vector - `centre`) / `scale`, which bounds its length. The squares of all parts'
-    weights sum to 1. If `centred` is True, a vector is the sum of at most `rows` encoded rows.
-    Otherwise (`unit: row`) a client adds up an unknown number of rows, each row is bounded, and the
-    centre is 0. If `plain` is True (not_encrypt), vectors do not change.
+    weights sum to 1. If `centred` is True, a vector is the sum of at most `rows` encoded rows, and
+    the centre is `rows` times that of the encoding. Otherwise (`unit: row`) a client adds up an
+    unknown number of rows, each row is bounded, and the centre is 0. If `plain` is True
+    (not_encrypt), vectors do not change.
     """
 
     part: Part

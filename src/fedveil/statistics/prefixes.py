@@ -37,8 +37,8 @@ def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
 def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
     """Return the number of letters that each round of a heavy_hitters question adds.
 
-    Under rr and oue (`local`), the rounds are as few as possible with candidates that fit into a
-    report. Otherwise each round adds one letter.
+    Under rr and oue (`local`), there are as few rounds as possible, such that the candidates of
+    each fit into a report. Otherwise each round adds one letter.
     """
     if not local:
         return [1] * question.length
@@ -153,7 +153,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the candidates of a round that are frequent, as prefixes for the next round."""
+        """Keep the candidates whose `counts` are high enough, as prefixes for the next round."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -189,8 +189,9 @@ class PrefixTree:
 def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return a mask of the counts that are significantly above the noise of an absent word.
 
-    Uses the rule of Benjamini and Hochberg: the expected share of absent words among the chosen
-    ones is at most `false_words`. Without noise, every positive count is chosen.
+    The noise has this `deviation`. Uses the rule of Benjamini and Hochberg: the expected share of
+    absent words among the chosen ones is at most `false_words`. Without noise, every positive count
+    is chosen.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

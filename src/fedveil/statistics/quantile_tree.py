@@ -26,9 +26,9 @@ def quantiles(
     `edges` are the edges of the tree's leaves, and `at` are numbers between 0 and 1. `label` says
     what is estimated.
 
-    The interval of the quantile q spans all edges at which the number of rows below the edge does
-    not differ significantly from q times the number of all rows: by at most `z` standard
-    deviations. It is one cell wider on each side.
+    The interval of the quantile q spans all edges at which the number of rows below the edge
+    differs from q times the number of all rows by at most `z` standard deviations. It is one cell
+    wider on each side.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])
@@ -106,6 +106,6 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return the matrix A of the tree: a row for each node, with ones at the leaves below it."""
+    """Return the matrix A of levels with `widths` nodes: for each node, ones at its leaves."""
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

@@ -50,7 +50,7 @@ class Step:
 
     @classmethod
     def of(cls, message: Message, file: QuestionFile) -> Step:
-        """Read a step from an untrusted message. Raises `MessageInvalid` if it is not possible."""
+        """Read a step of `file` from an untrusted message. Raises `MessageInvalid` for others."""
         number, text = take(message, "step", int), take(message, "prefixes", str)
         try:
             found = json.loads(text)
@@ -152,7 +152,7 @@ class Schedule:
         return None
 
     def check(self, step: Step) -> None:
-        """Raise `MessageInvalid` unless an untrusted step is possible."""
+        """Raise `MessageInvalid` unless an untrusted step can occur with the question file."""
         turn = self.turns[step.round - 1] if self.file.local else None
         search = None if turn is None else turn.search
         if not (1 <= step.edge < len(search.edges) - 1 if search else step.edge == 0):

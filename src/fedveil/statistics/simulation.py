@@ -101,7 +101,7 @@ class Simulated(Carrier):
     ) -> Iterator[Answer]:
         """Pass each client's report to `server` as soon as it is made.
 
-        Yields, for each client, if its report was accepted, and not the report itself.
+        Yields an `Answer` for each client, which says if the report was accepted.
         """
         for client, message in messages.items():
             answer = self._answer(client, message)

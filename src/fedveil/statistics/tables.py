@@ -54,7 +54,7 @@ class Table(ABC):
         return self._numbers(column)
 
     def _checked_words(self, column: str) -> Words:
-        """Return a column as stripped words, "" if missing. Raises `DataInvalid` if unknown."""
+        """Return an existing column as stripped words ("" if missing), or raise `DataInvalid`."""
         self._known(column)
         return self._words(column)
 

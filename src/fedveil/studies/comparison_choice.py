@@ -116,7 +116,7 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the mean metric over the seeds has improved, or no run was tested twice."""
+    """Return True if the mean metric over the seeds got better, or runs were tested only once."""
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

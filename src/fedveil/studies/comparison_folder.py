@@ -117,7 +117,7 @@ class ComparisonFolder:
     def attacked(self, result: Result, step: Callable[[int, int, str], None]) -> Result:
         """Attack a result's run if the comparison asks for it. Returns the result with the finding.
 
-        Only the runs of the first seed are attacked, and only once.
+        Only the runs of the first seed are attacked, and only once. `step` shows the progress.
         """
         asked, run = self.comparison.asked, result.run
         if asked.attack is None or run is None or result.cell.seed != self.comparison.job.seed:
@@ -136,7 +136,7 @@ class ComparisonFolder:
         return replace(result, run=read_run(run.folder))
 
     def resumed(self) -> AbstractContextManager[None]:
-        """Return a context that adds the command to resume the comparison to errors that end it."""
+        """Return a context in which an error that ends the comparison says how to resume it."""
         return resumed_by(f"fedveil compare --resume {self.path}")
 
     def write(self, name: str, data: bytes) -> Path:

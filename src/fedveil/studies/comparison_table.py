@@ -72,7 +72,7 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the largest epsilon over the seeds for a ledger's key, such as "run", or None."""
+        """Return the largest epsilon `what`, such as "run_every_round", of all seeds, or None."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 
@@ -84,7 +84,7 @@ class Line:
 
     @cached_property
     def success(self) -> Measured | None:
-        """The largest AUC of a membership attack (chance level: 0.5). None without an attack."""
+        """The largest AUC of the membership attack on the model. None without an attack."""
         if self.finding is None:
             return None
         others = ("report's", "sum's", "client")  # attacks on messages, not on the model

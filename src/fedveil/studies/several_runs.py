@@ -32,7 +32,7 @@ def refuse_other(path: Path, job: Job) -> None:
 
 
 def refuse_changed(path: Path, changes: Sequence[str]) -> None:
-    """Raise an error if a job has `changes` compared with the job of the run in `path`."""
+    """Raise an error that lists the `changes` of a job, if any, since the run in `path` began."""
     if changes:
         raise RunFolderError(
             f"{path} was begun with another job: {'; '.join(changes)}: put that back, or name "
@@ -42,7 +42,7 @@ def refuse_changed(path: Path, changes: Sequence[str]) -> None:
 
 @contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Return a context that adds the `command` to resume the study to an error that ends it."""
+    """Return a context in which an error that ends the study names the `command` to resume it."""
     try:
         yield
     except (FedveilError, KeyboardInterrupt) as end:

@@ -37,9 +37,10 @@ Tell = Callable[[str], None]
 class Trial:
     """A short run of one protection.
 
-    `candidate` is None for the untrained model and for the run without protection. `value` is the
-    last value of the main metric, `metric`. `better` is "higher" or "lower". `examples` says on
-    which examples the metric was measured. A failed trial has a `failure` reason and the value NaN.
+    `candidate` is the whole run that this trial stands for, or None for the untrained model and for
+    the run without protection. `value` is the last value of the main metric, `metric`. `better` is
+    "higher" or "lower". `examples` says on which examples the metric was measured. A failed trial
+    has a `failure` reason and the value NaN.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Trial:
         """A sort key: trials that need no trusted server come first, then the better metric."""
         sign = -1.0 if self.better == "higher" else 1.0
         trusts = self.candidate is not None and self.candidate.trusts_server
-        return trusts, math.inf if math.isnan(self.value) else sign * self.value
+        return trusts, sign * self.value
 
 
 def trials(job: Job, target: float, tell: Tell) -> Iterator[Trial]:

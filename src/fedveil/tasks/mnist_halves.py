@@ -81,7 +81,7 @@ class MnistHalves(ByLabel):
 
 
 class Joint(nn.Module):
-    """Dense layers whose input is the outputs of several parts, joined into one vector."""
+    """Dense layers on the outputs of several parts, which are joined into one vector."""
 
     def __init__(self, width: int, hidden: int, outputs: int) -> None:
         super().__init__()

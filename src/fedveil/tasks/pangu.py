@@ -82,7 +82,7 @@ class Pangu:
         return SplitModel(parts, leader=self.leader)
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return the leader's windows of tokens and their labels. Any other party owns nothing.
+        """Return the leader's examples (windows of tokens) and their labels. Others own nothing.
 
         A window's id is its position in the subset's text.
         """

@@ -72,7 +72,7 @@ class ByLabel:
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
         """Return each example's predicted class and all probabilities, or its predicted number.
 
-        The probabilities are calibrated on the `labels` of other examples.
+        Each half of the examples is calibrated on the `labels` of the other half.
         """
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])

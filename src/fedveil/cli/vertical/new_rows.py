@@ -46,7 +46,7 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the only party of this process. `leads` is True for the option `--listen`.
+    """Return the scorer of this process's only party. `leads` is True for the option `--listen`.
 
     Raises `InvalidValue` for several parties, or if the option does not fit the party's role.
     """

@@ -41,7 +41,7 @@ class SelectionPlan:
 class Selection:
     """A client's selected dimensions and their sign, which may be sent.
 
-    Only a perturbed bit about the private attribute `magnitude` may be sent, at its own cost.
+    The attribute `magnitude` stays private. Only a perturbed bit about it is sent, at its own cost.
     """
 
     indices: Int64s
@@ -150,7 +150,7 @@ class SignDS:
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return a function from eps to the probability that a selection reaches the threshold."""
+        """Return a function that maps eps to the chance that a selection reaches the threshold."""
         return self.plan(dim).law.chance_of_favoured
 
     def _make_plan(self, dim: int) -> SelectionPlan:

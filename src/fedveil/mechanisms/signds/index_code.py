@@ -83,7 +83,7 @@ def _is_set(members: Int64s, dim: int) -> bool:
 
 
 def _layout(dim: int, count: int) -> tuple[int, int]:
-    """Return how many low bits of each number are sent unchanged, and the number of marks."""
+    """Return how many low bits of each of `count` numbers are sent, and the number of marks."""
     low_bits = max(0, (dim // max(1, _BUCKETS_PER_MEMBER * count)).bit_length() - 1)
     marks = dim if low_bits == 0 else ((dim - 1) >> low_bits) + count
     if marks > _MAX_MARKS:
@@ -115,7 +115,7 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Encode a row of `marks` bits by arithmetic coding, and write the code to `out`."""
+    """Encode `marks` bits, of which those at `places` are 1, to `out`. Returns the code's size."""
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
     for mark in range(marks):

@@ -53,7 +53,7 @@ class InlierLaw:
 
     @cached_property
     def sampler(self) -> ExactDraw:
-        """Return a sampler of the number of selected top-k dimensions, minus its smallest value."""
+        """Return a sampler of v - min v, where v is the number of selected top-k dimensions."""
         return ExactDraw(self._eps, self._floors_at)
 
     def draw(self, entropy: Entropy) -> int:
@@ -179,7 +179,7 @@ class ThresholdSearch:
         return InlierLaw(self._dim, self._topk, dim_out, threshold, self._eps)
 
     def _best_mean(self, h: int) -> tuple[float, float]:
-        """Return the largest mean number of selected top-k dimensions, and its error bound."""
+        """Return E[v] at the best threshold for `h` selected dimensions, and its error bound."""
         # E[v] is computed in O(h) for all thresholds that separate the possible v, by sums from
         # both ends in log space. All other thresholds give a smaller E[v].
         if h >= len(self._log_v):

@@ -27,8 +27,8 @@ class MagnitudeEstimator:
     response. In the phase `growth`, B = 0 multiplies the estimate by `growth`, and B = 1 starts the
     phase `shrink`. In the phase `shrink`, B = 0 changes nothing, and B = 1 halves the estimate. The
     phase `growth` returns only with `regrow`, after five rounds of B = 0 in a row. The state
-    consists of `estimate`, `phase` and `zeros`, the number of such rounds. The estimate is limited
-    to the range of normal float32 numbers.
+    consists of `estimate`, `phase` and `zeros`, the number of rounds of B = 0 in a row. The
+    estimate is limited to the range of normal float32 numbers.
 
     Source: MindSpore Federated's document on SignDS, "MagRR".
 

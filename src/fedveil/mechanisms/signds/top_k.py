@@ -126,7 +126,6 @@ def _least_member(vector: Vector, size: int, sign: int) -> Any:
 
 
 def _special_digits(dtype: np.dtype[Any]) -> int:
-    """Return n such that the n smallest and the n largest digits occur only in NaN and infinity."""
     return 1 << (int(np.finfo(dtype).nmant) - 8 * dtype.itemsize + _DIGIT_BITS)
 
 
@@ -140,7 +139,7 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return the key of a float: an integer. Keys are ordered as the floats are, if `flip` is 0."""
+    """Return an integer key of the float with these `bits`. If `flip` is 0, keys ascend with it."""
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.
     wide = np.int64(bits) ^ flip
@@ -175,7 +174,7 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and the largest key among entries whose key has the digit `digit`."""
+    """Return the smallest and largest key of the floats whose key has the digit `digit`."""
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
@@ -221,11 +220,6 @@ def _count_rows_numpy(
 def _count_rows(
     vector: Vector, sign: Any, least: Any, above: Int64s, equal: Int64s, lanes: Vector
 ) -> None:
-    """Count, in each row, the entries whose `sign * value` is above `least`, and those equal to it.
-
-    Writes the counts to `above` and `equal`. Adds the magnitudes of the entries above `least` to
-    `lanes`, which has a partial sum for each position in a row.
-    """
     for row in range(len(above)):
         part = vector[row * _ROW : (row + 1) * _ROW]
         larger, same = np.int32(0), np.int32(0)
@@ -250,11 +244,6 @@ def _locate_numpy(
 def _locate(
     vector: Vector, sign: Any, least: Any, kind: int, before: Int64s, ranks: Int64s, out: Int64s
 ) -> None:
-    """Write the indices of the entries of one kind that have the given ascending `ranks` to `out`.
-
-    `kind` is 1, 0 or -1 for entries whose `sign * value` is above, equal to or below `least`.
-    `before[row]` is the number of such entries in earlier rows.
-    """
     row = -1
     at = seen = 0
     for i in range(len(ranks)):

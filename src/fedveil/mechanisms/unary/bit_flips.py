@@ -65,7 +65,7 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return the distribution of the number of bits before the next flipped bit, in one row.
+    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., as a single row.
 
     A bit is flipped with probability `q`. The last entry is the probability of `_LONGEST_GAP` or
     more. The relative error is at most 2^-43.
@@ -76,7 +76,7 @@ def gap_law(q: Fraction) -> Float64s:
 
 
 def exact_gap_law(q: Fraction) -> list[int]:
-    """Return integer weights, the exact distribution of the number of bits before a flipped bit.
+    """Return exact integer weights of g = 0, 1, ... unflipped bits before the next flipped one.
 
     A bit is flipped with probability `q`. The last weight is for `_LONGEST_GAP` or more bits.
     """
@@ -111,12 +111,7 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add the states of all flipped bits to their parameters' sums.
-
-    `gaps` has the number of unflipped bits before each flip, starting at bit `place` of all codes.
-    Returns the position at which the next gap begins. A flip of the own state's bit adds `own`
-    times that state: -1 removes it, and 0 ignores the flip.
-    """
+    """Add the state of each flipped bit to its parameter's sum. Returns the next gap's start."""
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
     )  # fmt: skip
@@ -132,7 +127,6 @@ def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, su
 
 @compiled()
 def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
-    """Write flipped bits' positions to `places`. Returns their number and the next gap's start."""
     count = 0
     for k in range(len(gaps)):
         place += gaps[k]
@@ -145,7 +139,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter of each bit in `places` to `parameters`, and its state to `lying`."""
+    """For each bit in `places`, write its parameter to `parameters` and its state to `lying`."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

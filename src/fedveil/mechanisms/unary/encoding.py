@@ -161,20 +161,17 @@ class UnaryEncoding:
             raise InvalidValue("entropy = None: stochastic rounding draws from an entropy")
         return stochastic_states(values, self.cells, self.value_range, entropy)
 
-    def encode_moved(
-        self, start: Float32s, update: Float32s, entropy: Entropy
-    ) -> tuple[States, int]:
-        """Return the states of `start + update`, and how many entries of this sum were clipped.
+    def encode_moved(self, start: Float32s, update: Float32s, entropy: Entropy) -> States:
+        """Return the states of `start + update`.
 
         Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
         if self.rounding == "nearest":
             return nearest_moved(start, update, self.cells, self.value_range)
         values = start.copy()
-        beyond = add_update(values, update, np.float32(self.value_range))
-        if beyond < 0:
+        if add_update(values, update, np.float32(self.value_range)) < 0:
             raise InvalidValue("the update is not finite")
-        return self.encode(values, entropy), beyond
+        return self.encode(values, entropy)
 
     def values(self, states: States) -> Float64s:
         """Return the value of each state: state * value_range / cells."""
@@ -231,7 +228,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add a report to `running`: for each parameter, the sum of the states whose bits are 1."""
+        """Add a report's S to `running`, a sum for each parameter. None stands for zeros."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)

@@ -17,8 +17,8 @@ class UnaryRelease:
     """The release of one parameter's report, with the loss distribution that a ledger composes.
 
     `epsilon` is the privacy loss of the code. A report has either the code's bits, or S, the sum of
-    the states whose bits are 1. For S, the loss distribution is the worst over all pairs of states,
-    or that of the bits if there are too many cells. That of the bits is an upper bound.
+    the states whose bits are 1. For S, the loss distribution is the worst over all pairs of states.
+    With too many cells, it is that of the bits, an upper bound.
     """
 
     p: Fraction

@@ -30,7 +30,7 @@ def largest_sum(cells: int) -> int:
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return tables that draw the sum S for any state by one look-up.
+    """Return tables that draw the sum S, for any own state, by one look-up.
 
     S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
     code. The own bit is 1 with probability p, and any other with probability q.
@@ -78,8 +78,8 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
     """Write the distribution of S for each own state in low..high-1 to its row of `laws`.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of
-    the sum over the bits of all states outside this range.
+    S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of S
+    if only the bits of states outside low..high-1 count.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.

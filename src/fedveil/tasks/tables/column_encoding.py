@@ -6,7 +6,8 @@ index of its interval between quantiles. For both parts, a word becomes an index
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +22,8 @@ from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
 from fedveil.settings.stored import Stored
 from fedveil.tasks.tables.cell_forms import Kind
-from fedveil.tasks.tables.disk_columns import mapped, narrowest
+from fedveil.tasks.tables.disk_columns import THREADS, mapped, narrowest
+from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Table
 from fedveil.tasks.wide_and_deep import Features
 
@@ -129,17 +131,26 @@ def _encode(
     for row in range(len(values)):
         value = mean if np.isnan(values[row]) else values[row]
         scaled[row] = np.float32((value - mean) / deviation)
-        place, steps = 0, len(edges) if len(edges) <= _FEW_EDGES else 0
-        for edge in edges[:steps]:
-            place += edge <= value
-        high = len(edges) if steps == 0 else place
-        while place < high:
-            middle = (place + high) // 2
-            if edges[middle] <= value:
-                place = middle + 1
-            else:
-                high = middle
+        place = 0
+        if len(edges) > _FEW_EDGES:
+            place = _edges_up_to(value, edges)
+        else:
+            for edge in edges:
+                place += edge <= value
         intervals[row] = place
+
+
+@compiled()
+def _edges_up_to(value: float, edges: Float64s) -> int:
+    """Return the number of edges that are not above `value`, by binary search."""
+    place, high = 0, len(edges)
+    while place < high:
+        middle = (place + high) // 2
+        if edges[middle] <= value:
+            place = middle + 1
+        else:
+            high = middle
+    return place
 
 
 class Words(Settings):
@@ -173,6 +184,29 @@ class Words(Settings):
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)
+
+
+def learn(
+    table: Table, names: Collection[str], places: Mapping[str, int], bins: int, refusals: Refusals
+) -> dict[str, Numbers | Words]:
+    """Compute the encodings of the columns `names` from the training rows in `table`.
+
+    `places` has the number of indices of each word column, and `bins` is the number of intervals
+    of every number column. Columns that cannot be encoded are added to `refusals`.
+    """
+
+    def of(name: str) -> Numbers | Words:
+        return (
+            Words.of(table, name, places[name]) if name in places else Numbers.of(table, name, bins)
+        )
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        learnt = {name: threads.submit(of, name) for name in names}
+    columns = {}
+    for name, column in learnt.items():
+        with refusals.collecting(name):
+            columns[name] = column.result()
+    return columns
 
 
 class Classes(Settings):
@@ -224,7 +258,7 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if word columns have `places` indices and number columns `bins` intervals."""
+        """Return True if word columns have as many indices as `places` says, and numbers `bins`."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}
@@ -254,7 +288,9 @@ class Encoding(Stored):
             {key: mapped(len(table), *each) for key, each in widths.items()} for table in tables
         ]
         places = {name: word.of_known(file, name) for name, word in self._words.items()}
-        for first, columns in file.spool.batches(self.columns, _TOGETHER):
+
+        def encode(first: int, pieces: slice) -> None:
+            columns = {name: file.spool.read(name, pieces) for name in self.columns}
             count = len(next(iter(columns.values())))
             encoded = {key: np.empty((count, *each[:1]), each[1]) for key, each in widths.items()}
             for at, (name, number) in enumerate(self._numbers.items()):
@@ -265,8 +301,14 @@ class Encoding(Stored):
             for table, arrays in zip(tables, stored, strict=True):
                 rows, chosen = table.within(first, count)
                 for key, (array, _) in arrays.items():
-                    array[rows] = encoded[key][chosen]
+                    # Without "clip", NumPy would copy the result.
+                    np.take(encoded[key], chosen, axis=0, out=array[rows], mode="clip")
                 self._check(table, arrays["numbers"][0], rows)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            batches = file.spool.batches(next(iter(self.columns)), _TOGETHER)
+            for _ in threads.map(encode, *zip(*batches, strict=True)):
+                pass
         return [{key: tensor for key, (_, tensor) in arrays.items()} for arrays in stored]
 
     def _check(self, table: Table, numbers: Array, rows: slice) -> None:

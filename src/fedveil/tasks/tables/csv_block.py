@@ -17,6 +17,7 @@ from fedveil.tasks.tables.id_rules import MOST_ID_LETTERS
 from fedveil.tasks.tables.table_piece import Piece, PlainNumbers
 
 #: The bytes of ids that no rule of `id_rules` but letters' case and leading zeros can change.
+_BYTES = np.arange(256)
 _PLAIN = np.array([33 <= code < 127 and chr(code) not in ".+" for code in range(256)])
 #: Python's reader refuses cells of more than 131,072 characters.
 _MOST_LINE = 1 << 17
@@ -28,24 +29,25 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `starts` and `ends` have the first byte of each cell and the byte after the cell.
+    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists the columns
+    that were asked for, and how. `places` count from 0 until they are set.
     """
 
     unit = "line"
 
-    def __init__(
-        self, path: str, names: Sequence[str], block: bytes, starts: Int32s, ends: Int32s, line: int
-    ) -> None:
+    def __init__(self, path: str, names: Sequence[str], block: bytes, cells: Int32s) -> None:
         self.path, self._text, self._block = path, block, np.frombuffer(block, np.uint8)
         self._place = {name: at for at, name in enumerate(names)}
-        self._starts, self._ends = starts, ends
-        self.read: dict[Asked, Any] = {}
-        self.places = range(line, line + len(starts))
+        self._cells = cells
+        self.asked: list[Asked] = []
+        self._known: dict[Asked, Any] = {}
+        self.places = range(cells.shape[1])
 
     def prepare(self, asked: Iterable[Asked]) -> None:
-        """Read columns before they are asked for, which another thread may do."""
+        """Read columns ahead of their use. Another thread can do this."""
         for what, column in asked:
             self._read(what, column)
+        self.asked = []
 
     def cells(self, column: str) -> list[str]:
         return list(self._decoded(column, slice(None)))
@@ -98,46 +100,43 @@ class CsvBlock(Piece):
         return ids
 
     def _read(self, what: str, column: str) -> Any:
-        if (what, column) not in self.read:
-            self.read[what, column] = _READERS[what](self._block, *self._cells(column))
-        return self.read[what, column]
-
-    def _cells(self, column: str) -> tuple[Int32s, Int32s]:
-        place = self._place[column]
-        # Contiguous copies, because each is read several times.
-        return self._starts[:, place].copy(), self._ends[:, place].copy()
+        """Return a column as read by one of `native_cells`, which happens once."""
+        self.asked.append((what, column))
+        if (what, column) not in self._known:
+            cells = self._cells[self._place[column]]
+            self._known[what, column] = _READERS[what](self._block, cells)
+        return self._known[what, column]
 
     def _decoded(self, column: str, rows: Any) -> Iterator[str]:
-        starts, ends = (of[rows].tolist() for of in self._cells(column))
-        for start, end in zip(starts, ends, strict=True):
+        for start, end in self._cells[self._place[column]][rows].tolist():
             yield self._text[start:end].decode().strip()
 
 
-def _distinct(block: Array, starts: Int32s, ends: Int32s) -> tuple[Int32s, Int32s | None]:
-    count = len(starts)
+def _distinct(block: Array, cells: Int32s) -> tuple[Int32s, Int32s | None]:
+    count = len(cells)
     codes, firsts = np.empty(count, np.int32), np.empty(count, np.int32)
     table = np.zeros(1 << (2 * count).bit_length(), np.int32)
-    found = native_cells.distinct(block, starts, ends, table, codes, firsts)
+    found = native_cells.distinct(block, cells, table, codes, firsts)
     return codes, None if found < 0 else firsts[:found]
 
 
-def _numbers(block: Array, starts: Int32s, ends: Int32s) -> tuple[Float64s, Int32s, int]:
-    values, odd = np.empty(len(starts)), np.empty(len(starts), np.int32)
-    many, noted = native_cells.numbers(block, starts, ends, values, odd)
+def _numbers(block: Array, cells: Int32s) -> tuple[Float64s, Int32s, int]:
+    values, odd = np.empty(len(cells)), np.empty(len(cells), np.int32)
+    many, noted = native_cells.numbers(block, cells, values, odd)
     return values, odd[:many], noted
 
 
-def _dates(block: Array, starts: Int32s, ends: Int32s) -> tuple[Float64s, Int32s]:
-    days, odd = np.empty(len(starts)), np.empty(len(starts), np.int32)
-    return days, odd[: native_cells.dates(block, starts, ends, days, odd)]
+def _dates(block: Array, cells: Int32s) -> tuple[Float64s, Int32s]:
+    days, odd = np.empty(len(cells)), np.empty(len(cells), np.int32)
+    return days, odd[: native_cells.dates(block, cells, days, odd)]
 
 
-def _ids(block: Array, starts: Int32s, ends: Int32s) -> npt.NDArray[np.str_] | None:
-    longest = int((ends - starts).max())
+def _ids(block: Array, cells: Int32s) -> npt.NDArray[np.str_] | None:
+    longest = int((cells[:, 1] - cells[:, 0]).max())
     if not 0 < longest <= MOST_ID_LETTERS:
         return None
-    texts = np.empty((len(starts), longest), np.uint32)
-    plain = native_cells.letters(block, starts, ends, _PLAIN, texts)
+    texts = np.empty((len(cells), longest), np.uint32)
+    plain = native_cells.letters(block, cells, _PLAIN, texts)
     return texts.view(f"U{longest}")[:, 0] if plain else None
 
 
@@ -145,21 +144,27 @@ _READERS: Final = {"distinct": _distinct, "numbers": _numbers, "dates": _dates, 
 
 
 def read(
-    found: CsvFormat, columns: Sequence[str], names: Sequence[str], text: str, line: int
-) -> CsvBlock | None:
-    """Locate the cells of a block of text whose first line is number `line` of the file.
+    found: CsvFormat, columns: Sequence[str], names: Sequence[str], text: str,
+    asked: Iterable[Asked] = (),
+) -> CsvBlock | None:  # fmt: skip
+    """Locate the cells of a block of text, and read the columns in `asked`.
 
     `found` is the file's format, `columns` its header, and `names` the columns to read. Returns
     None if numba is not installed, or if Python's reader might find different cells.
     """
     if not HAVE_NUMBA:
         return None
-    block, place = text.encode(), {name: at for at, name in enumerate(names)}
+    text_bytes = text.encode() + bytes(native_cells.PADDING)
+    block, separator = np.frombuffer(text_bytes, np.uint8), ord(found.separator)
+    marks = np.empty(len(block), np.int32)
+    many = native_cells.find_marks(block, np.isin(_BYTES, [*b'"\r\n', separator]), marks)
+    marks[many] = len(block) - native_cells.PADDING
+    place = {name: at for at, name in enumerate(names)}
     kept = np.array([place.get(name, -1) for name in columns])
-    most_rows = block.count(b"\n") + 1
-    starts, ends = (np.empty((most_rows, len(names)), np.int32) for _ in range(2))
-    bytes_, separator = np.frombuffer(block, np.uint8), ord(found.separator)
-    rows = native_cells.locate(bytes_, separator, kept, starts, ends, _MOST_LINE)
+    cells = np.empty((len(names), many // len(columns) + 1, 2), np.int32)
+    rows = native_cells.locate(block, separator, marks[: many + 1], kept, cells, _MOST_LINE)
     if rows < 0:
         return None
-    return CsvBlock(found.path, names, block, starts[:rows], ends[:rows], line)
+    made = CsvBlock(found.path, names, text_bytes, cells[:, :rows])
+    made.prepare(asked)
+    return made

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
@@ -13,6 +14,7 @@ from fedveil.errors import DataInvalid
 from fedveil.settings.allowed import shown
 from fedveil.tasks.tables import csv_block
 from fedveil.tasks.tables.csv_format import CsvFormat
+from fedveil.tasks.tables.disk_columns import THREADS
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_piece import Piece
 
@@ -22,6 +24,8 @@ Record: TypeAlias = tuple[int, list[str]]
 MOST_COLUMNS: Final = 100_000
 #: The limits of rows and cells in memory at a time: 2 million cells of some 60 bytes each.
 _AT_ONCE, _CELLS_AT_ONCE = 8192, 1 << 21
+#: The blocks that are read before the caller asks for them.
+_AHEAD = 3
 
 
 class _Records(Piece):
@@ -56,25 +60,23 @@ def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterat
             begun.readline()
         rest = chain(filter(None, [begun.read()]), blocks)
 
-        def following(
-            line: int, asked: list[csv_block.Asked]
-        ) -> tuple[str, csv_block.CsvBlock | None]:
-            block = next(rest, "")
-            made = csv_block.read(found, columns, names, block, line) if block else None
-            if made is not None:
-                made.prepare(asked)
-            return block, made
-
+        ahead: deque[tuple[str, Future[csv_block.CsvBlock | None]]] = deque()
         asked: list[csv_block.Asked] = []
-        with ThreadPoolExecutor(1) as thread:
-            block, fast = following(line + 1, asked)
-            while fast is not None:
-                line += len(fast.places)
-                ahead = thread.submit(following, line + 1, asked)
+        with ThreadPoolExecutor(THREADS) as threads:
+            while True:
+                while len(ahead) < (_AHEAD if asked else 1) and (block := next(rest, "")):
+                    reading = threads.submit(csv_block.read, found, columns, names, block, asked)
+                    ahead.append((block, reading))
+                fast = ahead[0][1].result() if ahead else None
+                if fast is None:
+                    break
+                ahead.popleft()
+                fast.places = range(line + 1, line + 1 + len(fast.places))
+                line = fast.places[-1]
                 yield fast
-                asked = list(fast.read)
-                block, fast = ahead.result()
-        records = _records(found, chain([block], rest), line, columns, refusals)
+                asked = fast.asked
+        rest = chain((block for block, _ in ahead), rest)
+        records = _records(found, rest, line, columns, refusals)
         yield from _slowly(found.path, columns, records)
 
 

@@ -56,7 +56,7 @@ class CsvFormat:
 
     @contextmanager
     def blocks(self) -> Iterator[Iterator[str]]:
-        """Context manager: opens the file, and gives its text in blocks that end after a line.
+        """Context manager: opens the file, and yields its text in blocks of whole lines.
 
         Raises DataInvalid if a line is too long or is not text of this encoding.
         """
@@ -105,8 +105,8 @@ class CsvFormat:
 def key(place: str | None, stated: str) -> str:
     """Return the end of an error message: how the user can make the file readable.
 
-    The user writes the setting `stated` under the key `place` of the job. If `place` is None, the
-    user saves the file in a standard format.
+    It says to write the setting `stated` under the key `place` of the job. If `place` is None, it
+    says to save the file in a standard format.
     """
     if place is None:
         return "save it with UTF-8, commas between cells, decimal points and dates like 2024-12-31"

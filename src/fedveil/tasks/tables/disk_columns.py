@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,55 +14,54 @@ import torch
 
 from fedveil.base.array_types import Array
 
+#: The threads that read, summarise or encode columns.
+THREADS: Final = 2
+
 
 class Spool:
-    """Stores columns on disk. They are appended piece by piece, and read as a whole."""
+    """Stores columns on disk. One thread appends pieces, then several may read."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
+        self._size = 0
         self._pieces: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._types: dict[str, np.dtype[Any]] = {}
-        self._last: tuple[str, Array] | None = None
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
         """Append the rows `piece` to each of the columns `columns`.
 
         All pieces of a column must have the same type.
         """
-        place = (self._file.seek(0, 2), len(piece))
         self._file.write(np.ascontiguousarray(piece).data)
         for column in columns:
             self._types[column] = piece.dtype
-            self._pieces[column].append(place)
+            self._pieces[column].append((self._size, len(piece)))
+        self._size += piece.nbytes
 
     def rename(self, old: str, new: str) -> None:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
-    def column(self, name: str) -> Array:
-        """Return a whole column."""
-        if self._last is None or self._last[0] != name:
-            self._last = (name, self._read(name))
-        return self._last[1]
-
-    def batches(self, names: Collection[str], least: int) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield the columns `names` in batches of rows, each with the index of its first row.
+    def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
+        """Yield batches of rows: the index of the first row, and the pieces of column `name`.
 
         Only the last batch may have fewer than `least` rows.
         """
-        ends = np.cumsum([length for _, length in self._pieces[next(iter(names))]])
+        ends = np.cumsum([length for _, length in self._pieces[name]]).tolist()
         first = done = 0
-        for piece, end in enumerate(ends.tolist(), 1):
+        for piece, end in enumerate(ends, 1):
             if end - done >= least or piece == len(ends):
-                yield done, {name: self._read(name, slice(first, piece)) for name in names}
+                yield done, slice(first, piece)
                 first, done = piece, end
 
-    def _read(self, name: str, chosen: slice = slice(None)) -> Array:
+    def read(self, name: str, chosen: slice = slice(None)) -> Array:
+        """Return a column, or the rows of some of its pieces."""
         kind, pieces = self._types[name], self._pieces[name][chosen]
         whole = np.empty(sum(length for _, length in pieces), kind)
+        self._file.flush()
         filled = 0
         for start, length in pieces:
-            self._file.seek(start)
-            self._file.readinto(whole[filled : filled + length].view(np.uint8).data)
+            rows = whole[filled : filled + length]
+            os.preadv(self._file.fileno(), [rows.view(np.uint8).data], start)
             filled += length
         whole.flags.writeable = False
         return whole

@@ -42,8 +42,8 @@ class NumberSummary(Settings):
     """Summary of a number column: quantiles of its training rows, and counts of rows in groups.
 
     `shares` has the share of rows up to each quantile in `points`. `groups` are the upper bounds of
-    the groups, and `counts` has the numbers of rows in each group, above the last bound, and
-    without a value.
+    the groups, and `counts` has the number of rows in each group, then of rows above the last
+    bound, then of rows without a value.
     """
 
     points: tuple[float, ...]

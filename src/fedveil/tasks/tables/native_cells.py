@@ -1,6 +1,7 @@
 """Loops over the cells of a block of CSV text, in native code.
 
-`block` has the text's bytes as UTF-8. The cell of a row has the bytes from `starts` to `ends`.
+`block` has the text's bytes as UTF-8, and zeros after them. `cells` has the place of each cell's
+first byte and the place after its last one, of all columns [columns, rows, 2] or of one [rows, 2].
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ COMMA: Final = 2
 SURE_POINT: Final = 4
 SURE_COMMA: Final = 8
 NOT_BINARY: Final = 16
+#: The zeros after a block's text, so that eight bytes can be read from each place of the text.
+PADDING: Final = 8
 
 
 def _powers_of_five() -> Array:
@@ -44,46 +47,67 @@ _FIVES = _powers_of_five()
 _TENS = np.array([10.0**power for power in range(23)])
 _LOW = np.uint64(2**32 - 1)
 _HALF, _ONE = np.uint64(32), np.uint64(1)
+#: Constants of `_digits`: each byte has the letter 0, the highest bit, the distance from 10 to the
+#: highest bit, or 1. Every fourth byte is selected.
+_ZEROS, _TOPS = np.uint64(0x3030303030303030), np.uint64(0x8080808080808080)
+_TO_TOPS, _EACH = np.uint64(0x7676767676767676), np.uint64(0x0101010101010101)
+_PAIRS, _WORD = np.uint64(0x000000FF000000FF), np.uint64(64)
+_WHOLE_TENS = np.array([10**power for power in range(9)], np.uint64)
 
 
 @compiled()
-def locate(block: Array, separator: int, kept: Array, starts: Array, ends: Array, most: int) -> int:
+def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
+    """Write the places of all bytes that `is_mark` selects to `marks`. Returns their number.
+
+    The loop has no branch, because a processor cannot predict where a cell ends.
+    """
+    count = 0
+    for at in range(len(block) - PADDING):
+        marks[count] = at
+        count += is_mark[block[at]]
+    return count
+
+
+@compiled()
+def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
     """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
 
-    `kept` has each column's index in `starts` and `ends`, or -1. `most` limits a line's bytes.
+    They may disagree on a quote inside a cell, a line end inside quotes or other than LF and CRLF,
+    an empty line, a row of another length than `kept`, and a line of more than `most` bytes.
+    `marks` has the places of all quotes, separators and line ends, and of the block's end. `kept`
+    has the column of `cells` for each column of the file, or -1.
     """
-    at, size, width, row = 0, len(block), len(kept), 0
+    at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
         line = at
         for column in range(width):
-            quoted = at < size and block[at] == 34
-            at += quoted
-            start = at
-            while at < size:
-                code = block[at]
-                if code == 34 or code == 10 or code == 13 or (code == separator and not quoted):
-                    break
-                at += 1
-            if kept[column] >= 0:
-                starts[row, kept[column]], ends[row, kept[column]] = start, at
+            quoted = block[at] == 34
             if quoted:
-                if at == size or block[at] != 34:
+                at, mark = at + 1, mark + 1
+                while block[marks[mark]] == separator:
+                    mark += 1
+            end, place = marks[mark], kept[column]
+            if place >= 0:
+                cells[place, row, 0], cells[place, row, 1] = at, end
+            at = end
+            if quoted:
+                if block[at] != 34:
                     return -1
-                at += 1
+                at, mark = at + 1, mark + 1
             if column < width - 1:
-                if at == size or block[at] != separator:
+                if block[at] != separator:
                     return -1
-                at += 1
+                at, mark = at + 1, mark + 1
         if at == line:
             return -1
-        if at < size and block[at] == 13:
-            at += 1
-            if at == size:
+        if block[at] == 13:
+            at, mark = at + 1, mark + 1
+            if block[at] != 10:
                 return -1
         if at < size:
             if block[at] != 10:
                 return -1
-            at += 1
+            at, mark = at + 1, mark + 1
         if at - line > most:
             return -1
         row += 1
@@ -133,15 +157,43 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 
 @compiled()
-def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array) -> tuple[int, int]:
+def _word(block: Array, at: int) -> np.uint64:
+    """Return the eight bytes from `at` on as a number. The first byte is the lowest."""
+    word, first = np.uint64(0), np.uint64(at)
+    for byte in range(8):  # becomes one instruction
+        word |= np.uint64(block[first + np.uint64(byte)]) << np.uint64(8 * byte)
+    return word
+
+
+@compiled()
+def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
+    """Append the digits from `at` on to `whole`, eight at a time. Returns the place after them."""
+    count = np.uint64(8)
+    while count == 8:
+        word = _word(block, at) ^ _ZEROS  # a digit becomes its value, any other byte more than 9
+        others = (((word & ~_TOPS) + _TO_TOPS) | word) & _TOPS
+        before = ((others & (~others + _ONE)) >> np.uint64(7)) - _ONE  # all bytes before the first
+        count = (before & _EACH) * _EACH >> np.uint64(56)
+        # The digits move to the end of the word, after zeros. Then neighbours are joined.
+        word = (word & before) << ((_WORD - np.uint64(8) * count) & np.uint64(63))
+        word = word * np.uint64(10) + (word >> np.uint64(8))
+        low, high = word & _PAIRS, word >> np.uint64(16) & _PAIRS
+        word = (low * np.uint64(100 + (10**6 << 32)) + high * np.uint64(1 + (10**4 << 32))) >> _HALF
+        whole = whole * _WHOLE_TENS[count] + word
+        at += int(np.int64(count))
+    return at, whole
+
+
+@compiled()
+def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
     """Read the numbers of a column, each with a point or a comma as its only mark.
 
-    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns the number
-    of these rows and what is known about the column's form.
+    An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
+    number. Also returns flags that tell how the cells are written, such as `COMMA`.
     """
     many = noted = 0
     for row in range(len(values)):
-        at, end = starts[row], ends[row]
+        at, end = cells[row, 0], cells[row, 1]
         while at < end and block[at] == 32:
             at += 1
         while at < end and block[end - 1] == 32:
@@ -152,18 +204,13 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
         short = end - at == 1
         negative = block[at] == 45
         at += negative or block[at] == 43
-        first, whole = at, np.uint64(0)
-        while at < end and 48 <= block[at] <= 57:
-            whole = whole * np.uint64(10) + np.uint64(block[at] - 48)
-            at += 1
+        first = at
+        at, whole = _digits(block, at, np.uint64(0))
         before, after = at - first, 0
         if at < end and (block[at] == 46 or block[at] == 44):
             comma = block[at] == 44
-            at += 1
-            mark = at
-            while at < end and 48 <= block[at] <= 57:
-                whole = whole * np.uint64(10) + np.uint64(block[at] - 48)
-                at += 1
+            mark = at + 1
+            at, whole = _digits(block, mark, whole)
             after = at - mark
             groups = after == 3 and 1 <= before <= 3 and block[first] != 48
             noted |= (COMMA if comma else POINT) * (1 if groups else 5)
@@ -176,11 +223,10 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
             at += 1
             below = block[at] == 45
             at += below or block[at] == 43
-            read, stated = 1 <= end - at <= 4, 0
-            while at < end and 48 <= block[at] <= 57:
-                stated = stated * 10 + int(block[at]) - 48
-                at += 1
-            power += -stated if below else stated
+            mark = at
+            at, stated = _digits(block, mark, np.uint64(0))
+            read = 1 <= at - mark <= 4
+            power += int(-np.int64(stated) if below else np.int64(stated))
         value = _scaled(whole, power) if read and at == end else np.nan
         if np.isnan(value):
             odd[many] = row
@@ -193,13 +239,13 @@ def numbers(block: Array, starts: Array, ends: Array, values: Array, odd: Array)
 
 
 @compiled()
-def letters(block: Array, starts: Array, ends: Array, plain: Array, texts: Array) -> bool:
-    """Write the letters of a column's cells to `texts`, filled up with zeros.
+def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
+    """Write a column's cells to `texts`, a letter in each place. The rest is zero.
 
-    Returns False if a cell is empty, or has a byte that is not `plain`.
+    Returns False if a cell is empty, or has a byte for which the table `plain` is False.
     """
     for row in range(len(texts)):
-        start, length = starts[row], ends[row] - starts[row]
+        start, length = cells[row, 0], cells[row, 1] - cells[row, 0]
         for at in range(length):
             if not plain[block[start + at]]:
                 return False
@@ -212,15 +258,16 @@ def letters(block: Array, starts: Array, ends: Array, plain: Array, texts: Array
 
 
 @compiled()
-def dates(block: Array, starts: Array, ends: Array, days: Array, odd: Array) -> int:
+def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
     """Read cells such as 2024-12-31 as days since 1970. An empty cell becomes NaN.
 
     Writes the rows of unreadable cells to `odd`, and returns the number of these rows.
     """
     many = 0
     for row in range(len(days)):
-        at, whole, read = starts[row], 0, ends[row] - starts[row] == 10
-        if starts[row] == ends[row]:
+        at, whole, length = cells[row, 0], 0, cells[row, 1] - cells[row, 0]
+        read = length == 10
+        if length == 0:
             days[row] = np.nan
             continue
         for place in range(10 if read else 0):
@@ -246,21 +293,27 @@ def dates(block: Array, starts: Array, ends: Array, days: Array, odd: Array) -> 
 
 
 @compiled()
-def distinct(
-    block: Array, starts: Array, ends: Array, table: Array, codes: Array, firsts: Array
-) -> int:
-    """Number a column's distinct cells. Returns their number, or -1 if too many hashes collide.
+def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
+    """Return the `count` bytes from `at` on as a number, at most eight."""
+    others = np.uint64(8 * max(0, 8 - count))
+    return _word(block, at) << others >> others
+
+
+@compiled()
+def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
+    """Number the distinct cells of a column. Returns how many there are.
 
     Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
     zeros, and its length is a power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024
     for row in range(len(codes)):
-        start, length = starts[row], ends[row] - starts[row]
+        start, length = cells[row, 0], cells[row, 1] - cells[row, 0]
         mixed = np.uint64(length)
-        for at in range(start, start + length):
-            mixed = (mixed ^ np.uint64(block[at])) * np.uint64(0x100000001B3)
-        mixed ^= mixed >> np.uint64(29)
+        for at in range(0, length, 8):
+            word = _first_bytes(block, start + at, length - at)
+            mixed = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(32)
         slot = np.int64(mixed) & mask
         while True:
             code = table[slot] - 1
@@ -269,12 +322,16 @@ def distinct(
                 count += 1
                 table[slot], codes[row] = count, count - 1
                 break
-            other = starts[firsts[code]]
-            if ends[firsts[code]] - other == length:
+            other = cells[firsts[code], 0]
+            if cells[firsts[code], 1] - other == length:
                 at = 0
-                while at < length and block[other + at] == block[start + at]:
-                    at += 1
-                if at == length:
+                while at < length:
+                    left = length - at
+                    own = _first_bytes(block, start + at, left)
+                    if own != _first_bytes(block, other + at, left):
+                        break
+                    at += 8
+                if at >= length:
                     codes[row] = code
                     break
             slot = (slot + 1) & mask

@@ -6,6 +6,7 @@ examples follow from the ids, or come from separate files of each party.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from fedveil.settings.allowed import shown
 from fedveil.tasks.scoring import ByLabel
 from fedveil.tasks.tables import new_rows, table_file
 from fedveil.tasks.tables.cell_forms import Kind
-from fedveil.tasks.tables.column_encoding import Classes, Encoding, Numbers, Scale, Words
+from fedveil.tasks.tables.column_encoding import Classes, Encoding, Scale, learn
 from fedveil.tasks.tables.drift import Summary
 from fedveil.tasks.tables.id_rules import hint
 from fedveil.tasks.tables.refusals import Refusals
@@ -63,7 +64,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the parties whose parts of the model are made without reading a table's rows."""
+        """Return the parties whose model parts follow from the job and a table's header alone."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -217,11 +218,12 @@ class _Chosen:
 
 
 class _Held:
-    """A party's data. Its encoding comes from the file `kept` or from the training rows."""
+    """A party's encoded rows. The encoding is read from `kept`, or computed if that is None."""
 
     def __init__(
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None
     ) -> None:
+        gc.freeze()  # a garbage collection of permanent objects takes longer than 10,000 rows
         self._settings = settings
         self._chosen = chosen = _Chosen(settings, party, leader)
         self._table, self._path, self._label = chosen.table, chosen.path, chosen.label
@@ -308,15 +310,9 @@ class _Held:
         return {"train": whole.rows(~out), "test": whole.rows(out)}
 
     def _learnt(self, train: Table, refusals: Refusals) -> Encoding:
-        places, bins = self._table.categories, self._settings.bins
-        columns: dict[str, Numbers | Words] = {}
-        for name in self._chosen.names if len(train) else ():
-            with refusals.collecting(name):
-                columns[name] = (
-                    Words.of(train, name, places[name])
-                    if name in places
-                    else Numbers.of(train, name, bins)
-                )
+        """Compute the encoding from the training rows. Raises DataInvalid with all problems."""
+        names, places = self._chosen.names if len(train) else (), self._table.categories
+        columns = learn(train, names, places, self._settings.bins, refusals)
         label: Classes | Scale | None = None
         with refusals.collecting(self._label or ""):
             if self._label is not None and self._settings.classes is not None:

@@ -77,18 +77,18 @@ class Table:
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Return the rows of this table, a whole file, for which the mask `chosen` is True."""
+        """Return the rows for which the mask `chosen` is True. This table must be a whole file."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
-    def within(self, first: int, count: int) -> tuple[slice, Int64s | slice]:
-        """Return which rows of this table are in a block of the file, as two indices.
+    def within(self, first: int, count: int) -> tuple[slice, Int64s]:
+        """Return two indices of the rows that this table and a block of the file have in common.
 
         The block has `count` rows of the file, from row `first` on. The first index selects the
         rows in this table, the second selects the same rows in the block.
         """
         if self.chosen is None:
-            return slice(first, first + count), slice(None)
+            return slice(first, first + count), np.arange(count)
         start, stop = np.searchsorted(self.chosen, [first, first + count])
         return slice(start, stop), self.chosen[start:stop] - first
 
@@ -96,11 +96,14 @@ class Table:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def _column(self, name: str) -> Array:
-        if name not in self._last:
-            column = self.spool.column(name)
+        """Return the selected rows of a column. The most recently read column is cached."""
+        found = self._last.get(name)
+        if found is None:
+            found = self.spool.read(name)
+            found = found if self.chosen is None else found[self.chosen]
             self._last.clear()
-            self._last[name] = column if self.chosen is None else column[self.chosen]
-        return self._last[name]
+            self._last[name] = found
+        return found
 
 
 def header(path: str, reading: ReadingSettings = _DEFAULT, place: str | None = None) -> list[str]:

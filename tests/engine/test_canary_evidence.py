@@ -1,0 +1,123 @@
+"""What canaries' reports and sums show, written out from its definition, and kept by checkpoints.
+
+Five rounds, in which canaries turn their updates round, with noise of another size in each.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.engine.canary_directions import Directions
+from fedveil.engine.canary_evidence import ReportEvidence
+from fedveil.engine.canary_sums import SumEvidence
+from fedveil.protections.reading import Domain, Reading
+
+INCLUDED = np.array([True, False, False, True, False])
+SIGNS = np.where(INCLUDED, 1.0, -1.0)
+MOVED, D, LENGTH = 1.75, 20, 24
+TURNS = {1: 1, 2: -1, 3: 1, 4: -1, 5: 1}
+DIRECTIONS = Directions(4, 5, D)
+V = np.array([DIRECTIONS.vector(number) for number in range(5)])
+
+
+def length2(vector: Any) -> float:
+    return float(vector @ vector)
+
+
+def rotation(round: int, *, moves: bool) -> Any:
+    draw = np.random.default_rng(round if moves else 1)
+    return np.linalg.qr(draw.normal(size=(LENGTH, LENGTH)))[0]
+
+
+def domain(round: int, *, moves: bool) -> Domain:
+    q = rotation(round, moves=moves)
+    return Domain(LENGTH, lambda u: q[:, :D] @ u, lambda x: q.T @ x, moves)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_sums_show_what_is_left_of_them_without_the_canaries(moves: bool) -> None:
+    def domain_of(round: int) -> Domain:
+        return domain(round, moves=moves)
+
+    protection: Any = SimpleNamespace(dimension=D, domain=domain_of, released=lambda sums: sums)
+    q = {r: rotation(r, moves=moves) for r in TURNS}
+    draw = np.random.default_rng(9)
+    sent = MOVED * SIGNS @ V
+    released = {
+        r: turn * q[r][:, :D] @ sent + draw.normal(0, 0.1 * (r + 2), LENGTH)
+        for r, turn in TURNS.items()
+    }
+    seen = SumEvidence(DIRECTIONS, INCLUDED, MOVED, protection)
+    for r, turn in TURNS.items():
+        sums: Any = released[r]
+        seen.see(sums, r, turn)
+        again = SumEvidence(DIRECTIONS, INCLUDED, MOVED, protection)
+        again.restore(seen.state())
+        seen = again
+
+    decoded = {r: q[r].T @ released[r] for r in TURNS}
+    rest = {r: released[r] - turn * q[r][:, :D] @ sent for r, turn in TURNS.items()}
+    along = {r: V @ decoded[r][:D] for r in TURNS}
+    np.testing.assert_allclose(seen.scores, sum(TURNS[r] * along[r] for r in TURNS))
+    beside = sum(length2(decoded[r][:D]) - length2(along[r]) for r in TURNS)
+    expected = {
+        "noise": (5, beside),
+        "spare": (5, sum(length2(decoded[r][D:]) for r in TURNS)),
+        "echo": (4, sum(length2(rest[r] - rest[1]) for r in (2, 3, 4, 5)) / (8 * MOVED**2)),
+    }
+    turned, lag, calm = np.zeros(5), 0.0, 0.0
+    for then, now in ((1, 2), (3, 4)):
+        step = TURNS[now] * q[now][:, :D] @ V[0] - TURNS[then] * q[then][:, :D] @ V[0]
+        lag += length2(rest[now] - rest[then]) / (4 * MOVED**2 * length2(step))
+        both = (q[now].T @ rest[now] - q[then].T @ rest[then])[:D] / (2 * MOVED * 2)
+        calm += length2(both)
+        difference = released[now] - released[then]
+        turned += TURNS[now] * (V @ (q[now].T @ difference)[:D])
+        turned -= TURNS[then] * (V @ (q[then].T @ difference)[:D])
+    expected |= {"lag": (2, lag), "calm": (2 * moves, calm * moves)}
+    for name, (releases, squares) in expected.items():
+        found = getattr(seen, name)
+        assert found.releases == releases, name
+        assert found.squares == pytest.approx(squares), name
+    np.testing.assert_allclose(seen.turned, turned * moves)
+
+
+def test_reports_show_their_noise_and_whose_coin_is_whose() -> None:
+    draw = np.random.default_rng(8)
+    noise = {r: draw.normal(0, 0.1 * (r + 2), (5, D)) for r in TURNS}
+    weight = draw.uniform(0.5, 2.0, (5, D))
+    seen = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, ())
+    scores = np.zeros(5)
+    for r, turn in TURNS.items():
+        reports = SIGNS[:, None] * MOVED * turn * V + noise[r]
+        for number, report in enumerate(reports):
+            unit = turn * V[number]
+            reading = Reading(report, weight[number])
+            seen.read(number, reading, unit, unit.astype(np.float32))
+        seen.close(turn)
+        products = turn * (weight * reports) @ V.T  # of report i with canary j's direction
+        own = np.diag(products)
+        scores += own - (products.sum(axis=0) - own) / 4
+        again = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, ())
+        again.restore(seen.state())
+        seen = again
+
+    rest = {r: noise[r] - (noise[r] * V).sum(axis=1, keepdims=True) * V for r in TURNS}
+    pairs = [(1, 0), (3, 2)]
+    expected = {
+        "noise": (25, sum((rest[r] ** 2).sum() for r in TURNS)),
+        "lag": (10, sum(((rest[r] - rest[r - 1]) ** 2).sum() for r in (2, 4)) / (4 * MOVED) ** 2),
+        "echo": (20, sum(((rest[r] - rest[1]) ** 2).sum() for r in (2, 3, 4, 5)) / (8 * MOVED**2)),
+        "pairs": (10, sum(length2(rest[r][i] - rest[r][j]) for r in TURNS for i, j in pairs)
+                  / (2 * MOVED) ** 2),
+    }  # fmt: skip
+    for name, (releases, squares) in expected.items():
+        found = getattr(seen, name)
+        assert found.releases == releases, name
+        assert found.squares == pytest.approx(squares), name
+    np.testing.assert_allclose(seen.scores, scores)
+    assert seen.told
