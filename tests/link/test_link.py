@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -233,23 +234,31 @@ def test_who_serves_waits_for_ever() -> None:
     assert one.receive() == {"n": 1}
 
 
+def ended(link: Link, why: str = "", during: Callable[[], None] = lambda: None) -> bool:
+    """Close a link. Returns False if it waits for longer than any peer needs."""
+    closing = threading.Thread(target=link.close, args=(why,), daemon=True)
+    closing.start()
+    end = time.monotonic() + 20
+    while closing.is_alive() and time.monotonic() < end:
+        during()
+        closing.join(0.001)
+    return not closing.is_alive()
+
+
 def test_the_last_word_comes_after_everything_that_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "CLOSE_S", 300.0)  # none of these ends waits in vain
-    Link("bank").close()
+    monkeypatch.setattr(links, "CLOSE_S", 50.0)
     one, other = pair()
     stream = Stream(one, other)
     one.send({"n": 1})
-    closing = threading.Thread(target=one.close, args=("the part top of a failed\x1b[31m",))
-    closing.start()
-    while closing.is_alive():
-        stream.carry_all()
+    assert ended(one, "the part top of a failed\x1b[31m", stream.carry_all)
     assert other.receive() == {"n": 1}
     with pytest.raises(LinkLost, match=r"^leader has ended: the part top of a failed \[31m$"):
         other.receive()
     stream.cut()
-    other.close()  # its peer is gone: nothing to wait for
+    assert ended(other), "its peer is gone: nothing to wait for"
+    assert ended(Link("bank")), "its peer never came"
     with pytest.raises(LinkLost, match="is closed"):
         one.send({"n": 2})
 
