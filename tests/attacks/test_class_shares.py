@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,24 @@ def test_the_attacker_learns_from_its_own_examples(monkeypatch: pytest.MonkeyPat
     assert [len(side) for side in (*taught, *found)] == [3, 3, 2, 2]
 
 
+def test_simulated_clients_train_on_the_examples_that_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    classes = Classes.of(Target.of(job(clients={"number": 30})), 1)
+    asked: list[tuple[Target, list[int]]] = []
+    monkeypatch.setattr(
+        Target, "updates", lambda self, clients: asked.append((self, [*clients])) or []
+    )
+    (wanted,), data = classes.wanted, classes.target.dataset
+    for part, has in ((data.test, True), (data.train, True), (data.train, False)):
+        classes.updates(part, wanted, has, 3)
+        made, clients = asked.pop()
+        assert (made.dataset.train is part, clients) == (True, [0, 1, 2])
+        assert made.partition.sizes.tolist() == [classes.count] * 3
+        shares = [np.mean(part.y[made.partition.of(client)] == wanted) for client in clients]
+        assert [share >= 0.75 for share in shares] == [has] * 3
+
+
 def test_classes_without_enough_examples_are_refused() -> None:
     with pytest.raises(AttackImpossible, match="no class has the 45 examples in the training and"):
         attack(Target.of(job()), "quick", Watch())
@@ -134,6 +153,12 @@ def test_an_observer_reads_a_sum_with_others_and_each_report_by_itself() -> None
     others = np.array(target.updates(range(4)))
     sums = [others[list(some)].sum(axis=0) for some in combinations(range(4), size - 1)]
     assert min(np.abs(read.estimate - update - rest).max() for rest in sums) < 1e-4
+    alone: Any = SimpleNamespace(
+        protection=target.protection, weights=target.weights, partition=target.partition,
+        updates=target.updates, job=SimpleNamespace(clients_per_round=size - 1),
+    )  # fmt: skip
+    with pytest.raises(AttackImpossible, match="too few clients for a round of this protection"):
+        list(Observer(alone, Seeded(1)).readings([update]))
     noised = Observer(target.under("dp_encrypt"), Seeded(1)).readings([update, update])
     one, other = (reading.estimate for reading in noised)
     assert not np.array_equal(one, other)
@@ -177,27 +202,32 @@ def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.Monk
 def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seven clients of 34 or 35 examples, in two epochs of batches of 8: ten steps."""
+    """Five of seven clients of 34 or 35 examples, in two epochs of batches of 8: ten steps."""
     training = {"epochs": 2, "batch_size": 8, "lr": 0.3, "momentum": 0.5}
     target = Target.of(job(clients={"number": 7, "fraction": 1.0}, training=training))
     y = np.array(target.dataset.test.y)
     y[:30] = 0
     test = replace(target.dataset.test, y=y)
     target = replace(target, dataset=replace(target.dataset, test=test))
-    truths = [np.bincount(target.dataset.train.y[target.rows(i)], minlength=4) for i in range(7)]
+    monkeypatch.setattr(class_shares, "by_effort", lambda *_: 5)
+    chosen = sorted(map(int, Seeded(target.job.seed, "attack", "counts").permutation(7)[:5]))
+    assert chosen != [*range(5)]
+    truths = [np.bincount(target.dataset.train.y[target.rows(i)], minlength=4) for i in chosen]
     asked: list[tuple[int, float]] = []
+    updates = target.updates(chosen)
 
     def counts(reading: Any, layer: Any, weights: Any, count: int, scale: float) -> Any:
+        assert np.array_equal(reading.estimate, updates[len(asked)])
         asked.append((count, scale))
         truth = truths[len(asked) - 1]
         return truth + [[0, 0, 0, 0], [1, -1, 0, 0]][len(asked) > 2]
 
     monkeypatch.setattr(class_shares, "label_counts", counts)
     counted, right = count_figures(target, "quick")
-    assert [count for count, _ in asked] == target.partition.sizes.tolist()
+    assert [count for count, _ in asked] == target.partition.sizes[chosen].tolist()
     # Equal gradients: step t is as long as 2 - 2 / 2^t steps without momentum.
-    assert [scale for _, scale in asked] == pytest.approx([0.3 * (20 - 2 * (1 - 2**-10))] * 7)
-    assert (right.value, right.cases) == (2 / 7, 7)
+    assert [scale for _, scale in asked] == pytest.approx([0.3 * (20 - 2 * (1 - 2**-10))] * 5)
+    assert (right.value, right.cases) == (2 / 5, 5)
     shares = np.bincount(y, minlength=4) / len(y)
     guesses = [np.minimum(shares * t.sum(), t).sum() / t.sum() for t in truths]
     assert counted.guess == pytest.approx(np.median(guesses))

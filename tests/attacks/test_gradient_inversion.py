@@ -15,9 +15,9 @@ from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
 from fedveil.attacks.effort import Watch
-from fedveil.attacks.gradient import inversion
+from fedveil.attacks.gradient import inversion, reconstruction
 from fedveil.attacks.gradient.inversion import Bounds, attack
-from fedveil.attacks.gradient.matching import Distance, by_lbfgs, by_signed_adam
+from fedveil.attacks.gradient.matching import Distance, Found, by_lbfgs, by_signed_adam
 from fedveil.attacks.gradient.reconstruction import Knowledge, Search, reconstruct
 from fedveil.attacks.gradient.recovered_examples import Score, labels_in_common, paired
 from fedveil.attacks.gradient.unrolled_training import UnrolledTraining
@@ -100,6 +100,28 @@ def test_labels_are_sought_together_with_the_image() -> None:
     found = reconstruct(reading, known, [SQUARED], generator(0), labels="joint")
     assert found.labels.tolist() == [3]
     assert error(x, found.examples) < 1e-2
+
+
+def test_labels_are_sought_by_the_first_search_and_images_by_their_mean_roughness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, x = knowledge(built(), 2), images(2)
+    reading, objectives = report(known, x, [0, 3]), list[Any]()
+
+    def search(objective: Any, start: torch.Tensor, iterations: int, *box: Any) -> Found:
+        objectives.append((objective, iterations))
+        return Found(start, 1.0)
+
+    monkeypatch.setattr(reconstruction, "by_lbfgs", search)
+    monkeypatch.setattr(reconstruction, "by_signed_adam", search)
+    searches = [Search("squared", 7), Search("cosine", 9, variation=0.5)]
+    found = reconstruct(reading, known, searches, generator(0), labels="joint")
+    assert [iterations for _, iterations in objectives] == [7, 7, 9]
+    targets = nn.functional.one_hot(torch.tensor(found.labels), CLASSES).float()
+    apart = Distance(reading).cosine(known.training.update(x, targets))
+    # 2 * 8 * 7 differences of neighbours in an image, of which half are in each direction.
+    rough = total_variation(x).mean() / (8 * 7)
+    assert objectives[-1][0](x).item() == pytest.approx((apart + 0.5 * rough).item(), rel=1e-5)
 
 
 def test_a_direction_alone_is_matched_by_its_angle() -> None:
@@ -318,6 +340,12 @@ def test_an_aggregate_is_sought_together_if_its_examples_are_few_and_equal(
         view = sight._aggregate(clients, aggregate)
         assert (list(view.clients), view.known.clients) == (sought, len(sought))
         assert inversion._what_was_seen(view) == said
+    sight.allowed = replace(sight.allowed, at_once=4)
+    view = sight._aggregate([2, 4], aggregate)
+    assert (list(view.clients), view.known.total) == ([2, 4], 4)
+    assert inversion._what_was_seen(view) == (
+        "the aggregate of 2 clients; 2 examples and 1 local step a client"
+    )
     alone = inversion.View([1], Reading(aggregate, aggregate), sight._known([1]))
     assert inversion._what_was_seen(alone) == (
         "one client's report; 3 examples and 2 local steps a client"

@@ -53,6 +53,22 @@ def gradient(imprint: Imprint, examples: np.ndarray, labels: np.ndarray) -> np.n
     return torch.cat([g.flatten() for g in gradients]).numpy()
 
 
+def test_the_noise_is_that_of_the_reported_entries_of_empty_cells() -> None:
+    """Two statistics of three cells, of which the last stays empty. A third is not reported."""
+    imprint = Imprint.of(PUBLIC, 2, statistics=2)
+    draw = np.random.default_rng(2)
+    weights, biases = draw.normal(size=(6, FEATURES)), draw.normal(size=6)
+    known = draw.random((6, FEATURES)) < 2 / 3
+    told = np.array([True, False, True, True, True, False])
+    estimate = np.concatenate([np.where(known, weights, 50.0).ravel(), biases, np.ones(10)])
+    worth = np.concatenate([known.ravel(), told, np.ones(10)]).astype(float)
+    cells = imprint.read(Reading(estimate, worth))
+    empty = weights[[2, 5]][known[[2, 5]]]
+    assert cells.noise == pytest.approx(np.sqrt(np.mean(empty**2)))
+    assert np.array_equal(cells.known, known)
+    assert cells.biases == pytest.approx(np.where(told, biases, 0.0))
+
+
 @pytest.mark.parametrize("form", ["relu", "window"])
 def test_an_example_alone_in_its_cell_is_the_quotient(form: Form) -> None:
     imprint = Imprint.of(PUBLIC, 50, form=form)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fedveil.cli.ask import _print
+from fedveil.errors import MissingExtra
+from fedveil.privacy.ledger import Line
+from fedveil.statistics.answers import Answer, Estimate
 
 FILE = """\
 name: survey
@@ -55,6 +61,43 @@ def test_json_is_one_value_with_every_interval(command: Any, question: Path) -> 
     assert len(estimates) == 6
     assert all(e["low"] <= e["value"] <= e["high"] for e in estimates)
     assert found["answers"]["old"]["estimates"][0]["value"] == 76
+
+
+def test_an_answer_without_a_page_says_why_and_is_kept(
+    command: Any, question: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(answers: Any) -> None:
+        raise MissingExtra("torch", "torch", "a page")
+
+    monkeypatch.setattr("fedveil.statistics.answer_folder.page_of", missing)
+    why = f"none: {MissingExtra('torch', 'torch', 'a page')}"
+    code, out, _ = command("ask", question, "--out", "answer", "--json")
+    told = json.loads(out)
+    assert (code, told["folder"], told["page"]) == (0, "answer", why)
+    assert {path.name for path in (question.parent / "answer").iterdir()} >= {
+        "answers.json", "question.yaml",
+    }  # fmt: skip
+    assert f"page      {why}" in command("ask", question, "--out", "other")[1]
+
+
+def test_a_terminal_shows_the_first_hundred_rows_with_their_notes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    many = [Estimate({"x": f"cell-{i}"}, i, i - 1, i + 1, 0.5, 0.25) for i in range(103)]
+    answers = {"h": Answer("h", "histogram", many, ["noted"])}
+    none = {"n": Answer("n", "heavy_hitters", [])}
+    data = {name: {"ask": a.ask, "estimates": [asdict(e) for e in a.estimates], "notes": a.notes}
+            for name, a in {**answers, **none}.items()}  # fmt: skip
+    lines = [Line(1.5, 1e-6, "these"), Line(2.5, 0.0, "all")]
+    _print({"answers": data, "privacy": [line._asdict() for line in lines], "page": "p.html"})
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert sum("cell-" in line for line in shown) == 100
+    assert shown[0] == "h (histogram)"
+    assert shown[-7:] == [
+        "3 more estimates are in answers.json.", "noted", "n (heavy_hitters)",
+        "Nothing is frequent enough to be told from noise.",
+        *(f"privacy   {line}" for line in lines), "page      p.html",
+    ]  # fmt: skip
 
 
 def test_a_wrong_file_is_one_sentence_and_nothing_is_written(command: Any, question: Path) -> None:

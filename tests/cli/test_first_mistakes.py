@@ -214,6 +214,7 @@ def test_make_names_the_pythons_that_fit(tmp_path: Path) -> None:
             "protection.central_gaussian.target_epsilon",
         ),
         (("train", "job.yaml"), "run"),
+        (("COMPARE", "job.yaml"), "compare"),
         (("attack", "inversion"), "gradient"),
         (("job", "keys", "trainning"), "training"),
         (("compare", "--epsilon", "3"), "--epsilons"),

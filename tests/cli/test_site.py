@@ -96,7 +96,7 @@ def test_a_job_of_nvflare_is_accepted_by_its_digest(command: Command) -> None:
     code, out, err = command("site", "check", "north", "job")
     assert (code, out) == (1, f"digest {digest}\n")
     assert err.endswith("error: north refuses job: it is not in jobs.digests\n")
-    write_policy(Path("north"), policy_of(jobs={"digests": [digest]}))
+    write_policy(Path("north"), policy_of(jobs={"digests": ["0" * 64, digest]}))
     code, out, _ = command("site", "check", "north", "job", "--json")
     assert (code, json.loads(out)) == (0, {"digest": digest})
 

@@ -56,3 +56,12 @@ def test_the_variable_may_begin_with_the_home_folder(folder, monkeypatch):
 def test_an_empty_variable_is_no_folder(folder, monkeypatch):
     monkeypatch.setenv("FEDVEIL_DATA", "")
     assert list(data_folders.folders("mnist")) == [data_folders.cache_folder() / "mnist"]
+
+
+def test_the_current_folder_is_named_for_a_path_that_depends_on_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, hint in ((Path("none.csv"), True), (tmp_path / "none.csv", False)):
+        with pytest.raises(DataUnavailable) as told, data_folders.reading(path):
+            path.read_text()
+        assert str(told.value).startswith(f"{path} cannot be read: No such file or directory")
+        assert str(told.value).endswith(f"from the current folder, {tmp_path}") == hint

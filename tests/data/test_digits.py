@@ -23,6 +23,9 @@ def test_digits_are_the_scans_enlarged():
     assert data.train.y.dtype == np.int64
     assert len(data.train) + len(data.test) == 1797
     assert (data.train.x.min(), data.train.x.max()) == (-1, 1)
+    apart = datasets.load("digits", apart=True)
+    assert apart.train.usable.tolist() == [True] * len(data.train)
+    assert data.train.usable is apart.test.usable is None
     for part in (data.train, data.test):
         shares = np.bincount(part.y, minlength=10) / len(part)
         assert np.abs(shares - 0.1).max() < 0.005

@@ -288,7 +288,9 @@ def test_a_mirror_may_send_the_content_unpacked(tmp_path, mirrors):
     assert_genuine(tmp_path, FILES[:1])
 
 
-def test_a_mirror_cannot_fill_the_disk(tmp_path, mirrors):
+@pytest.mark.parametrize("at_once", [1 << 10, 1 << 16])
+def test_a_mirror_cannot_fill_the_disk(tmp_path, mirrors, monkeypatch, at_once):
+    monkeypatch.setattr(download, "_CHUNK_BYTES", at_once)
     mirrors[0].files[f"{IMAGES}.gz"] = bytes(10 * len(CONTENT[IMAGES]) + (1 << 20))
     with pytest.raises(DataUnavailable, match="sent more than the file can hold"):
         fetch_images(tmp_path, mirrors[0])

@@ -7,7 +7,7 @@ import pytest
 
 from data_files import new_module, refused, write
 from fedveil.base.example_arrays import opened
-from fedveil.data import datasets
+from fedveil.data import datasets, own_dataset
 
 
 def test_four_arrays(own):
@@ -237,6 +237,7 @@ good = Items(([1.0], 0), ([2.0], 1))
         ("return Items(([1.0], [0])), good", r"item 0 .* and a y of shape \(1,\)"),
         ("return Items(OSError('gone')), good", "item 0 of the train Dataset raised OSError: gone"),
         ("return Items(), good", r"x_train has shape \(0,\)"),
+        ("return Items(([], 0), ([], 1)), good", r"x_train has shape \(2, 0\)"),
         ("return Items((['a'], 0)), good", "x_train has dtype <U1"),
         ("return Items(([[1], [1, 2]], 0)), good", "x of item 0 of the train Dataset is not an ar"),
         ("return good, good, [1]", "client_ids has 1 entries and x_train has 2 examples"),
@@ -308,3 +309,20 @@ def test_declared_classes_of_clients_parts_hold_record_by_record(own, monkeypatc
     data = own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2), classes=7)")
     assert data.classes == 7
     assert data.owners.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_lone_records_have_the_owners_beside_two_datasets(own, monkeypatch):
+    """And a mapping's own number of classes."""
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: load(name, apart=True))
+    two = own("return Items(([1.0], 0), ([2.0], 1), ([5.0], 1)), good, ['b', 'a', 'b']", ITEMS)
+    assert two.owners.tolist() == [1, 0, 1]
+    named = own("return dict(x_train=x, y_train=y, x_test=x2, y_test=y2, classes=9)")
+    assert (named.classes, named.owners) == (9, None)
+
+
+def test_records_are_counted_in_all_parts_without_being_read(own, monkeypatch):
+    monkeypatch.setattr(datasets, "load", lambda name: own_dataset.count_records(name, "class"))
+    assert own("return dict(clients={'b': (x, y), 'a': (x2, y2)}, test=(x2, y2))") == 6
+    assert own("return Items(([1.0], 0), OSError('gone'), 7), good", ITEMS) == 3
+    assert own("return ['no number', None], y[:2], x2, y2") == 2

@@ -83,10 +83,11 @@ def test_alone_an_invalid_line_counts_for_nothing(
     bad: Any, at: int, words: Path, tmp_path: Path
 ) -> None:
     """It raises no error and moves no other example. Without a client, its neighbour owns it."""
-    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 5, by_client=True)
+    form = TextForm(ModelFolder.of(f"hf:{words}"), "next_token", 2, by_client=True)
     lines = [{"text": "the cat", "client": "b"}, {"text": "a bird", "client": "a"}]
     texts = tiny_language.text_folder(tmp_path / "good", lines, lines)
     good = text_folder.read(str(texts), form, apart=True)
+    assert len(good.train) > 2, "a line has several examples"
     texts = tiny_language.text_folder(tmp_path / "bad", [*lines[:at], bad, *lines[at:]], lines)
     data = text_folder.read(str(texts), form, apart=True)
     place = len(good.train) if at else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +129,27 @@ def test_a_running_run_shows_its_rounds_and_curves(run: fedveil.Run) -> None:
     assert f"accuracy {run.metrics[-1]['accuracy']:.1%} · loss" in shown[1]
     assert "a &lt;warning&gt;" in shown[1]
     assert "data:image/svg+xml" in shown[1]
+
+
+def test_a_cell_shows_one_output_that_changes(
+    run: fedveil.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, bool]] = []
+    updated: list[str] = []
+
+    def display(html: str, display_id: bool) -> SimpleNamespace:
+        shown.append((html, display_id))
+        return SimpleNamespace(update=updated.append)
+
+    module = SimpleNamespace(HTML=str, display=display)
+    for name, part in (("IPython", SimpleNamespace(display=module)), ("IPython.display", module)):
+        monkeypatch.setitem(sys.modules, name, part)
+    view = LiveView(run.job.model_dump())
+    for record in run.metrics:
+        view(record)
+    assert (len(shown), shown[0][1], len(updated)) == (1, True, 1)
+    assert 'value="1"' in shown[0][0]
+    assert 'value="2"' in updated[0]
 
 
 def test_many_rounds_are_not_drawn_each(run: fedveil.Run) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.message import Message, encode
-from fedveil.errors import RoundVoid
+from fedveil.errors import ReportRejected, RoundVoid
 from fedveil.protections.base import Aggregate, RoundContext
 from fedveil.protections.phased import PhasedRound
 from fedveil.rounds.loop import Carrier, Outcome, drive
@@ -93,6 +93,18 @@ def test_other_phases_charge_nobody_and_take_nothing_back() -> None:
     assert outcome.charged == set(COHORT[1:])
     assert outcome.reported == set(COHORT[2:])
     assert outcome.dropped == {0, 1, 5, 6, 7}
+
+
+def test_a_client_that_was_silent_answers_no_later_phase() -> None:
+    half = Half(RoundContext(COHORT, ROUND, np.zeros(1, np.float32)), ["keys", "report"])
+    for client in (0, 2):
+        half.receive(client, {"round": ROUND})
+    assert set(half.advance() or ()) == {0, 2}
+    half.receive(2, {"round": ROUND})
+    for client, why in ((1, "wrong phase"), (2, "repeated sender"), (9, "unknown sender")):
+        with pytest.raises(ReportRejected, match=why):
+            half.receive(client, {"round": ROUND})
+    assert half.reports == 1
 
 
 class Alone(Half):

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Message, RecordDict
 
 from fedveil.base.message import encode
-from fedveil.errors import DeploymentError, MessageInvalid, RunStopped
+from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid, RunStopped
 from fedveil.flower.records import addressed_records, common_record, from_addressed_records
 from fedveil.rounds.outcomes import Unreached
 from fedveil.statistics import flower_client, flower_server
 from fedveil.statistics.carriage import Participants, make_protection
+from fedveil.statistics.flower_app import server_app
 from fedveil.statistics.flower_client import Member, _answer, _charge
 from fedveil.statistics.flower_server import FlowerEngine, GridCarrier
 from fedveil.statistics.question import QuestionFile
@@ -103,6 +105,30 @@ def test_a_client_answers_its_own_messages_in_its_own_round(
             else:
                 with pytest.raises(MessageInvalid, match=f"takes no part in round {number}"):
                     asked(file, step, 3, tmp_path)
+
+
+def test_a_server_app_serves_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(flower_server, "serve", lambda *asked: served.append(asked))
+    grid: Any = "grid"
+    asked = context(0, {}, {})
+    server_app(tmp_path)(grid, asked)
+    assert served == [(tmp_path, "grid", asked)]
+
+
+@pytest.mark.parametrize("error", [ValueError("age 71"), ClientWithheld("age 71")])
+def test_no_text_of_an_error_leaves_a_client(error: Exception) -> None:
+    def fail(message: Any, context: Any) -> bytes:
+        raise error
+
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    asked = Message(RecordDict(), 103, "train.report")
+    reply = flower_client._guarded(fail)(asked, context(103, {}, {}))
+    assert (reply.error.code, reply.error.reason) == (200, "withheld")
 
 
 def prefixes_of(file: QuestionFile, number: int) -> dict[str, Any]:

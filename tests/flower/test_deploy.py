@@ -119,6 +119,18 @@ def test_the_readme_has_a_node_of_the_most_clients(tmp_path: Path):
         assert f"--node-config {configuration} " in readme
 
 
+def test_the_app_of_a_language_model_needs_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = deployable(job())
+    for name, language in (("plain", False), ("language", True)):
+        monkeypatch.setattr(Job, "has_language_model", language)
+        write_app(tmp_path / name, settings)
+        project = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())["project"]
+        extras = "torch,flower,language" if language else "torch,flower"
+        assert project["dependencies"][1].startswith(f"fedveil[{extras}]==")
+
+
 def test_active_security_comes_with_a_roster_to_fill_in(tmp_path: Path):
     settings = (
         "protection=pw_encrypt",

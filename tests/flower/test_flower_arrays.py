@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import ModelInvalid
-from fedveil.flower.app.arrays import ArrayLayout, read
+from fedveil.flower.app.arrays import ArrayLayout, digest, read
 from flower_app_parts import arrays_of, record_of
 
 SHAPES = st.sampled_from([(), (1,), (0,), (3,), (2, 3), (4, 0, 2), (1, 1, 1, 2)])
@@ -105,3 +105,17 @@ def test_a_reply_with_other_arrays_than_were_received_is_refused(new, words):
     old = {"w": np.zeros(3, np.float32), "s": np.zeros((), np.float32)}
     with pytest.raises(ModelInvalid, match=words):
         ArrayLayout(old).update(old, {name: np.asarray(a) for name, a in new.items()})
+
+
+def test_a_digest_is_of_names_types_shapes_and_values():
+    base = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2)}
+    others = [
+        {"v": base["w"], "b": base["b"]},
+        {"w": base["w"].reshape(3, 2), "b": base["b"]},
+        {"w": base["w"].view(np.int32), "b": base["b"]},
+        {"w": base["w"] + 1, "b": base["b"]},
+        {"w": base["w"].reshape(6), "b": base["b"]},
+        {"w": base["w"]},
+    ]
+    assert digest({name: array.copy(order="F") for name, array in base.items()}) == digest(base)
+    assert len({digest(arrays) for arrays in (base, *others)}) == 7

@@ -20,7 +20,7 @@ from fedveil.errors import DeploymentError, MessageInvalid, RunFailed, RunStoppe
 from fedveil.flower.job import client_app
 from fedveil.flower.job.app_folder import read_roster
 from fedveil.flower.job.example_shape import told_shape
-from fedveil.flower.job.member import members_of
+from fedveil.flower.job.member import Member, members_of
 from fedveil.flower.job.signing_key_file import make_identity, read_identity
 from fedveil.flower.own_file import OwnFile
 from fedveil.flower.records import MESSAGE, from_records, to_records
@@ -483,6 +483,23 @@ def test_a_client_that_errs_after_its_vector_went_in_stays_charged(
 def test_a_node_says_which_client_it_is(value: Any):
     with pytest.raises(DeploymentError, match=r"a whole number in \[0, 6\) is needed"):
         members_of({"client": value}, job())
+
+
+def test_a_member_is_what_its_node_s_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    own = {"data": "of{client}:read", "identity": "{client}.pem", "roster": "r.yaml",
+           "job": "j.yaml", "seeded": True}  # fmt: skip
+    shared = job(deployment={"clients_per_node": 2})
+    first, second = members_of({"clients": "5,3", **own}, shared).values()
+    assert (first.client, second.client) == (3, 5)
+    keys, accounts = first.keys, first.accounts
+    assert (keys.path, accounts.path) == (tmp_path / "fedveil", tmp_path / "home" / "fedveil")
+    due = Member(3, "of3:read", True, keys, accounts, Path("3.pem"), Path("r.yaml"), Path("j.yaml"))
+    assert first == due
+    for key in ("data", "identity"):
+        with pytest.raises(DeploymentError, match=f"{key} = 'all:read' for 2 clients, and each"):
+            members_of({"clients": "3,5", key: "all:read"}, shared)
 
 
 def test_partition_id_is_a_name_of_client(tmp_path: Path):

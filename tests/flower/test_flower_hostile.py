@@ -125,8 +125,10 @@ def test_an_opening_that_does_not_fit_its_offer_gets_no_report(words):
 def test_arrays_of_another_length_than_offered_are_refused():
     calls = []
     grid = federation(calls=calls)
-    records = content({"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}, dimension=51)
-    assert "another number of entries" in ask(grid, records).error.reason
+    asked = {"round": 1, "eps": 1.0}, {"protection": "rr", "eps": 1.0}
+    for dimension in (49, 51):
+        records = content(*asked, dimension=dimension)
+        assert "another number of entries" in ask(grid, records).error.reason
     assert calls == []
 
 

@@ -11,7 +11,7 @@ from fedveil.base.message import decode, encode
 from fedveil.errors import InvalidValue, JobError, MessageInvalid
 from fedveil.flower.app.offer import Offer, check
 from fedveil.flower.app.options import joined, parse
-from fedveil.flower.app.pins import limits, may_reveal, pins_of, refuse_weaker
+from fedveil.flower.app.pins import kept, limits, may_reveal, pins_of, refuse_weaker
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.directions import directions, weakened
 from fedveil.settings.settings import Settings
@@ -105,6 +105,8 @@ def test_an_offer_survives_its_encoding(keys):
         {"parameter.sign_eps": 1000.0},
         {"parameter.sign_eps": float("nan")},
         {"parameter.keep": "*"},
+        {"parameter.answer_after_s": 0.5},
+        {"answer_after_s": 9.0, "parameter.answer_after_s": 0.5},
         {"parameter.unheard": 1},
         {"more": 1},
     ],
@@ -283,6 +285,17 @@ def test_the_run_configuration_never_lifts_a_limit_of_the_client():
     refuse(offer(**central), run_config={**said, **limit})
     refuse(offer(**central), node_config=limit, keywords=central)
     refuse(offer(**central), node_config={**limit, **said})
+
+
+def test_what_any_source_keeps_is_kept():
+    pins = pins_of({"keep": ["a", "b*"]}, {"fedveil.keep": "c"}, {"fedveil.keep": "d, e"})
+    assert kept(pins) == ("a", "b*", "c", "d", "e")
+
+
+def test_an_unknown_protection_is_one_problem():
+    with pytest.raises(JobError) as told:
+        parse({"protection": "signd", "sign_eps": 1.0, "sign_k": 9, "delta": 2.0})
+    assert [problem.partition(" ")[0] for problem in told.value.problems] == ["protection", "delta"]
 
 
 def test_every_limit_on_the_run_counts():

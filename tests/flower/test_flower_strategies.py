@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
 from fedveil.base import message
 from fedveil.errors import InvalidValue, MessageTooLong
 from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower.app.wrapped_app import ask_in_time
+from fedveil.flower.fixed_time import FixedTime
 from flower_app_parts import Arrays, FakeGrid, Node, arrays_of, client_app, record_of
 
 PW = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 2, "weighting": "equal"}
@@ -167,3 +170,65 @@ def test_a_report_that_no_record_carries_is_refused_before_anything_is_sent(
     with pytest.raises(MessageTooLong, match=r"a report under protection.name = dp_encrypt"):
         start(ProtectedStrategy(flower.FedAvg(), protection="dp_encrypt"), grid)
     assert not grid.sent
+
+
+class Sizes(flower.FedAvg):
+    """Asks as many clients in each round as it is told."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self._sizes = list(sizes)
+
+    def configure_train(self, *args: Any) -> Any:
+        return list(super().configure_train(*args))[: self._sizes.pop(0)]
+
+
+def test_a_round_of_too_few_clients_is_void_once_there_was_a_sum() -> None:
+    protected = ProtectedStrategy(Sizes(4, 2, 3), **PW)
+    result = protected.start(federation(), record_of({"w": np.zeros(25, np.float32)}), num_rounds=3)
+    assert norm_of(result) == pytest.approx(40.0, abs=1e-3)
+    assert [(r.clients, r.reports, r.void is None) for r in protected.rounds] == [
+        (4, 4, True), (2, 0, False), (3, 3, True),
+    ]  # fmt: skip
+    said = str(protected.rounds[1].void)
+    assert said.startswith("the round is void: reconstruct_secrets_threshold = 2 is outside")
+
+
+def test_too_few_clients_are_an_error_if_there_was_no_sum_yet() -> None:
+    grid = federation()
+    grid.silent = set(grid.nodes)
+    protected = ProtectedStrategy(Sizes(4, 2), **PW)
+    initial = record_of({"w": np.zeros(25, np.float32)})
+    with pytest.raises(InvalidValue, match="reconstruct_secrets_threshold = 2 is outside"):
+        protected.start(grid, initial, num_rounds=2, timeout=0.05)
+    assert [r.reports for r in protected.rounds] == [0]
+
+
+def test_an_evaluation_is_of_the_metrics_that_all_give() -> None:
+    config = {"fedveil.reveal": "loss, accuracy, num-examples"}
+    grid = FakeGrid(Node(n, client_app(train, [ProtectMod()]), config) for n in range(1, 5))
+
+    def lose(reply: Any) -> Any:
+        if reply.metadata.message_type == "evaluate" and reply.metadata.src_node_id > 2:
+            reply.content["metrics"]["accuracy"] = float("nan")
+        return reply
+
+    grid.tamper_reply = lose
+    reveal = "loss, accuracy, num-examples"
+    result = start(ProtectedStrategy(flower.FedAvg(), reveal=reveal, **PW), grid)
+    assert dict(result.evaluate_metrics_clientapp[1]) == {"loss": 0.5}
+
+
+def test_an_app_in_fixed_time_has_its_state_as_it_left_it() -> None:
+    state = RecordDict({"old": ConfigRecord({"n": 1}), "kept": ConfigRecord({"n": 2})})
+    context: Any = SimpleNamespace(state=state)
+
+    def app(message: Any, context: Any) -> Any:
+        del context.state["old"]
+        context.state["new"] = ConfigRecord({"n": 3})
+        return SimpleNamespace(has_error=lambda: False, content="content")
+
+    with FixedTime(0.05) as time:
+        said: Any = ask_in_time(time, None, context, app)  # type: ignore[arg-type]
+    assert (said, sorted(context.state)) == ("content", ["kept", "new"])
+    assert context.state is state

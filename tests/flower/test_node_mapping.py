@@ -95,6 +95,31 @@ def test_clients_of_a_node_are_named_by_their_ranges() -> None:
     ]  # fmt: skip
 
 
+def test_a_node_tells_the_examples_of_all_its_clients() -> None:
+    clients = np.arange(40)
+    sizes = {"examples": 5 + clients, "client": clients}
+    grid: Any = Introductions({9: encode(sizes), 7: encode({"client": 41, "examples": 3})})
+    deployment = {"clients_per_node": 40, "reveal": ["examples"]}
+    events: list[str] = []
+    here = Members(grid, Job(clients={"number": 42}, deployment=deployment), events.append)
+    here.look()
+    assert here.node_of == {**dict.fromkeys(range(40), 9), 41: 7}
+    assert events == [
+        "client 41 is here, with 3 examples", "clients 0-39 are here, with 980 examples",
+    ]  # fmt: skip
+
+
+def test_a_node_that_is_doubted_is_asked_at_once() -> None:
+    grid = Introductions({9: encode({"client": 2})})
+    here = Members(grid, Job(clients={"number": 3}), [].append)  # type: ignore[arg-type]
+    here.look()
+    here.doubt(2)
+    assert here.node_of == {}
+    grid.words[9] = encode({"client": 1})
+    here.look()
+    assert here.node_of == {1: 9}
+
+
 def test_a_node_is_met_on_a_machine_that_has_just_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_mapping.time, "monotonic", lambda: 3.0)
     here, _ = met({9: encode({"client": 2})}, 3)

@@ -150,6 +150,18 @@ def test_the_same_stream_gives_the_same_bytes_and_another_gives_others() -> None
     assert first.tobytes() == again.tobytes() != else_.tobytes()
 
 
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_batch_is_no_larger_than_its_error_allows(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(clipped_examples, "MOST", 4)
+    trainer = ClippedExamplesTrainer(linear(), plan(), rate=1.0, clip=0.1)
+    trainer.start(Layout(linear()).vector())
+    ((_, (failure,)),) = trainer.train(clients(ROOM, 4, (size,)))
+    assert (failure is None) == (size == 4)
+    assert size == 4 or "a batch of 5 examples is larger than 4" in str(failure)
+
+
 @pytest.mark.parametrize("make", [linear, dense])
 @pytest.mark.parametrize("clip", [0.1, math.inf])
 def test_an_empty_batch_is_an_update_of_zeros(make: object, clip: float) -> None:
@@ -214,6 +226,19 @@ def test_the_others_of_a_batch_are_the_same_bytes_beside_an_example_that_cannot_
         assert found.tobytes() == rest.tobytes()
     (whole,) = train(trainer, model, [ClientData(x, y, Seeded(9))])
     assert 0 < np.linalg.norm(whole - rest) <= 0.05
+
+
+def test_each_block_of_a_batch_has_draws_of_its_own() -> None:
+    """Every example is the same, and 64 are trained at once. Only their dropout differs."""
+    model, size = LooksUp(plainly=False), 128
+    x, y = torch.ones((size, 3), dtype=torch.int64), torch.ones(size, dtype=torch.int64)
+    trainer = ClippedExamplesTrainer(copy.deepcopy(model), plan(), rate=1.0, clip=0.05)
+    first, second = (
+        train(trainer, model, [ClientData(x, y, Seeded(9), usable=(np.arange(size) < 64) == half)])
+        for half in (True, False)
+    )
+    assert first.tobytes() != second.tobytes()
+    assert first.any()
 
 
 def test_a_table_gives_nothing_for_what_it_does_not_have() -> None:

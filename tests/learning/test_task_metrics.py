@@ -104,6 +104,11 @@ def test_a_subclass_keeps_its_own_loss() -> None:
 def test_lines_of_different_lengths_are_filled_up() -> None:
     batch = as_tensors([np.array([1, 2, 3]), np.array([4])], padding=-100)
     assert batch.tolist() == [[1, 2, 3], [4, -100, -100]]  # type: ignore[union-attr]
+    rows = [np.array([1, 2]), np.array([5])]
+    x, y = NextToken().collate(rows, [row + 1 for row in rows])
+    assert (x.tolist(), y.tolist()) == (  # type: ignore[union-attr]
+        [[1, 2], [5, 0]], [[2, 3], [6, -100]],
+    )  # fmt: skip
 
 
 def test_ks_compares_whole_groups_of_equal_scores() -> None:

@@ -113,6 +113,35 @@ def test_nothing_is_computed_where_all_is_trained() -> None:
     assert TrainedPart.of(Named()).seen(x) is x
 
 
+@pytest.mark.parametrize("number", [2**24 + 1, -(2**24) - 1])
+def test_whole_numbers_that_float32_does_not_have_are_refused(number: int) -> None:
+    part, x = TrainedPart.of(nn.Linear(6, 3)), np.zeros((2, 6), np.int64)
+    x[1, 4] = number - np.sign(number)
+    assert part.seen(x).tolist() == x.tolist()
+    x[1, 4] = number
+    with pytest.raises(ModelInvalid, match=r"integers beyond 2\^24"):
+        part.seen(x)
+
+
+def test_features_are_computed_alone_if_any_layer_asks_for_that() -> None:
+    """The filters take several images at once, and other layers do not."""
+    filters = filters_linear((1, 28, 28), 10)[0]
+    head = nn.Linear(filters.outputs, 10)
+    for layers, at_once in (([filters], 16), ([filters, nn.Tanh()], 1)):
+        part = TrainedPart.of(only_head(nn.Sequential(*layers, head)))
+        assert part._fixed(images(1, 1, 28, 28), "cpu").at_once == at_once
+
+
+def test_an_example_with_one_feature_that_is_not_finite_is_not_usable() -> None:
+    doubled = nn.Linear(2, 2, bias=False)
+    doubled.weight.data = 2 * torch.eye(2)
+    part = TrainedPart.of(only_head(nn.Sequential(doubled, nn.Linear(2, 3))))
+    x = np.array([[1, 4], [3e38, 4], [3e38, 3e38], [0, -1]], np.float32)
+    seen, usable = part.seen_apart(x, np.array([True, True, True, False]))
+    assert usable.tolist() == [True, False, False, False]
+    assert seen.tolist() == [[2, 8], [0, 0], [0, 0], [0, 0]]
+
+
 UNTOLD = (
     "training.train = head needs a model whose head can be recognised: an nn.Sequential that "
     "ends in an nn.Linear, or a module with the attributes `features`, a module, and `head`, an "

@@ -150,3 +150,5 @@ def test_batches_are_every_example_once_an_epoch_in_a_new_order() -> None:
     first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])
     assert sorted(first) == sorted(second) == list(range(10))
     assert first.tolist() != second.tolist()
+    (lone,) = clients((6,), 3, (1,))
+    assert [batch.tolist() for batch in lone.batches(plan(epochs=3, batch_size=4))] == [[0]] * 3

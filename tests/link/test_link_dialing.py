@@ -10,8 +10,11 @@ import grpc
 import pytest
 
 from fedveil.errors import FedveilError, PeerRefused
+from fedveil.link import dialer, listener
 from fedveil.link.dialer import Dialer
 from fedveil.link.link import Link
+
+REVOKED = PeerRefused("it is revoked")
 
 
 class Waits:
@@ -47,6 +50,45 @@ def test_three_equal_refusals_in_a_row_are_final() -> None:
     Dialer._consider(party, other)
     with pytest.raises(PeerRefused, match=r"^other$"):
         party._link.receive()
+
+
+@pytest.mark.parametrize(
+    ("error", "considered", "absent"),
+    [
+        (OSError(111, "Connection refused"), [None], ["Connection refused"]),
+        (OSError("timed out"), [None], ["timed out"]),
+        (REVOKED, [REVOKED], []),
+    ],
+)
+def test_why_no_stream_opened_is_kept_or_considered(
+    error: Exception, considered: list[Any], absent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*given: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(dialer, "look", look)
+    seen, kept = list[Any](), list[str]()
+    party: Any = SimpleNamespace(
+        _credentials=object(), _address="here:1", _consider=seen.append,
+        _link=SimpleNamespace(peer="lead", absent=kept.append),
+    )  # fmt: skip
+    assert Dialer._dial(party) is False
+    assert (seen, kept) == (considered, absent)
+
+
+def test_a_later_handshake_is_given_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [100.0], list[str]()
+    monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    handshakes = listener._Handshakes(said.append)
+    handshakes.begun()
+    now[0] = 100 + 0.75 * listener._HANDSHAKE_S
+    handshakes.begun()
+    now[0] = 100 + listener._HANDSHAKE_S
+    handshakes._look()
+    assert len(said) == 1
+    assert handshakes._timer is not None
+    assert handshakes._timer.interval == 0.75 * listener._HANDSHAKE_S
+    handshakes.stop()
 
 
 @pytest.mark.parametrize(

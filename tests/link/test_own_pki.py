@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,24 @@ def test_a_certificate_for_one_end_of_a_link_only(pki: Pki, tmp_path: Path) -> N
         both.check_usage(listens=listens)
 
 
+def test_a_certificate_of_two_parties_names_neither(pki: Pki, tmp_path: Path) -> None:
+    folder = pki.issuing.leaf("bank", "shop").write(tmp_path / "both", pki.root)
+    assert named_in(folder, ["lead", "bank"]) == "bank"
+    assert named_in(folder, PARTIES) is None
+
+
+def test_both_ends_ask_for_a_certificate_and_check_the_lists_of_its_whole_chain(
+    pki: Pki, tmp_path: Path
+) -> None:
+    folder = pki.bank.write(tmp_path / "bank", pki.root, crl="crl.pem")
+    (folder / "crl.pem").write_bytes(pem(pki.root.crl(), pki.middle.crl(), pki.issuing.crl()))
+    own = read(folder)
+    for context in (own.server_context(), own.client_context()):
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert ssl.VERIFY_CRL_CHECK_CHAIN in context.verify_flags
+    assert own.server_context().minimum_version == ssl.TLSVersion.TLSv1_2
+
+
 # --- passwords
 
 
@@ -270,6 +289,7 @@ def test_a_password_that_is_wrong_or_missing(
         (f"{SECRET}", "cannot be read as YAML"),
         (f"password_env {SECRET}: [", "cannot be read as YAML"),
         (f"password_env:{SECRET}", "cannot be read as YAML"),
+        ("crl: ''", "crl in .* is not text"),
         ("crl: missing.pem", r"missing\.pem cannot be read: No such file"),
         ("crl: certificate.pem", r"certificate\.pem is not a revocation list in PEM"),
     ],

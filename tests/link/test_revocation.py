@@ -14,7 +14,7 @@ from fedveil.errors import CertificateError
 from fedveil.link.certificate_chain import ascent
 from fedveil.link.revocation import RevocationLists
 from hostile_files import bounded
-from pki import Authority, Leaf, pem
+from pki import Authority, Leaf, name, pem
 
 POINT = x509.UniformResourceIdentifier("http://crl.example/7.crl")
 OTHER = x509.UniformResourceIdentifier("http://crl.example/8.crl")
@@ -113,6 +113,11 @@ CASES: dict[str, tuple[Callable[[Pki], list[Any]], str]] = {
     ),
     "for authorities only": (
         lambda p: [p.root.crl(), p.issuing.crl(extensions=[scope(only_contains_ca_certs=True)])],
+        "no list",
+    ),
+    "for attribute certificates only": (
+        lambda p: [p.root.crl(),
+                   p.issuing.crl(extensions=[scope(only_contains_attribute_certs=True)])],
         "no list",
     ),
     "the root's for users only": (
@@ -229,6 +234,7 @@ def test_an_authority_that_may_sign_no_lists(pki: Pki, tmp_path: Path) -> None:
             {"extensions": [scope(only_some_reasons=frozenset([x509.ReasonFlags.key_compromise]))]},
             "is for some reasons of revocation",
         ),
+        ({"extensions": [scope(relative_name=name("7").rdns[0])]}, "or by a relative name only"),
         (
             {
                 "extensions": [

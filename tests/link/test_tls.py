@@ -46,6 +46,8 @@ def test_each_party_gets_its_own_folder_and_only_the_key_files_are_secret(made: 
         for file in ("authority", "certificate", "key")
     }
     authority = x509.load_pem_x509_certificate((made / "authority.pem").read_bytes())
+    above = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert (above.ca, above.path_length) == (True, 0), "it makes certificates of parties alone"
     for party in ("lead", "bank"):
         assert (made / party / "authority.pem").read_bytes() == (
             made / "authority.pem"

@@ -13,7 +13,7 @@ from fedveil.entropy import Entropy, Seeded
 from fedveil.errors import InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise, CentralSum
 from fedveil.mechanisms.distributed_gaussian import DistributedGaussian
-from fedveil.mechanisms.gaussian import analytic_sigma
+from fedveil.mechanisms.gaussian import GaussianMechanism, analytic_sigma
 from fedveil.privacy import audit
 from fedveil.privacy.loss import Gaussian
 
@@ -151,3 +151,17 @@ def test_a_long_vector_is_measured_whole() -> None:
         assert made.within(vector)
         vector[places[1]] = -half
         assert not made.within(vector)
+
+
+@pytest.mark.parametrize("eps", [0.01, 30.0])
+def test_vectors_that_are_near_each_other_get_less_noise_on_a_finer_grid(eps: float) -> None:
+    delta, clip, apart, dimension = 1e-5, 0.25, 0.3, 7
+    near, far = (
+        GaussianMechanism(eps, delta, clip, apart=apart),
+        GaussianMechanism(eps, delta, clip),
+    )
+    for made, distance in ((near, apart), (far, 2 * clip)):
+        assert made.sigma == analytic_sigma(eps, delta, distance)
+        assert made.loss.release == Gaussian(made.sigma / distance)
+        assert (made.loss.epsilon, made.loss.delta) == (eps, delta)
+    assert math.sqrt(dimension) * near.grid(dimension).step < 0.01 * apart

@@ -151,6 +151,18 @@ def test_an_undecided_cell_takes_further_bits(cell: int) -> None:
     assert noise.draw(1, Scripted((first - 1) << 1)).tolist() == [cell]
 
 
+@pytest.mark.parametrize("undecided", [1, 2])
+def test_undecided_cells_of_placed_draws_take_further_bits(undecided: int) -> None:
+    first = cumulative(50, 63)[5]
+    second = cumulative(50, 127)[5] - (first << 64)
+    words, cells = np.empty(3, np.uint64), np.empty(3, np.int64)
+    drawn = [first << 1, (first + 1) << 1, first << 1 if undecided == 2 else (first - 1) << 1]
+    entropy = Scripted(*drawn, *[second + 1] * undecided)
+    DiscreteGaussian(50, 7)._draw_cells(words, cells, entropy)
+    assert (words.tolist(), entropy.left) == (drawn, 0)
+    assert cells.tolist() == [6, 6, 6 if undecided == 2 else 5]
+
+
 @pytest.mark.parametrize("guard", [0, 12, 96])
 def test_bounds_of_the_law_hold_at_every_precision(
     guard: int, monkeypatch: pytest.MonkeyPatch

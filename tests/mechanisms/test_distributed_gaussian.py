@@ -223,6 +223,11 @@ def test_an_honest_sum_does_not_wrap_and_one_that_does_is_told(rotation, clients
     wanted = 0.5 / math.sqrt(500)
     assert abs(mean.mean() - wanted) < 6 * sigma / math.sqrt(500) + noise.step
     assert noise.wrapped(total(60 * clients))
+    edge = np.zeros(noise.length, np.int64)
+    for sign in (1, -1):
+        for beyond in (0, 1):
+            edge[3] = sign * (noise.reach + beyond)
+            assert noise.wrapped(edge) == (beyond == 1)
 
 
 @pytest.mark.parametrize("clients", [2, 900])

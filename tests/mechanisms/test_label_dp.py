@@ -122,11 +122,21 @@ def test_a_label_is_drawn_once_whatever_the_epochs() -> None:
             ledger.record_many([(mechanism.loss, 1)], round=epoch, clients=range(new))
     assert all(np.array_equal(a, b) for a, b in pairwise(epochs))
     assert not np.array_equal(epochs[0], labels)
+    order, fresh = Seeded(5, 0).permutation(1000), ReportMemory(LABEL_BYTES)
+    again = mechanism.remembered(order, labels[order], 10, Seeded(6, 0), fresh)
+    np.testing.assert_array_equal(again, epochs[0][order])
     assert ledger.epsilon("run") == 0.5
     stored = ReportMemory.from_state(message.decode(message.encode(memory.to_state())))
     np.testing.assert_array_equal(
         mechanism.remembered(range(1000), labels, 10, Seeded(7), stored), epochs[0]
     )
+
+
+def test_new_keys_beside_remembered_ones_have_their_own_labels() -> None:
+    mechanism, labels, memory = LabelDP(40.0), np.arange(9), ReportMemory(LABEL_BYTES)
+    for keys in (np.array([4, 2]), np.array([2, 7, 4, 0, 8])):
+        told = mechanism.remembered(keys, labels[keys], 9, Seeded(3), memory)
+        assert told.tolist() == keys.tolist()
 
 
 def test_the_loss_is_eps_per_example_and_the_audit_stays_below_it() -> None:

@@ -41,11 +41,11 @@ def test_a_repeated_key_is_drawn_for_its_first_place() -> None:
 
 def test_more_reports_than_rows_at_first_are_all_kept() -> None:
     memory, drawn = ReportMemory(2), Drawn()
-    for start, stop in ((0, 200), (100, 300), (250, 1000)):
+    for start, stop in ((0, 200), (100, 300), (250, 1500)):
         memory.reports(range(start, stop), drawn)
-    assert numbers(memory.reports(range(1000), drawn)) == list(range(1000))
+    assert numbers(memory.reports(range(1500), drawn)) == list(range(1500))
     again = ReportMemory.from_state(memory.to_state())
-    assert numbers(again.reports([999, 0, 256, 1000], drawn)) == [999, 0, 256, 1000]
+    assert numbers(again.reports([999, 0, 256, 1500], drawn)) == [999, 0, 256, 1500]
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,19 @@ def test_a_spread_surrounds_what_is_finite() -> None:
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
-    """A peak of one round in 20,000 stays on the page, and the page stays small."""
-    ys = [math.sin(n / 700) for n in range(20_003)]
-    ys[12_345], ys[17] = 9.5, -7.25
+    """A peak of one round in 20,000 stays on the page, and the page stays small.
+
+    Every piece has its extremes between its ends.
+    """
+    ys = [math.sin(n / 700) + n * 37 % 11 for n in range(20_003)]
+    ys[12_345], ys[17] = 99.5, -77.25
     plot = Plot("a", "A", Axis("round"), Axis("loss"), [Curve("own", range(20_003), ys)])
     drawing = draw(plot)
     sent = drawing.data["curves"][0]
     assert len(sent["x"]) <= MOST_POINTS
-    assert dict(zip(sent["x"], sent["y"], strict=True)).items() >= {12_345: 9.5, 17: -7.25}.items()
+    assert (
+        dict(zip(sent["x"], sent["y"], strict=True)).items() >= {12_345: 99.5, 17: -77.25}.items()
+    )
     assert (sent["x"][0], sent["x"][-1]) == (0, 20_002)
     assert sent["x"] == sorted(set(sent["x"]))
     assert len(drawing.elements) < 30_000
@@ -155,6 +160,7 @@ def test_a_file_has_the_same_drawing_with_title_and_legend() -> None:
     texts = re.findall("<text[^>]*>([^<]*)</text>", svg(plot).decode())
     assert {"Both", "x", "y", "one", "two"} <= set(texts)
     assert svg(plot).count(b"curve dashed") == 2  # the line, and its sample in the legend
+    assert ElementTree.fromstring(svg(plot)).get("height") == str(400 + 2 * 12 + 28 + 2 * 20)
 
 
 @pytest.mark.parametrize(

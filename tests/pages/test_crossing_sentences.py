@@ -10,7 +10,12 @@ import pytest
 from fedveil.pages.page import Page
 from fedveil.pages.read_run import read_run
 from fedveil.pages.vertical_page import vertical_page
+from fedveil.vertical import VerticalJob
+from fedveil.vertical.crossed import sentences
+from fedveil.vertical.rows import Order
+from fedveil.vertical.split import EmbeddingPrivacy
 from scoring_parts import trained
+from vertical_parts import Bottoms
 
 
 @pytest.mark.parametrize("eps", [None, 0.7])
@@ -34,3 +39,30 @@ def test_every_direction_has_a_sentence(tmp_path: Path, eps: float | None) -> No
     ]
     head = (folder / "run" / "report.html").read_text("utf-8").partition("<main>")[0]
     assert "lead tells bank the mean loss of every step." in head
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_is_not_returned_and_not_told_has_no_sentence(told: bool) -> None:
+    split = Bottoms().split_model()
+    private = EmbeddingPrivacy(None, gradient="none")
+    split = split.replace("left", output=(3, 4), privacy=private)
+    label = "label_protection" if told else "label_dp"
+    job = VerticalJob.model_validate({
+        "task": "vertical_parts:bottoms", "evaluation": {"every_epochs": None},
+        "record": {"followers_see_loss": told},
+        "privacy": {label: {"name": "max_norm"} if told else {"eps": 1.0}},
+    })  # fmt: skip
+    each = "of each of 50 training examples in every epoch"
+    noise = "under max_norm" if told else "unprotected"
+    labels = (
+        "The noise in the gradients hinders the reading of labels."
+        if told
+        else "The labels in training are drawn under label_dp."
+    )
+    assert list(sentences(job, split, Order(0, 50, 9), 20)) == [
+        f"bank sends lead, {each}: 12 bits of left without noise.",
+        f"shop sends lead, {each}: 8 numbers of right, unprotected.",
+        f"lead returns to shop, of each training example: the gradient of right's output, {noise}.",
+        *(["lead tells bank and shop the mean loss of every step."] if told else []),
+        f"No party sends its weights or its labels. {labels}",
+    ]

@@ -246,6 +246,12 @@ def test_a_long_command_may_end_a_line_behind_a_dot_a_slash_or_an_equals_sign() 
     )
 
 
+def test_only_columns_of_short_words_stay_whole_in_a_terminal() -> None:
+    shown = Table(["run", "best run", "why"], [["a" * 16, "b", "c d"], ["e", "f", "g"]]).terminal()
+    assert [column.no_wrap for column in shown.columns] == [True, False, False]
+    assert not Table(["run"], [["a" * 17]]).terminal().columns[0].no_wrap
+
+
 def test_no_line_ends_within_an_interval_of_a_table() -> None:
     made = Page("a", (), [Section("b", [Table(["x"], [["85.0% [80.0%, 90.0%]"]])])]).html()
     assert '<td>85.0% <span class="nb">[80.0%, 90.0%]</span></td>' in made

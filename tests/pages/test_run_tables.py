@@ -15,6 +15,7 @@ import pytest
 from test_every_figure import federated_records, table, written
 
 from fedveil.engine.run_records import MACHINES, RETRAINED
+from fedveil.errors import RunFolderError
 from fedveil.pages.guarantee_text import figure_lines, figures, returned
 from fedveil.pages.machines import machine_totals
 from fedveil.pages.page import Fact, Fold, Page, Picture, Points, Table
@@ -23,7 +24,7 @@ from fedveil.pages.run_folder_page import page_of, page_of_several
 from fedveil.pages.run_page import duration, run_page
 from fedveil.pages.vertical_page import vertical_page
 from fedveil.privacy.finding import Finding, Measured
-from fedveil.privacy.guarantee_strength import told
+from fedveil.privacy.guarantee_strength import Figure, told
 from fedveil.privacy.ledger import Line
 from fedveil.record.before_after import BeforeAfter
 from fedveil.record.finding_lines import add_finding
@@ -288,8 +289,23 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     (folder / "bank" / "accounts.jsonl").write_text(json.dumps(line) + "\n")
     ((*_, epsilon, _),) = table(page_of_several([folder]), "At the end")
     assert epsilon == f"{told(1.0, 0.2)} for a row"
+    weak = {"epsilon": 3.5, "delta": 0.0, "what": "a label"}
+    (folder / "lead" / "accounts.jsonl").write_text(json.dumps(weak) + "\n")
+    (folder / "bank" / "events.log").write_text("2026-03-01T10:00:00 began: bank's\n")
+    both = page_of(folder)
+    (words,) = parts(both, "What was promised", Points)
+    assert [word.partition(":")[0] for word in words.lines] == [
+        Figure(1.0, 0.2).promise, Figure(3.5, 0.0).promise,
+    ]  # fmt: skip
+    events = {fold.title: fold.parts[0].text for fold in parts(both, "Events of every party", Fold)}
+    assert events["events.log of bank"] == "2026-03-01T10:00:00 began: bank's"
+    assert events["events.log of lead"].count("\n") == 1
     opened = RunFolder.reopen(folder)
     add_finding(opened, Finding("features", "quick", "none", [Measured("mse", 0.5)]))
     opened.close()
     assert page_of(folder).title == "run"
     assert page_of(folder).lead[0] == page.lead[0]  # it is no page of an attack alone
+    (folder / "bank" / "metrics.jsonl").write_text('{"step": 2,\n')
+    with pytest.raises(RunFolderError) as cut:
+        page_of(folder)
+    assert str(cut.value).endswith(f"resume it with: fedveil vertical run --resume {folder}")

@@ -237,14 +237,6 @@ def test_a_model_that_has_no_code_is_withheld() -> None:
         client(half, model).respond({"round": 7, "eps": 4.8}, np.zeros(6, np.float32))
 
 
-def test_saturation_is_counted_and_stays_with_the_client() -> None:
-    half = protection(clip=0.5, target="update")
-    one = client(half, np.zeros(6))
-    answer = one.respond({"round": 7, "eps": 4.8}, np.float32([0.5, 0.51, -9, 0, 0, 0]))
-    assert one.saturated == pytest.approx(2 / 6)
-    assert set(answer) == {"round", "report"}
-
-
 @pytest.mark.parametrize(
     ("settings", "opening", "sentence"),
     [

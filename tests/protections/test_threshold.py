@@ -26,6 +26,7 @@ from fedveil.secagg import masking_graph
     [
         (3, {}, 2), (4, {}, 3), (10, {}, 7), (50, {}, 34), (100, {}, 67), (1000, {}, 667),
         (50, {"share_secrets_ratio": 0.5}, 17), (50, {"neighbours": 11}, 9),
+        (7, {"neighbours": 6, "share_secrets_ratio": 0.7}, 4),
         (5000, {"neighbours": "complete"}, 3334), (5000, {"active_security": True}, 3334),
         (1001, {}, 80), (50, {"reconstruct_secrets_threshold": 5}, 5),
     ],

@@ -199,3 +199,17 @@ def test_nothing_that_a_failing_round_prints_shows_a_secret(
     assert shows(repr(secrets[0]), secrets[0]), "the search finds what is there"
     assert "hidden" in text
     assert np.frombuffer(secrets[0], np.uint8).std() > 0
+
+
+def test_a_cipher_key_of_one_client_is_no_mask_key_of_another() -> None:
+    """A server that knows the secret of one would know the masks of the other."""
+
+    def crossed(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("share", 6):
+            own = message["mask_keys"].copy()
+            own[0] = message["cipher_keys"][3]
+            return {**message, "mask_keys": own}
+        return message
+
+    played = Played().play(down=crossed)
+    assert "two clients have the same key" in played.withheld[6]

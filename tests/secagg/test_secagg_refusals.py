@@ -288,11 +288,14 @@ def test_a_client_that_was_shown_another_key_deals_boxes_that_nobody_opens() -> 
     assert all(dealers == [6] for dealers in refused.values())
 
 
-def test_the_client_refuses_more_sharers_than_the_threshold_is_safe_for() -> None:
+@pytest.mark.parametrize("neighbours", [None, 4])
+def test_the_client_refuses_more_sharers_than_the_threshold_is_safe_for(
+    neighbours: int | None,
+) -> None:
     """The server lets five share, the client's terms say four."""
-    played = Played(sharing=5)
+    played = Played(sharing=5, neighbours=neighbours)
     honest = played.clients[6]
-    fewer = Played(sharing=4)
+    fewer = Played(sharing=4, neighbours=neighbours)
     played.clients[6] = fewer.clients[6]
     played.play()
     assert honest is not fewer.clients[6]
@@ -451,6 +454,7 @@ def test_the_sum_is_not_to_be_had_before_the_end() -> None:
 
 
 def test_a_list_of_more_clients_than_there_can_be_is_refused_before_it_is_made() -> None:
-    played = Played().play(up=only("masked", 6, refused=as_ids(range(100))))
-    assert played.rejected[6] == "field refused names 100 clients, 4 are the most"
-    assert played.exact
+    for named in (100, 5):
+        played = Played().play(up=only("masked", 6, refused=as_ids(range(named))))
+        assert played.rejected[6] == f"field refused names {named} clients, 4 are the most"
+        assert played.exact

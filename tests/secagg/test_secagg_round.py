@@ -130,6 +130,33 @@ def test_real_vectors_sum_to_their_quantised_sum() -> None:
     assert np.abs(done.total - clipped).max() <= 6 * step
     assert np.abs(done.total - clipped).max() > step / 10
     assert np.abs(run_round(data, 4, bits=24).total - sum(data.values())).max() < 1e-5
+    below = {i: -np.abs(vector) for i, vector in data.items()}
+    assert np.abs(run_round(below, 4, bits=24).total - sum(below.values())).max() < 1e-5
+
+
+def test_a_sum_is_of_at_least_as_many_clients_as_its_noise_needs() -> None:
+    """A secret can be reconstructed by fewer."""
+    for active in (False, True):
+        assert Played(5, 3, least=4, active_security=active).play({"masked": [6]}).exact
+        with pytest.raises(RoundVoid) as void:
+            Played(5, 3, least=5, active_security=active).play({"masked": [6]})
+        assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 4, 5)
+
+
+def test_clients_are_in_the_order_of_their_numbers() -> None:
+    """A set holds small numbers by their remainders: 8 and 64 come before 1."""
+    assert list({64, 8, 1, 33, 6}) != sorted({64, 8, 1, 33, 6})
+    data = dict(zip((64, 8, 1, 33, 6), vectors(5).values(), strict=True))
+    done = run_round(data, 3, active_security=True)
+    assert done.survivors == set(data)
+    assert done.total.tolist() == sum(data.values()).tolist()
+
+
+def test_a_silent_client_gets_its_message_and_sends_none() -> None:
+    data = vectors(5)
+    whole, done = run_round(data, 3), run_round(data, 3, drop={"masked": [6]})
+    assert done.bytes_down["masked"] == whole.bytes_down["masked"]
+    assert 5 * done.bytes_up["masked"] == 4 * whole.bytes_up["masked"]
 
 
 def test_extreme_integers_do_not_wrap() -> None:

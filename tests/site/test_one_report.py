@@ -111,6 +111,14 @@ def test_an_unusable_result_is_reported_as_zero(
     assert "reported an update of zero" in log
 
 
+def test_a_refusal_is_a_line_of_the_log(folder: Path) -> None:
+    reports(folder).refused("task train", SystemExit("no data"))
+    log = (folder / "logs" / "nvflare" / "site.log").read_text()
+    assert log.splitlines()[-1].endswith("Z refused task train: SystemExit: no data")
+    plain = {key: Terms.read({"protection": key}).plain for key in ("dp_encrypt", "signds")}
+    assert plain == {"dp_encrypt": True, "signds": False}
+
+
 @pytest.mark.parametrize("round", [-1, True, 1.0, None, "4"])
 def test_a_task_without_a_round_costs_nothing(folder: Path, round: object) -> None:
     of = reports(folder)

@@ -55,6 +55,11 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
     assert any("neither in jobs.digests nor signed" in one for one in found)
     assert any("but the policy has: none" in one for one in found)
     assert [one.partition(" ")[0] for one in Policy().warnings] == ["no", "no"]
+    loose = of(("strength.active_security", False), ("clear.answer_after_s", None))
+    assert [one.partition(" ")[0] for one in loose.warnings] == [
+        "strength.active_security", "clear.answer_after_s",
+    ]  # fmt: skip
+    assert of().warnings == []
 
 
 #: A key of the policy with another value -> a job, and a part of the reason for which it alone is

@@ -193,13 +193,16 @@ def test_the_policy_sets_the_limits(tmp_path: Path, stack: ExitStack) -> None:
 
 
 def test_every_module_of_a_job_must_be_the_permitted_one(tmp_path: Path, stack: ExitStack) -> None:
-    good = noised(model="heart_net:net", training={"lr_schedule": "rates.slow:rate", "epochs": 1})
+    good = noised(
+        model="heart_net:net", training={"lr_schedule": "rates.all.slow:rate", "epochs": 1}
+    )
     house = House(tmp_path / "site", stack, of_job(good))
-    files = {"heart_net.py": NET, "rates/__init__.py": "", "rates/slow.py": NET}
+    files = {"heart_net.py": NET, "rates/__init__.py": "", "rates/all/slow.py": NET}
     house.permit(files, jobs={"digests": [digest_of(good)]})
     order, admission = read_app(app_of_job(good)), house.site.admission
     assert admission.modules(order) == [read(house.folder, name) for name in ("heart_net", "rates")]
-    (house.folder / "code" / "rates" / "slow.py").write_text(f"{NET}\n")
+    assert "rates/all/slow.py" in admission.modules(order)[1].files
+    (house.folder / "code" / "rates" / "all" / "slow.py").write_text(f"{NET}\n")
     with pytest.raises(SiteRefused, match="the module rates has the digest"):
         admission.modules(order)
 

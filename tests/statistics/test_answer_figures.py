@@ -10,11 +10,12 @@ from itertools import count
 
 import pytest
 
+from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Fact, Table
 from fedveil.pages.plot import Plot
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.ledger import Line
-from fedveil.statistics.answer_page import number, page_of, table
+from fedveil.statistics.answer_page import number, page_of, pictures, table
 from fedveil.statistics.answers import Answer, Answers, Estimate, answers_of
 from fedveil.statistics.question import QuestionFile
 
@@ -30,7 +31,7 @@ def made() -> Answers:
         Answer("ages", "histogram", [estimate(age="[0, 40)"), estimate(age="[40, 90]")], ["one"]),
         Answer(
             "parts", "quantiles",
-            [estimate(sex=sex, quantile=at) for sex in ("f", "m") for at in ("0.2", "0.7")], [],
+            [estimate(sex=sex, quantile=at) for sex in ("f", "m") for at in ("0.7", "0.2")], [],
         ),
         Answer("all", "count", [estimate()], ["two", "three"]),
     ]  # fmt: skip
@@ -89,6 +90,25 @@ def test_a_long_answer_is_cut_and_says_so() -> None:
     assert "<rect" not in page
 
 
+def test_bars_are_named_if_they_are_few_and_curves_go_by_their_quantiles() -> None:
+    answers = made()
+    drawn = [plot for name in ("ages", "parts") for plot in pictures(answers[name], 0.85)]
+    assert [plot.y.title for plot in drawn] == ["rows", "value", "value"]
+    assert [[*plot.curves[0].x] for plot in drawn] == [[0, 1], [0.7, 0.2], [0.7, 0.2]]
+    assert drawn[0].x.names == ["[0, 40)", "[40, 90]"]
+    for bars, named in ((60, True), (61, False)):
+        many = [Estimate({"x": str(i)}, i, i - 1, i + 1, 0.5, 0.25) for i in range(bars)]
+        (plot,) = pictures(Answer("a", "mean", many), 0.85)
+        assert (bool(plot.x.names), plot.y.title) == (named, "value")
+
+
+def test_a_weak_guarantee_is_no_good_one() -> None:
+    for epsilon, tone in ((0.71, "good"), (3.5, "poor")):
+        _, _, cost, _ = page_of(replace(made(), lines=[Line(epsilon, 1e-7, "these")])).lead
+        assert isinstance(cost, Fact)
+        assert cost.tone == tone
+
+
 def test_a_page_states_who_was_asked_and_what_it_cost() -> None:
     page = page_of(made())
     who, _, cost, sure = (fact for fact in page.lead if isinstance(fact, Fact))
@@ -99,6 +119,8 @@ def test_a_page_states_who_was_asked_and_what_it_cost() -> None:
     (influence,) = (part for part in parts if isinstance(part, Table))
     assert [list(row) for row in influence.rows] == [["ages", "2.5"], ["parts", "3.5"]]
     assert parts[:2] == [f"{line}." for line in made().lines]
+    assert isinstance(parts[2], str)
+    assert right(Figure(0.71, 1e-7)) in parts[2]
 
 
 def test_answers_survive_json() -> None:
@@ -109,4 +131,4 @@ def test_answers_survive_json() -> None:
     assert data["privacy"][1]["epsilon"] == 1.93
     first = answers.records()[1]
     assert (first["label"], first["value"]) == ("age: [40, 90]", 16 * 1.013)
-    assert answers["parts"]["m, 0.2"] == answers["parts"].estimates[2]
+    assert answers["parts"]["m, 0.2"] == answers["parts"].estimates[3]

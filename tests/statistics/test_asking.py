@@ -142,6 +142,9 @@ def test_the_rows_that_a_client_contributes_are_drawn_and_stay_the_same() -> Non
         assert set(drawn) not in (set(mine[:7]), set(mine[-7:]))
         assert clients.contributed(client, Seeded(3)).tolist() == drawn.tolist()
         assert clients.contributed(client, Seeded(3), 4).tolist() == drawn[:4].tolist()
+    again = clients_of(clients.table, "who", 7)  # a report of few rows before one of more
+    few, more = (again.contributed(0, Seeded(2, "rows", 0), most) for most in (4, None))
+    assert (len(few), len(more), more[:4].tolist()) == (4, 7, few.tolist())
     assert clients_of(clients.table, "who", None).contributed(0, Seeded(2)).size == 100
 
 
@@ -253,6 +256,8 @@ def test_secure_aggregation_with_masks_gives_the_sum() -> None:
     answers = asked(question, data, "pw_encrypt", masks=True)
     values = [e.value for e in answers["q"].estimates]
     assert values == pytest.approx(truth(data)[1:4], abs=0.01)
+    assert "the sums have no noise" in answers["q"].notes[0]
+    assert not asked(question, data, "central_gaussian", epsilon=2.0)["q"].notes
     assert answers.epsilon == float("inf")
 
 

@@ -12,7 +12,8 @@ import pytest
 from fedveil.entropy import Seeded
 from fedveil.mechanisms.unclipped_sum import GaussianSum
 from fedveil.privacy.gaussian_curve import ratio_for
-from fedveil.privacy.grid_sensitivity import grid_step, to_grid
+from fedveil.privacy.grid_sensitivity import MOST, grid_step, to_grid
+from fedveil.privacy.ledger import Ledger
 from fedveil.protections.distributed_dp import DistributedDP
 from fedveil.protections.dp_encrypt import DPEncrypt
 from fedveil.protections.pw_encrypt import PWEncrypt
@@ -184,6 +185,32 @@ def test_the_noise_of_a_histogram_is_that_of_two_codes_a_root_of_two_apart(name:
     least = math.sqrt(2) * ratio_for(1.0, 1e-6, 1)
     extra = {"dp_encrypt": math.sqrt(40), "distributed_dp": math.sqrt(40 / 36)}.get(name, 1.0)
     assert 1 <= noise / (least * extra) < 1.01
+
+
+@pytest.mark.parametrize("name", ["central_gaussian", "dp_encrypt", "pw_encrypt", "distributed_dp"])
+def test_the_rounds_of_a_question_share_its_epsilon(name: str) -> None:
+    file = QuestionFile(protection={"name": name}, epsilon=2.0, questions={"n": {"ask": "count"}})
+    protection = make_protection(file, 7, 4, Participants(30))
+    ledger = Ledger()
+    for number in range(1, 5):
+        spending = protection.spending(protection.initial_state())
+        ledger.record_many(spending, round=number, clients=[0])
+    assert 1.9 < ledger.figures(file.delta)["run_most_drawn"].epsilon <= 2.0
+
+
+def test_the_stated_noise_has_the_rounding_of_each_report() -> None:
+    protection, carriage, _ = joint("central_gaussian")
+    few, many = (carriage.variance(np.zeros(3), reports)[0] for reports in (5, 905))
+    scale = carriage.total(np.ones(1), 1)[0]  # undoes the shortening
+    assert few == pytest.approx((protection.noise.sigma**2 + 5 * carriage._step**2 / 4) * scale**2)
+    assert many - few == pytest.approx(900 * protection.noise.step**2 / 4 * scale**2, rel=1e-6)
+
+
+def test_a_report_carries_no_more_rows_than_its_sensitivity_is_proved_for() -> None:
+    _, carriage, _ = joint("central_gaussian", "row")
+    assert carriage.most_rows(1e-9) == MOST
+    assert carriage.most_rows(2 * carriage._most_entry / MOST) == MOST // 2
+    assert joint("central_gaussian")[1].most_rows(1e-9) is None
 
 
 def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:

@@ -119,3 +119,5 @@ def test_an_edge_that_may_be_the_quantile_is_asked_again() -> None:
 def test_neighbours_that_fall_are_pooled_by_their_weights() -> None:
     values, weights = np.array([1.0, 4.0, 1.0, 0.0, 9.0]), np.array([1.0, 1.0, 2.0, 1.0, 5.0])
     assert _rising(values, weights) == [1.0, 1.5, 1.5, 1.5, 9.0]
+    # The mean of the last two falls below the first, which then joins them.
+    assert _rising(np.array([2.0, 3.0, 0.0]), np.ones(3)) == pytest.approx([5 / 3] * 3)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import DataInvalid, JobError, RunFailed
+from fedveil.statistics import clients
 from fedveil.statistics.asking import ask
 from fedveil.statistics.clients import clients_of
 from fedveil.statistics.filters import Filter
@@ -221,6 +222,8 @@ def test_too_few_clients_for_the_rounds_of_rr() -> None:
 def test_secure_aggregation_needs_three_clients() -> None:
     with pytest.raises(JobError, match="secure aggregation needs at least 3"):
         asked({"n": COUNT}, {"age": [30.0, 40.0]}, "distributed_dp", epsilon=1.0)
+    three = asked({"n": COUNT}, {"age": [30.0, 40.0, 50.0]}, "pw_encrypt")
+    assert three["n"].value == pytest.approx(3, abs=0.01)
 
 
 def test_filters_compare_numbers_and_words_and_never_match_a_missing_value() -> None:
@@ -304,6 +307,15 @@ def test_arrays_and_data_sets_have_numbered_columns_targets_and_owners() -> None
     truth = load("digits").train.y
     values = [e.value for e in ask(file)["y"].estimates]
     assert values == [(truth == 0).sum(), (truth == 7).sum()]
+
+
+def test_a_data_set_is_loaded_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    data = {"y": [4.0, 5.0, 6.0], "who": ["a", "b", "a"]}
+    monkeypatch.setattr(clients.datasets, "load", lambda name: asked.append(name) or data)
+    keys = {"protection": "not_encrypt", "data": "mnist", "client": "who", "rows": 2}
+    found = clients.load(QuestionFile.read({**keys, "questions": {"n": COUNT}}, []))
+    assert (asked, len(found), found.rows, found.table.name) == (["mnist"], 2, 2, "mnist")
 
 
 def test_bytes_and_missing_cells_of_a_data_frame_are_words() -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid
+from fedveil.privacy.ledger import Ledger
 from fedveil.rounds.outcomes import Refused, Unreached
 from fedveil.statistics.asking import Asking, Simulator
+from fedveil.statistics.carriage import Participants, make_protection
 from fedveil.statistics.clients import load
 from fedveil.statistics.quantile_search import Search
 from fedveil.statistics.question import QuestionFile
@@ -93,16 +95,32 @@ class Lossy(Simulated):
         return outcomes.get(client) or super()._answer(client, message)
 
 
+class Losing(Simulator):
+    def carrier(self, step: Any, layout: Any, carriage: Any) -> Any:
+        made = super().carrier(step, layout, carriage)
+        return Lossy(made._protection, made._made, made._round, made._entropy)  # type: ignore[attr-defined]
+
+
+def test_a_sum_costs_what_the_clients_that_reported_have_noised() -> None:
+    """28 of 30, and not as few as the round may have."""
+    keys = {"protection": "distributed_dp", "epsilon": 2.0, "masks": False, "clients": 30}
+    file = QuestionFile.read({**keys, "questions": {"n": {"ask": "count"}}}, [])
+    protection = make_protection(file, 1, 1, Participants(30))
+    state = protection.initial_state()
+    stated = []
+    for spending in (protection.spent(state, 28), protection.spending(state)):
+        ledger = Ledger()
+        ledger.record_many(spending, round=1, clients=[0])
+        stated.append(ledger.figures(file.delta)["run_most_drawn"].epsilon)
+    answers = Asking(file, Losing(file, load(file, {"x": [1.0] * 30}))).run()
+    assert answers.epsilon == stated[0] < stated[1] <= 2.0
+
+
 def test_clients_that_did_not_report_are_like_the_others_and_are_counted_in_all_rounds() -> None:
     words = {"ask": "heavy_hitters", "column": "w", "length": 2, "most": 1, "alphabet": "ab"}
     file = QuestionFile.read(
         {"protection": "not_encrypt", "questions": {"w": words, "n": {"ask": "count"}}}, []
     )
-
-    class Losing(Simulator):
-        def carrier(self, step: Any, layout: Any, carriage: Any) -> Any:
-            made = super().carrier(step, layout, carriage)
-            return Lossy(made._protection, made._made, made._round, made._entropy)  # type: ignore[attr-defined]
 
     answers = Asking(file, Losing(file, load(file, {"w": ["ab"] * 12}))).run()
     assert answers["n"].value == answers["w"].value == 12

@@ -22,9 +22,9 @@ from fedveil.record.run_folder import EVENTS
 from fedveil.settings.differences import differences
 from fedveil.tasks.tables import csv_block, csv_format
 from fedveil.tasks.tables.disk_columns import Spool
-from fedveil.tasks.tables.id_rules import hint
+from fedveil.tasks.tables.id_rules import hint, normalised
 from fedveil.tasks.tables.number_column import Cells, NumberColumn
-from fedveil.tasks.tables.own_tables import Tables
+from fedveil.tasks.tables.own_tables import Tables, held_out
 from fedveil.tasks.tables.refusals import Refusals
 from fedveil.tasks.tables.table_file import Table, Wanted, header, read
 from fedveil.vertical import VerticalJob, train
@@ -510,6 +510,11 @@ def test_ids_are_written_alike_by_stated_rules(written: Any, rules: Any, ids: li
     assert table_of(content, "x", rules=rules).ids.tolist() == ids
 
 
+def test_an_id_is_written_alike_however_many_usual_ones_come_before() -> None:
+    ids = [*map(str, range(3_000)), "12.0", "Mu\u0308ller"]
+    assert normalised(ids, IdSettings())[2_999:] == ["2999", "12", "Müller"]
+
+
 def test_ids_that_become_equal_or_were_rounded_are_refused() -> None:
     assert "line 4: the id '12' is also in line 2" in refusal("id,x\n12,1\n13,2\n12.0,3\n", "x")
     said = refusal("id,x\n4.91E+11,1\n7,2\n4.92E+11,3\n", "x")
@@ -519,6 +524,7 @@ def test_ids_that_become_equal_or_were_rounded_are_refused() -> None:
     assert "'4,91e+11' is a number that a spreadsheet" in refusal("id;x\n4,91e+11;1\n", "x")
     said = refusal("id,x\nb,1\na,2\nb,3\na,4\n", "x")
     assert said.startswith("t.csv, line 4: the id 'b' is also in line 2, but ids")
+    assert said.endswith("(2 such cells, such as line 5)")
     longer = refusal(f"id;x\n{chr(0xFDFA) * 20};1\n", "x", rules={"unicode": "NFKC"})
     assert longer.endswith("has 360 letters; an id has at most 256")
     with pytest.raises(
@@ -581,10 +587,16 @@ def test_near_misses_are_counted_where_all_ids_are_here() -> None:
     folded = two_tables(str.upper).with_({"task.tables.ids.case": "fold"})
     assert train(folded, "run").metrics[-1]["test_accuracy"] >= 0
     said: list[str] = []
-    train(two_tables(lambda name: name if name < "k022" else name.upper()), "few", say=said.append)
+
+    def written(name: str) -> str:
+        return name if name < "k022" else name.upper()
+
+    train(two_tables(written), "few", say=said.append)
     few = next(sentence for sentence in said if "under case: fold" in sentence)
-    table = "train: all parties have only 1 of the smallest table's "
-    assert few.startswith(table)
+    trained = int((~held_out(np.array([written(f"k{n:03d}") for n in range(20, 90)]), 0.2)).sum())
+    assert few.startswith(
+        f"train: all parties have only 1 of the smallest table's {trained} ids; further ids"
+    )
     assert few.endswith("looser task.tables.ids: 68 under case: fold, 68 under all of these")
 
 

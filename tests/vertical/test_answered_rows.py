@@ -21,6 +21,7 @@ from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.remote.sessions import Meeting
 from fedveil.vertical.scoring import predicted, row_alignment, sources
 from fedveil.vertical.scoring.predicted import Decision, ScoreFile
+from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Apart, Together, bundles_in
 from scoring_parts import BANKS, LEADERS, NEW, scorers, together, trained
 
@@ -143,6 +144,14 @@ def test_rows_in_another_order_are_the_same_file_to_guess_at(tmp_path: Path) -> 
     count(["a", "b", "d"])
     with pytest.raises(Exception, match="it brings 6 ids in all for the 3 rows of this file"):
         count(["c", "a", "b"])
+
+
+def test_a_party_accepts_four_times_its_rows_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    path, data = folder / "run" / "bank" / "bundle", str(folder / "new-bank.csv")
+    for most, accepted in ((None, 4 * (NEW - LEADERS)), (9, 9)):
+        with ExitStack() as stack:
+            assert Scorer(path, data, stack, most_ids=most).most_ids == accepted
 
 
 def test_a_follower_that_came_back_without_rows_is_noticed() -> None:

@@ -21,6 +21,7 @@ from fedveil.vertical.remote.bundle_agreement import agree
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.signatures import Signatures, Signed, sign
 from lying_side import lying_side
+from pki import Authority, pem
 from scoring_parts import job_of, trained
 
 PARTIES = ("lead", "bank")
@@ -214,3 +215,25 @@ def test_a_signature_is_for_one_manifest(keys: dict[str, Credentials]) -> None:
             wrong.check(b"one", ["lead"], keys["bank"])
     with pytest.raises(BundleInvalid):
         both.check(b"two", ["lead"], None)
+    with pytest.raises(BundleInvalid, match="is not signed by bank: train with --tls, or score"):
+        both.check(b"one", PARTIES, None)
+    for long in (replace(made, signature=bytes((1 << 12) + 1)), Signed(b"-" * 65537, b"x")):
+        with pytest.raises(BundleInvalid, match="of lead is not valid: it is too long"):
+            Signatures({"lead": long}).check(b"one", ["lead"], None)
+
+
+def test_a_signature_with_rsa_is_checked_and_a_revoked_signer_refused(tmp_path: Path) -> None:
+    root = Authority("root")
+    leaves = {"lead": root.leaf("lead"), "bank": root.leaf("bank", kind="rsa2048")}
+    own = {}
+    for name, leaf in leaves.items():
+        folder = leaf.write(tmp_path / name, root, crl="crl.pem")
+        (folder / "crl.pem").write_bytes(pem(root.crl()))
+        own[name] = Credentials.read(folder, name, PARTIES)
+    made = Signatures({name: sign(each, b"one") for name, each in own.items()})
+    assert made.check(b"one", PARTIES, own["lead"]) is None
+    with pytest.raises(BundleInvalid, match="signature of bank is not valid: it is of another"):
+        Signatures({"bank": made.by_party["bank"]}).check(b"two", ["bank"], own["lead"])
+    (own["lead"].folder / "crl.pem").write_bytes(pem(root.crl(leaves["bank"].certificate)))
+    with pytest.raises(BundleInvalid, match=r"signature of bank is not valid: .* was revoked on"):
+        made.check(b"one", PARTIES, own["lead"])

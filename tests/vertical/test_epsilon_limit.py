@@ -90,6 +90,7 @@ def test_an_example_that_was_sent_again_after_a_break_counts_each_time(tmp_path:
     settings = job(max_epsilon=most, randomness="secure")
 
     def cut(record: dict[str, Any]) -> None:
+        assert record["party"] == "lead", "a user in one process sees the leader's records"
         if record["epoch"] == 1:
             raise KeyboardInterrupt
 

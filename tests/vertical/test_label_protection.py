@@ -17,10 +17,12 @@ from fedveil.entropy import Seeded
 from fedveil.entry.vertical import resume
 from fedveil.errors import JobError, RunFolderError
 from fedveil.mechanisms.label_gradients import normal
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.blocks import LabelProtectionSettings
 from fedveil.vertical.job_split import make_split, make_task
-from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients, projection
+from fedveil.vertical.returned_gradients import NOISE_KEY, ReturnedGradients, projection, saved_key
 from fedveil.vertical.step import Occasion
 from vertical_parts import Bottoms
 
@@ -97,6 +99,9 @@ def test_a_resumed_run_keeps_its_noise(tmp_path: Path, randomness: str) -> None:
     key.write_bytes(before[:-1])
     with pytest.raises(RunFolderError):
         resume(tmp_path / "run")
+    key.write_bytes(sealed({"key": bytes(31)}))
+    with pytest.raises(RunFolderError, match="its key has 31 bytes, 32 are needed"):
+        saved_key(RunFolder(key.parent, None), Seeded(1))  # type: ignore[arg-type]
 
 
 def test_two_secure_runs_have_other_noise_and_a_run_without_protection_has_none(

@@ -22,7 +22,7 @@ from fedveil.errors import CertificateError, ExchangeError, InvalidValue, RightM
 from fedveil.link.rights import check_right
 from fedveil.link.streams import Address
 from fedveil.link.tls import Credentials, write_certificates
-from fedveil.vertical.remote.sessions import _told_of
+from fedveil.vertical.remote.sessions import Meeting, _check_purpose, _told_of
 from fedveil.vertical.scoring import http_server
 from fedveil.vertical.scoring import service as service_module
 from fedveil.vertical.scoring.http_server import HttpServer
@@ -213,6 +213,7 @@ def test_a_client_is_told_when_to_ask_again_and_connections_are_few(
     source: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(http_server, "IDLE_S", 2.0)
     body = b'{"id": "nobody"}'
     head = b"POST /predict HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 16\r\n\r\n"
     with Served(source, guesses=0) as served:
@@ -313,6 +314,10 @@ def test_a_session_needs_the_right_of_its_purpose(tmp_path: Path) -> None:
             check_right(own, "lead", right)
         # The other party learns the reason, and not where this party's files are.
         assert _told_of(caught.value) == f"its roles do not let lead {right}"
+    meeting = Meeting(Address("127.0.0.1", 0), own)
+    _check_purpose(meeting, "lead", "score")
+    with pytest.raises(RightMissing, match="lead may not evaluate"):
+        _check_purpose(meeting, "lead", "evaluate")
     for roles, why in (
         ({"lead": ["predicts"]}, "a right that is not known, predicts \\(did you mean predict"),
         ({"lead": "train"}, "not a list of rights"),

@@ -91,6 +91,9 @@ def test_the_calibrator_is_of_the_rows_set_aside_alone(tmp_path: Path) -> None:
     def side(party: PartyRun):  # type: ignore[no-untyped-def]
         rows, order = party.setting.rows["train"], party._parts.order
         outputs = yield from party.party.look(1, rows.batch(order.set_aside))
+        sent = party._parts.releases.train
+        assert sorted(set(sent.tolist())) == [1, 2], "a resumed run counts the calibration too"
+        assert (sent[order.set_aside] == 1).all()
         return outputs, rows.batch(order.set_aside).labels
 
     outputs, labels = look(run, side)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import report_entropy
-from fedveil.vertical.remote.handshake_state import Agreement
+from fedveil.vertical.remote import machine as machine_module
+from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
 from fedveil.vertical.remote.sessions import _noting, _tell, _told_of
 from fedveil.vertical.split import EmbeddingPrivacy
@@ -81,6 +84,27 @@ def test_a_session_says_where_it_goes_on_and_which_links_broke() -> None:
         "the link to bank was reopened 2 times, after 3.2 s in all",
         "the link to desk was reopened 1 time, after 60.0 s in all",
     ]
+
+
+def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(machine_module, "check_sizes", lambda split, rows: sizes.append(rows))
+
+    def standing(task: str, most: int | None = None) -> Standing:
+        job = VerticalJob(
+            task=f"vertical_parts:{task}", batch_size=64, in_flight=3, alignment={"most_ids": most}
+        )
+        with ExitStack() as stack:
+            machine = Machine(job, lambda task: "bank", stack)
+            found = machine.standing()
+            assert found.brought is machine._brought
+            return found
+
+    assert standing("bottoms").most_ids == 4 * (50 + 20)
+    assert standing("bottoms", 7).most_ids == 7
+    assert standing("u_shape").most_ids == sys.maxsize, "the bank has no ids to guess at"
+    # Micro-batches of the 50 training examples, or of a whole batch if the party has none.
+    assert sizes == [17, 17, 22]
 
 
 @pytest.mark.parametrize("counts", ['{"lead": -1}', '{"lead": 1.5}', '{"lead": true}'])

@@ -23,6 +23,7 @@ from fedveil.record.run_folder import TRACEBACK
 from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
+from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.party_log import PartyLog
 from fedveil.vertical.rows import Order, align
@@ -645,6 +646,18 @@ def test_a_part_of_the_users_own_takes_the_place_of_the_tasks() -> None:
     assert after is not None
     assert torch.equal(before.get_parameter("0.weight"), after.get_parameter("0.weight"))
     assert run.split.by_name["left"].output == (5,)
+
+
+def test_the_users_own_module_gets_the_jobs_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(
+        vertical_parts, "wider", lambda seed: seeds.append(seed) or torch.nn.Linear(3, 5)
+    )
+    parts = {"left": {"module": "vertical_parts:wider", "output": [5]}, "right": {}, "top": {}}
+    settings = job(parts=parts, seed=41)
+    for own_seed in (None, 7):
+        make_split(settings, make_task(settings), own_seed=own_seed)
+    assert seeds == [41, 7]
 
 
 # --- rows

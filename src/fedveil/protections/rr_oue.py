@@ -332,9 +332,6 @@ class UnaryCohortRound(_ServerRound):
 class UnaryClientRound(OneReportClient):
     """Clips, encodes and perturbs the new weights or the update."""
 
-    #: The share of values that clipping changed. It is exact, so it never leaves the client.
-    saturated = 0.0
-
     def __init__(self, context: ClientContext, protection: Unary) -> None:
         super().__init__(context)
         self._protection = protection
@@ -348,8 +345,7 @@ class UnaryClientRound(OneReportClient):
         def report(part: slice) -> Report:
             some = update[part]
             start = model[part] if job.target == "weights" else np.zeros_like(some)
-            states, beyond = encoding.encode_moved(start, some, entropy)
-            self.saturated += beyond / len(update)
+            states = encoding.encode_moved(start, some, entropy)
             return states if exact else encoding.perturb_states(states, entropy)
 
         try:

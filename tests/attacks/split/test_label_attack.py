@@ -36,6 +36,7 @@ def test_two_classes_are_read_at_the_first_step_of_a_table(plain: Finding) -> No
     # the labels that the attacker was given are not counted as inferred
     assert plain.figure("10 labels known").cases == plain.figure("no label known").cases - 10
     assert plain.figure("direction AUC").value == 1
+    assert plain.figure("norm AUC").cases - plain.figure("direction AUC").cases == 10
     assert plain.figure("step 1").guess == pytest.approx(0.627, abs=0.05)
     assert plain.protection == "none"
     assert plain.epsilon == np.inf

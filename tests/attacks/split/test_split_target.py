@@ -101,6 +101,10 @@ def test_what_a_target_promises() -> None:
     under = target.under(PrivacySettings(embedding_dp={"eps": 1.0}, delta=0))
     assert under.promised("left").epsilon == pytest.approx(8 * 0.5)
     assert under.promised("left", 10).epsilon == pytest.approx(80 * 0.5)
+    noised = target.under(PrivacySettings(label_dp={"eps": 0.5})).told.labels
+    assert noised is not None
+    assert target.told.labels is not None
+    assert not torch.equal(noised, target.told.labels)
 
 
 def test_a_run_is_attacked_with_its_own_weights_and_labels(tmp_path: Path) -> None:

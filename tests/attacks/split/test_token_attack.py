@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.split import tokens
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.attacks.split.tokens import attack
 from fedveil.entropy import Seeded
@@ -51,8 +52,21 @@ def test_at_eps_0_the_vectors_say_nothing_and_the_gradient_all(target: SplitTarg
     assert (reached.epsilon, reached.protection) == (0, "embedding_dp")
 
 
-def test_what_is_known_of_the_text_and_repetition_help(target: SplitTarget) -> None:
+def test_what_is_known_of_the_text_and_repetition_help(
+    target: SplitTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[list[int], int]] = []
+    hear = tokens._Heard.of
+
+    def noted(cut: Any, positions: Any, reports: int, watch: Watch) -> Any:
+        heard.append((positions.tolist(), reports))
+        return hear(cut, positions, reports, watch)
+
+    monkeypatch.setattr(tokens._Heard, "of", noted)
     reached = found(target, embedding_dp={"eps": 1.5})
+    (attacked, many), (known, once) = heard
+    assert (many, once, len(attacked), len(known)) == (10, 1, 16, 16)
+    assert not {*attacked} & {*known}  # the known text is of other windows
     one, habits = (
         reached.figure(name).value for name in ("likeliest, known table", "likeliest with habits")
     )

@@ -161,20 +161,17 @@ class UnaryEncoding:
             raise InvalidValue("entropy = None: stochastic rounding draws from an entropy")
         return stochastic_states(values, self.cells, self.value_range, entropy)
 
-    def encode_moved(
-        self, start: Float32s, update: Float32s, entropy: Entropy
-    ) -> tuple[States, int]:
-        """Return the states of `start + update`, and how many entries of this sum were clipped.
+    def encode_moved(self, start: Float32s, update: Float32s, entropy: Entropy) -> States:
+        """Return the states of `start + update`.
 
         Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
         if self.rounding == "nearest":
             return nearest_moved(start, update, self.cells, self.value_range)
         values = start.copy()
-        beyond = add_update(values, update, np.float32(self.value_range))
-        if beyond < 0:
+        if add_update(values, update, np.float32(self.value_range)) < 0:
             raise InvalidValue("the update is not finite")
-        return self.encode(values, entropy), beyond
+        return self.encode(values, entropy)
 
     def values(self, states: States) -> Float64s:
         """Return the value of each state: state * value_range / cells."""

@@ -29,15 +29,13 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
     return states
 
 
-def nearest_moved(
-    start: Float32s, update: Float32s, cells: int, value_range: float
-) -> tuple[States, int]:
-    """Return the nearest states of `start + update`, and the number of values that were clipped."""
+def nearest_moved(start: Float32s, update: Float32s, cells: int, value_range: float) -> States:
+    """Return the nearest states of `start + update`."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
         raise InvalidValue("the update is not finite" if beyond == -1 else "values holds NaN")
-    return states, beyond
+    return states
 
 
 def stochastic_states(

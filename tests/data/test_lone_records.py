@@ -1,0 +1,36 @@
+"""Records that are read one by one: which of them count, and what is said of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.data.lone_records import Form, described, read
+
+
+@pytest.mark.parametrize(
+    ("record", "counts"),
+    [
+        ([1.5, -2.0], True), (np.array([1.5 + 0j, -2.0]), True),
+        (np.array([1.5, -2.0 + 1j]), False),
+        (["1.5", "-2"], True), ([1.5], False), ([1.5, np.nan], False), (None, False),
+    ],
+)  # fmt: skip
+def test_a_record_counts_if_it_is_real_numbers_of_the_job_s_shape(
+    record: Any, counts: bool
+) -> None:
+    form = Form((2,), "class", 3)
+    found = read("own", [([[0.0, 1.0], record], [2, 1])], form)
+    assert found.usable is not None
+    assert found.usable.tolist() == [True, counts]
+    assert found.x.tolist() == [[0.0, 1.0], [1.5, -2.0] if counts else [0.0, 0.0]]
+    assert found.y.tolist() == [2, int(counts)]
+
+
+def test_the_first_record_without_effect_is_named() -> None:
+    assert described(np.ones(4, np.bool_)) is None
+    said = described(np.array([True, False, True, False, False]))
+    assert said is not None
+    assert said.startswith("3 of 5 training examples have no effect, starting with example 1: ")

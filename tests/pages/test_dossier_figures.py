@@ -1,0 +1,184 @@
+"""Each text of a registry's record and each figure of the script is that of its key."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil import __version__
+from fedveil.pages.dossier import recompute
+from fedveil.pages.dossier.account import Account
+from fedveil.pages.dossier.registry import registry_record
+from fedveil.pages.dossier.statements import Statement, _attacks, _channels, _open, _randomness
+from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy.gaussian_curve import epsilon_for
+
+KEYS = ("unit", "not_covered", "epsilon", "trust", "composition", "mechanism", "randomness",
+        "side_channels")  # fmt: skip
+ACCOUNTS = [Account("a row", 1.5, 0.0, False, []), Account("a label", 2.5, 1e-6, True, [])]
+
+
+def record(accounts: list[Account], **last: Any) -> dict[str, Any]:
+    """Return the record of a run whose statements are their own keys."""
+    job = {"name": "own", "model": "lenet", "task": {"name": "tables"}}
+    evidence: Any = SimpleNamespace(
+        run=SimpleNamespace(job=job, last=last), vertical=not last, accounts=accounts,
+        files={"job.yaml": "12ab"},
+    )  # fmt: skip
+    made = [Statement(key, key.upper(), [f"{key}."], "why") for key in KEYS]
+    return registry_record(evidence, [*made, Statement("purpose", "Use", [], "no idea")])
+
+
+def test_each_text_of_a_record_is_the_statement_of_its_key() -> None:
+    found = record(ACCOUNTS, unit="example", rests_on_server=True)
+    assert (found["made_by"], found["files"]) == (f"fedveil {__version__}", {"job.yaml": "12ab"})
+    deployment = found["deployment"]
+    assert deployment["dp_flavor"] == {
+        "name": "Approximate DP", "input_metric": "replace-one", "data_domain": "unit.",
+        "unprotected_quantities": "not_covered.",
+    }  # fmt: skip
+    assert deployment["privacy_loss"] == {
+        "privacy_unit": "Example-level", "privacy_unit_description": "unit.",
+        "privacy_parameters": {"epsilon": 2.5, "delta": 1e-6},
+        "privacy_parameters_description": "epsilon.",
+    }  # fmt: skip
+    model = deployment["model"]
+    assert (model["model_name"], model["actors"]) == ("Central", "trust.")
+    assert model["release_type_description"] == "composition."
+    assert deployment["accounting"]["composition"] == "composition."
+    assert deployment["implementation"]["mechanisms"] == "mechanism. randomness. side_channels."
+    product = deployment["product"]
+    assert (product["name"], product["description"]) == (
+        "own", "A model trained by federated learning: lenet.",
+    )  # fmt: skip
+    assert found["statements"]["unit"] == {"title": "UNIT", "lines": ["unit."], "missing": ""}
+    assert found["statements"]["purpose"] == {"title": "Use", "lines": [], "missing": "no idea"}
+    assert [account["of"] for account in found["accounts"]] == ["a row", "a label"]
+
+
+@pytest.mark.parametrize(
+    ("last", "unit", "model"),
+    [({"unit": "client", "rests_on_server": False}, "User-level", "Local"),
+     ({"unit": "client", "rests_on_server": True}, "User-level", "Central"),
+     ({}, "Example-level", "Local")],
+)  # fmt: skip
+def test_a_record_has_the_unit_and_trust_of_its_run(
+    last: dict[str, Any], unit: str, model: str
+) -> None:
+    deployment = record([], **last)["deployment"]
+    assert deployment["privacy_loss"]["privacy_unit"] == unit
+    assert deployment["privacy_loss"]["privacy_parameters"] == {}
+    assert deployment["model"]["model_name"] == model
+    split = "A split model: tables."
+    assert (deployment["product"]["description"] == split) == (not last)
+    assert deployment["dp_flavor"]["name"] == "None"
+
+
+def test_what_is_open_and_unprotected_is_stated() -> None:
+    evidence: Any = SimpleNamespace(run=SimpleNamespace(last={
+        "in_clear": ["sizes", "the time"], "epsilon_run_every_round": 1.0,
+        "delta_run_every_round": 0.0, "epsilon_per_round": math.inf, "delta_per_round": 0.0,
+    }))  # fmt: skip
+    told = list(_open(evidence))
+    assert [line.rpartition(": ")[2] for line in told[:2]] == ["sizes.", "the time."]
+    assert not any("nothing is promised" in line for line in told)
+    evidence.run.last["epsilon_run_every_round"] = math.inf
+    assert any("nothing is promised" in line for line in _open(evidence))
+    for clear, timed in ((["sizes"], False), (["sizes", "the time of a report"], True)):
+        said = " ".join(_channels(clear))
+        assert ("The time at which a report is sent depends on the data" in said) == timed
+        assert ("Nobody measured the running time" in said) == (not timed)
+    assert _randomness("system randomness").lines == ["System randomness."]
+    assert len(_randomness("simulation randomness").lines) == 2
+
+
+def test_each_attack_is_told_with_its_effort() -> None:
+    found = [
+        Finding(name, effort, "rr", [Measured("mse", 0.5, 0.4, 0.6, 0.3)])
+        for name, effort in (("gradient", "quick"), ("exact", "full"))
+    ]
+    lines = _attacks(found).lines
+    assert [line.partition(": ")[0] for line in lines] == [
+        "gradient at effort quick", "exact at effort full",
+    ]  # fmt: skip
+    assert "nobody attacked this run" in _attacks([]).text
+
+
+def release(law: str, count: int = 1, epsilon: float = 0.5, **more: float) -> dict[str, Any]:
+    return {"law": law, "count": count, "epsilon": epsilon, "delta": 0.0, **more}
+
+
+def test_losses_lie_on_a_grid_of_their_own_only_if_all_are_of_one_kind() -> None:
+    one, same, other = release("stated", 3), release("stated", 2), release("stated", 1, 0.75)
+    table, noise = release("table", 7, step=0.01), release("gaussian", 5, ratio=2.0)
+    assert recompute.grid([one, same], 4.0) == 0.5
+    assert recompute.grid([table], 4.0) == 0.01
+    # 6, 5, 7 and 12 releases besides Gaussian ones, of which 2, 2, 2 and 3 is the root.
+    for mixed, root in (([one, same, other], 2), ([one, same, noise], 2), ([table, noise], 2),
+                        ([one, same, table, noise], 3)):  # fmt: skip
+        assert recompute.grid(mixed, 4.0) == pytest.approx(4e-4 / root)
+    assert recompute.grid([noise], math.inf) == 1e-4
+    assert recompute.grid([noise], 0.01) == pytest.approx(1e-5)
+
+
+def account(*releases: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"of": "a row", "epsilon": 1.0, "delta": 0.0, "adaptive": False, "missing": "",
+            "releases": list(releases)} | more  # fmt: skip
+
+
+def test_epsilons_are_added_or_composed() -> None:
+    added = account(release("stated", 3), release("gaussian", 2, 0.75, ratio=2.0))
+    assert recompute.recomputed(added) == (3.0, 0.0)  # delta 0
+    assert recompute.recomputed({**added, "delta": 1e-5, "adaptive": True}) == (3.0, 0.0)
+    spent = account(release("stated", 3) | {"delta": 1e-5}, delta=2e-5, adaptive=True)
+    assert recompute.recomputed(spent) == (math.inf, 0.0)
+    bare = account(release("none", epsilon=math.inf), delta=1e-5)
+    assert recompute.recomputed(bare) == (math.inf, 0.0)
+    noise = [release("gaussian", count, math.inf, ratio=ratio) for count, ratio in
+             ((3, 4.0), (5, 6.0))]  # fmt: skip
+    together = 1 / math.sqrt(3 / 4.0**2 + 5 / 6.0**2)
+    epsilon, error = recompute.recomputed(account(*noise, delta=1e-5, epsilon=2.0))
+    assert (epsilon, error) == (pytest.approx(epsilon_for(together, 1e-5), rel=1e-3), 0.0)
+    # Rounded up to the grid they are more than their sum.
+    few = account(release("stated", 1, 0.33333), release("stated", 1, 0.41117), delta=1e-15)
+    assert recompute.recomputed(few)[0] == pytest.approx(0.7445, rel=1e-9)
+    assert recompute.composed(few["releases"], 1e-15, 1.0)[0] > 0.74451
+
+
+def test_a_verdict_allows_for_rounding_alone() -> None:
+    assert recompute.verdict(1.0, 1.0019, 0.0) == "agrees"
+    assert recompute.verdict(1.0, 1.0021, 0.0) == "STATES LESS"
+    assert recompute.verdict(1.0, 1.05, 0.05) == "agrees"
+    assert recompute.verdict(1.0, 0.99, 0.0) == "states more"
+    assert recompute.verdict(math.inf, math.inf, 0.0) == "agrees"
+
+
+def test_the_script_judges_each_account_of_each_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refuted account is not made good by the ones behind it."""
+    large = account(
+        release("table", 10**9, step=0.1, low=0.0, infinite=0.0) | {"masses": [1.0] * 9999},
+        of="much", delta=1e-5,
+    )  # fmt: skip
+    accounts = [
+        account(release("stated", 3), of="less"), account(release("stated", 2), of="sound"),
+        account(of="gone", missing="it was lost"), large,
+    ]  # fmt: skip
+    files = []
+    for name, of in (("bad", accounts), ("good", accounts[1:])):
+        (tmp_path / name).write_text(json.dumps({"accounts": of}))
+        files.append(str(tmp_path / name))
+    assert recompute.main(files) == 1
+    said = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == "less: stated 1, recomputed 1.5 at delta 0: STATES LESS"
+    assert said[1:4] == said[4:]
+    assert said[1] == "sound: stated 1, recomputed 1 at delta 0: agrees"
+    assert said[2] == "gone: not recomputed: it was lost"
+    assert said[3].startswith("much: not recomputed: too large: 1,000,000,000 releases of a table")
+    assert recompute.main(files[1:]) == 0

@@ -1,0 +1,98 @@
+"""Figures on how well labels can be read: each of its own half, class, interval and chance."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.entropy import Seeded
+from fedveil.privacy.intervals import share
+from fedveil.vertical import label_watch
+from fedveil.vertical.label_reading import Window, partition, true_of
+from fedveil.vertical.label_watch import LabelWatch, _classes_read, _halves, _recall, _tokens_read
+from fedveil.vertical.split import EmbeddingPrivacy
+from vertical_parts import Bottoms
+
+
+def test_groups_are_named_by_one_half_and_judged_by_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = Seeded(2).generator()
+    labels = draw.choice(3, 61, p=[0.6, 0.3, 0.1])
+    judged, naming = _halves(labels)
+    assert sorted([*judged, *naming]) == list(range(61))
+    counts = [np.bincount(labels[half], minlength=3) for half in (judged, naming)]
+    assert np.abs(counts[0] - counts[1]).max() <= 1
+    seen: list[Any] = []
+    true = label_watch.named
+
+    def named(groups: Any, places: Any, known: Any, classes: int) -> Any:
+        seen.append((places.tolist(), known.tolist()))
+        return true(groups, places, known, classes)
+
+    monkeypatch.setattr(label_watch, "named", named)
+    rows = np.eye(3)[labels] + 2 * draw.normal(size=(61, 3))
+    said = _classes_read("here", [rows], labels, 3)
+    assert seen == [(naming.tolist(), labels[naming].tolist())]
+    told = true(partition([Window.of(label_watch.directions([rows]))], 61, 3), *map(
+        np.array, seen[0]), 3)  # fmt: skip
+    right, common = (told == labels)[judged].mean(), (labels[judged] == 0).mean()
+    assert f"{right:.1%} of {len(judged)} right (the most common class alone {common:.1%})" in said
+
+
+def test_what_is_not_excluded_is_the_highest_end_of_all_intervals() -> None:
+    draw = Seeded(5).generator()
+    labels = (draw.random(400) < 0.5).astype(np.int64)
+    said = _classes_read("here", [draw.normal(size=(400, 4))], labels, 2)
+    ends = re.findall(r"AUC \S+ by \w+ \(\S+ to (\d\.\d\d)\)", said)
+    assert len(set(ends)) == 2
+    assert f"an AUC of up to {max(ends)} is not excluded" in said
+
+
+def test_the_recall_of_a_class_is_judged_by_the_false_alarms_of_the_others() -> None:
+    rare, found = np.arange(60) < 10, np.r_[:6, 20:29]
+    named = np.isin(np.arange(60), found)
+    measured = _recall(named, rare, 0.99)
+    hits, alarms = share("", 6, 10, confidence=0.99), share("", 9, 50, confidence=0.99)
+    assert (measured.value, measured.low, measured.high) == (hits.value, hits.low, hits.high)
+    assert (measured.guess, measured.cases) == (alarms.high, 10)
+    assert measured.name == "6 of 10 of the rarest class found"
+    assert _recall(named, ~np.ones(60, bool), 0.99).cases == 0
+
+
+def test_tokens_are_judged_by_those_that_are_not_known() -> None:
+    tokens = np.array([4, 4, 9, 9, 4, 9, 9, 4, 4, 6, 6, 6, 9, 9, 9, 4] * 4)
+    look = np.eye(10)[tokens]
+    said = _tokens_read("here", [look], tokens)
+    common = (tokens[1::2] == 9).mean()
+    assert said == (
+        f"here reveal them: 100.0% of 32 right, the most common token alone {common:.1%}"
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_that_are_read_have_a_correlation_whatever_its_sign(sign: int) -> None:
+    watch = LabelWatch.__new__(LabelWatch)
+    watch._classes = None
+    labels = np.linspace(-1, 2, 40)
+    look = sign * labels[:, None] * np.array([[3.0, 1.0]])
+    assert watch._read("here", [look], labels) == "here have a correlation of 1.00 with them"
+    many = watch._read("here", [look], np.ones((40, 3)))
+    assert many == "here: the labels are not classes, and no attack here reads them"
+
+
+def test_a_follower_without_a_gradient_is_named_at_once() -> None:
+    split = Bottoms().split_model()
+    split = split.replace("left", privacy=EmbeddingPrivacy(1.0, gradient="none"))
+    said: list[str] = []
+    LabelWatch(split, 3, lambda crossing, gradient, labels, occasion: gradient, said.append)
+    assert said == ["labels: no gradient is returned to bank, so it can read none"]
+
+
+def test_the_true_label_is_judged_by_the_prior_too() -> None:
+    shares = np.array([0.9, 0.1])
+    assert true_of(np.array([0, 1]), float(np.log(3)), shares).tolist() == [0, 0]
+    assert true_of(np.array([0, 1]), float(np.log(30)), shares).tolist() == [0, 1]
