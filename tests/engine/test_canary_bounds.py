@@ -44,6 +44,7 @@ def noise(entries: int, releases: int, sigma: float) -> MeasuredNoise:
 def figures(told: bool, claim: Figure) -> dict[str, Measured]:
     rng = np.random.default_rng(3)
     scores, others, turned = (SIGNS * 4 + rng.normal(0, 1.0, 7) for _ in range(3))
+    turned[:3] *= -1  # which tells less of the coins
     tally = SimpleNamespace(choices=[], counts=[])
     reports: Any = SimpleNamespace(
         told=told, scores=scores, tally=tally, noise=noise(50, 28, 1.25), lag=noise(40, 14, 0.75),
@@ -87,6 +88,7 @@ def figures(told: bool, claim: Figure) -> dict[str, Measured]:
     if not told:
         by_coins = alone(turned, INCLUDED, claim, gaussian=True, confidence=1 - error)
         assert (found[TURNED].value, found[TURNED].cases) == (by_coins.bound, 7)
+        assert found[TURNED].unseen == pytest.approx(by_coins.unseen, nan_ok=True)
     assert found[BY_NOISE].cases == 4 * count
     return found
 

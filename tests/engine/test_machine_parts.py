@@ -20,6 +20,7 @@ import fedveil
 from fedveil.engine.cluster import machine_check, membership
 from fedveil.engine.cluster.cluster import Place
 from fedveil.engine.cluster.machine import Machine, _columns
+from fedveil.engine.cluster.many_machines import ManyMachines, _Used
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import Expected, groups, placed
 from fedveil.engine.cluster.ray_cluster import _reason
@@ -247,3 +248,22 @@ def test_what_a_cluster_lacks_is_said() -> None:
     assert members(2, 3)._missing().startswith("2 of 5 machines are ready; the others start, or ")
     assert members(0, 0)._missing().startswith("no node has the processor cores")
     assert members(0, 0, lost=2)._missing() == "all its machines were lost"
+
+
+def test_a_round_s_record_has_each_machines_clients_seconds_and_idle_share() -> None:
+    made: Any = ManyMachines.__new__(ManyMachines)
+    made._wall_s, made._retrained = 4.0, 0
+    made._used = {"b": _Used(2, 3.0), "a": _Used(5, 6.0)}
+    machines = {"a": [5, 6.0, 0.0], "b": [2, 3.0, 0.25]}
+    assert made.shown() == {"machines": machines}
+    assert list(made.shown()["machines"]) == ["a", "b"]
+    made._retrained = 3
+    assert made.shown() == {"machines": machines, "retrained": 3}
+
+
+def test_a_machine_of_unknown_pace_counts_as_a_usual_one() -> None:
+    expected: Expected[str] = Expected(lambda client: 10)
+    assert expected.speeds({"a": 2, "c": 3}) == {"a": 2, "c": 3}
+    expected.learn("a", {0: 1.0, 1: 1.0})
+    expected.learn("b", {2: 2.0})
+    assert expected.speeds({"a": 2, "b": 5, "c": 3}) == pytest.approx({"a": 2, "b": 2.5, "c": 2})

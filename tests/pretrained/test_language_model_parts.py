@@ -27,7 +27,7 @@ from fedveil.pretrained.model_folder import ModelFolder
 
 VOCABULARY, PLACES, WIDTH = 30, 12, 4
 CONFIG = {"model_type": "tiny", "vocab_size": VOCABULARY, "max_position_embeddings": PLACES,
-          "auto_map": {"AutoModel": "own.Model"}, "pad_token_id": 6}  # fmt: skip
+          "auto_map": {"AutoModel": "own.Model"}, "eos_token_id": 6}  # fmt: skip
 
 
 class Config:

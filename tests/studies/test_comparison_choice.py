@@ -97,8 +97,8 @@ def test_a_setting_of_which_one_run_has_no_metric_or_no_loss_has_no_result() -> 
 
 
 def test_whom_a_protection_holds_against_follows_from_its_settings() -> None:
-    alike = [line("distributed_dp", 2.0, 0.9), line("central_gaussian", 2.0, 0.9)]
-    alike[0].runs[0].job["protection"]["distributed_dp"] = {"active_security": True}
+    alike = [line("central_gaussian", 2.0, 0.9), line("distributed_dp", 2.0, 0.9)]
+    alike[1].runs[0].job["protection"]["distributed_dp"] = {"active_security": True}
     card = choice(alike)
     assert card is not None
     assert "against a server that lies, within" in card.text
