@@ -48,7 +48,7 @@ def check(
         Path | None,
         typer.Argument(
             help="A job file, the folder that `fedveil deploy` wrote, or the app folder of an "
-            "NVFlare job, whose digest is printed."
+            "NVFlare job. The command prints the job's digest."
         ),
     ] = None,
 ) -> object:

@@ -63,9 +63,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The most ids that another party may test against the --data file, in all sessions "
-        "together. The parties find their common rows by such tests. Default: "
-        "alignment.most_ids of the job.",
+        help="To find the common rows, another party tests its ids against the --data file. This "
+        "option limits how many ids it may test, in all runs of a command between the parties "
+        "together. Default: alignment.most_ids of the job.",
     ),
 ]
 ConnectTo = Annotated[

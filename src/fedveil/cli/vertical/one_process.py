@@ -121,7 +121,7 @@ def keys(key: arguments.KeyPart = None) -> object:
 
 
 def parts(job: arguments.JobPath = None, overrides: arguments.Overrides = None) -> object:
-    """List the model's parts, each with its party, parameters and the memory to train it."""
+    """List the model's parts: party, number of parameters, and memory needed for training."""
     settings = load(job, overrides)
     from fedveil.vertical.batch_memory import batch_bytes
     from fedveil.vertical.job_split import make_task
