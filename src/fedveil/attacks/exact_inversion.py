@@ -89,7 +89,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples. `shares` are the shares of neurons whose activity they predict right."""
+    """Candidate examples. `shares[i]` is the share of neurons whose activity example i predicts."""
 
     examples: Float64s
     shares: Float64s
