@@ -59,7 +59,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and the loss's gradients, up to a common factor."""
+    """A dense layer's weights and biases, and the gradients of both up to a common factor."""
 
     weights: Float64s
     biases: Float64s
