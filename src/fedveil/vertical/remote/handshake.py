@@ -336,10 +336,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence for each peer, with the number of ids that it has sent so far.
-
-    A peer may have guessed an id, to learn if this party has it.
-    """
+    """Yield a log sentence for each peer: how many ids it has sent so far, guesses included."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
