@@ -93,8 +93,8 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis, in the unit of its values.
 
-    `extent` is the axis's length in this unit. The labels have a larger unit, such as MB, which is
-    `divisor` times the unit of the values. The distance is a round number of MB, at least `least`.
+    It is a round multiple of `divisor`, the size of the labels' unit, and at least `least` times
+    this size. `extent` is the length of the axis.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
