@@ -268,7 +268,7 @@ class Seeded(Entropy):
 def _expansion(p: float) -> tuple[list[int], int]:
     """Return the binary expansion of a probability p in [0, 1), as words of 64 bits.
 
-    The second result is the first word, and the first is a list of all other words.
+    Returns a list of all words after the first, and the first word.
     """
     numerator, denominator = p.as_integer_ratio()
     places = denominator.bit_length() - 1

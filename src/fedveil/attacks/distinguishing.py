@@ -169,9 +169,10 @@ class Distinguished:
 def curves(protection: Protection, rounds: int) -> Family | None:
     """Return a function that computes the charges of `rounds` reports at another cost, or None.
 
-    A charge is a privacy loss and its number of releases. The function's argument is a factor: 1
-    gives the charges of `protection`, and a larger factor those of a costlier protection. The
-    result is None if no parameter decides the cost.
+    A charge is a privacy loss and its number of releases. The function's argument is a factor for
+    the parameter that decides the protection's cost, such as an epsilon: 1 gives the charges of
+    `protection`, and a larger factor higher charges. The result is None if there is no such
+    parameter, or if the protection is adaptive.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:

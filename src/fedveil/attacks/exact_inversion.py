@@ -59,7 +59,7 @@ _ALIKE = 0.9999
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """A dense layer's weights and biases, and the loss's gradients, up to a common factor."""
+    """A dense layer's weights and biases, and the gradients of both up to a common factor."""
 
     weights: Float64s
     biases: Float64s
@@ -89,7 +89,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples. `shares` are the shares of neurons whose activity they predict right."""
+    """Candidate examples. `shares[i]` is the share of neurons whose activity example i predicts."""
 
     examples: Float64s
     shares: Float64s

@@ -62,7 +62,10 @@ def thin_promise(job: Job, protection: Protection) -> str | None:
 def check_limit(
     job: Job, ledger: Ledger, spending: Sequence[Spending], cohort: Sequence[ClientId], number: int
 ) -> None:
-    """Raise `LimitReached` if round `number` would bring a client above `privacy.max_epsilon`."""
+    """Raise `LimitReached` if round `number` would bring a client above `privacy.max_epsilon`.
+
+    `spending` is the cost of one report, and `cohort` are the clients of the round.
+    """
     limit, delta = job.privacy.max_epsilon, job.privacy.delta
     if limit is None:
         return
@@ -80,9 +83,9 @@ def admit(
 ) -> None:
     """Check round `number` against `privacy.max_epsilon`, and charge it to the data set's account.
 
-    The account is the one that `privacy.account` names, if any. Raises `LimitReached` if the run or
-    the account would exceed the limit. A round that is repeated after an interruption is charged
-    again.
+    `spending` is the cost of one report. The account is the one that `privacy.account` names, if
+    any. Raises `LimitReached` if the run or the account would exceed the limit. A round that is
+    repeated after an interruption is charged again.
     """
     check_limit(job, ledger, spending, cohort, number)
     privacy = job.privacy

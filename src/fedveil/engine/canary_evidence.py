@@ -51,7 +51,8 @@ class _EarlierRounds:
 class ChoiceTally:
     """Counts how often random choices report the truth, in single reports and in pairs of reports.
 
-    A pair is the same choice in two reports: of one canary in two successive rounds, of one canary
+    A choice is one random decision of the protection, such as to flip a bit or not (`Choice`). A
+    pair is the same choice in two reports: of one canary in two successive rounds, of one canary
     two rounds apart, or of two canaries in one round. The tally counts the pairs in which both
     reports state the truth. If all choices are independent, so are all pairs of one kind.
     """

@@ -34,7 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the learning rate of a client's own gradients in `round`, which FedCM reduces."""
+    """Return the learning rate of a client's own gradients in `round`. It is lower under FedCM."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 
@@ -47,7 +47,7 @@ def _scheduled(name: str, round: int, lr: float) -> float:
 
 
 class ScheduledTrainer(OneThread):
-    """A trainer whose learning rate depends on the round, made by `make(round)`."""
+    """Trains each round with the trainer `make(round)`, which has that round's learning rate."""
 
     def __init__(self, job: Job, make: Callable[[int], Trainer]) -> None:
         self._job, self._make = job, make

@@ -29,7 +29,7 @@ _NAME = r"[a-z][a-z0-9_]*"
 
 
 class ModelTest:
-    """A model with its test examples. `layout` describes the weights of the trained part."""
+    """A model with its test examples. `layout` describes the weights that are trained."""
 
     def __init__(
         self, model: nn.Module, task: Task, test: Examples, device: str, held: HeldOut | None = None

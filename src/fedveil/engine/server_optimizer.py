@@ -129,8 +129,8 @@ class VariateOptimizer(ServerOptimizer):
 
     The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
     reports. `share` is the share of all clients whose reports were summed. `unit` is the clients'
-    learning rate, by which clients multiply these changes. With equal weights, c stays the mean of
-    all clients' variates.
+    learning rate, by which clients multiply these changes. If d weights all clients equally, c
+    stays the mean of all clients' variates.
     """
 
     def __init__(
@@ -175,7 +175,8 @@ class DynamicOptimizer(ServerOptimizer):
     """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
 
     w are the weights, d is the aggregate, h the server's state, and `share` the share of all
-    clients whose reports were summed. With equal weights h stays the mean of all clients' states.
+    clients whose reports were summed. If d weights all clients equally, h stays the mean
+    of all clients' states.
     """
 
     def __init__(

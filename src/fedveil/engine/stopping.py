@@ -74,7 +74,7 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint. Raises an error unless it is of the best round."""
+        """Load the best model from a checkpoint. Raises an error if its round is not the best."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)

@@ -69,7 +69,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return which files of `folder` the seal in `seals` lists. It also lists deleted files."""
+    """Return the names of files of `folder` that the seal in `seals` lists, also deleted files."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]

@@ -33,7 +33,7 @@ _NONCE = bytes(12)
 
 
 class StateFolder:
-    """A client's own folder. Created if missing, and refused if other users can read it."""
+    """A folder for a client's keys or accounts, which other users must not be able to read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -93,8 +93,8 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 def _step(extent: float, *, divisor: float, least: float) -> float:
     """Return the distance between two labels of an axis, in the unit of its values.
 
-    The distance is a round number, at least `least`, of displayed units (such as MB). Each of them
-    is `divisor` such units.
+    It is a round multiple of `divisor`, the size of the labels' unit, and at least `least` times
+    this size. `extent` is the length of the axis.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))
@@ -106,7 +106,7 @@ def _step(extent: float, *, divisor: float, least: float) -> float:
 
 
 def _divisor(axis: Axis, most: float) -> float:
-    """Return the displayed unit's size in base units, such as 1e6 for MB. It depends on `most`."""
+    """Return the size of the labels' unit, such as 1e6 for MB. `most` is the largest value."""
     if axis.unit != "bytes":
         return 1.0
     return max((size for _, size in UNITS if size <= most), default=1.0)

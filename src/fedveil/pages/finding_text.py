@@ -93,7 +93,6 @@ def _best(better: Sequence[Measured]) -> Measured:
 
 
 def _meaning(figure: Measured) -> str:
-    """Return a text that is equal for metrics of the same quantity."""
     patterns = (pattern for pattern, _ in _COULD if _match(pattern, figure))
     return next(patterns, figure.name)
 

@@ -61,7 +61,7 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return one line for each different epsilon, and for each value without a finite epsilon."""
+    """Return a line for each different epsilon, and for each value that is sent in clear."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)

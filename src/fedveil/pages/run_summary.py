@@ -206,7 +206,7 @@ def _protection(name: str) -> type[Protection]:
 
 
 def _attack(run: ReadRun, folder: str) -> str:
-    """Return a sentence with the command of an attack on the job or, without any, of an audit."""
+    """Return a sentence with the command of an attack that fits the job, or else of an audit."""
     own = run.job["training"]["algorithm"] != "fedavg" or run.job["clients"]["own_layers"]
     if not own and run.job["task"] == "classification" and not run.said(SEVERAL):
         return f"`fedveil attack membership {folder}` tests which examples it was trained on"

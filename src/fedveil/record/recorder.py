@@ -145,7 +145,8 @@ def read_whole_lines(
 ) -> list[Record]:
     """Parse the text of the metrics file `path`. An incomplete last line is ignored.
 
-    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`.
+    Raises RunFolderError for a line that is no record, or that lacks a key in `needed`. The error
+    names `resume`, the command that resumes the run.
     """
     records = list[Record]()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):

@@ -15,7 +15,7 @@ server = ServerApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Take ten steps of a linear model on this client's own examples (here: every tenth scan)."""
+    """Take ten steps of a linear model on this client's examples (here: a tenth of the digits)."""
     w = message.content.array_records["arrays"]["w"].numpy().astype(np.float64)
     mine = int(context.node_config.get("partition-id", context.node_id)) % 10
     x, y = (part[mine::10] for part in load_digits(return_X_y=True))

@@ -62,7 +62,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts only the tensors that fused attention saves, and no matrix of attention weights."""
+    """Counts the tensors that fused attention saves. It saves no matrix of attention weights."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()

@@ -83,7 +83,8 @@ class Errors:
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
         """Return the rounding errors of the examples at `positions`, 0 before their first step.
 
-        `place` is a part's name, and True for its gradient. `like` has the shape of the result.
+        `place` is a part's name, and True for its gradient or False for its output. `like` has the
+        shape of the result.
         """
         found, held = np.zeros_like(like), self._held.get(place)
         if held is not None:

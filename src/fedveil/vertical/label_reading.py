@@ -70,8 +70,8 @@ def by_sign(rows: Float64s) -> Float64s:
 class Window:
     """The gradients that a follower received in a few consecutive training steps.
 
-    Each row of `rows` has the gradients of one example in one step, from `directions`. `places` has
-    the number of that example. An example has several rows if it was used in several steps.
+    Row r of `rows` has the gradients of one example in one step, from `directions`. `places[r]` is
+    the index of that example. An example has several rows if it was used in several steps.
     """
 
     places: Int64s
@@ -87,7 +87,7 @@ def by_known(
 ) -> Float64s:
     """Return the scores of the direction attack [examples, classes]: the nearness to each class.
 
-    `known` are the numbers of some examples, and `labels` their labels. A class's centre starts as
+    `known` are the indices of some examples, and `labels` their labels. A class's centre starts as
     the mean of its known rows. Then it moves to the mean of all rows nearest to it. A class without
     a known example never has the best score.
     """
@@ -126,8 +126,8 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
     """Return each example's cosine to each group's centre [examples, groups], summed over windows.
 
-    In each window, the centres move to the mean directions of the rows nearest to them. They start
-    from `centres`, and in later windows from where they moved before.
+    The centres start at `centres`. In each window, they move on to the mean directions of the rows
+    nearest to them.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -213,7 +213,11 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 
 
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
-    """Draw `count` rows, each in proportion to its squared distance to the nearest drawn row."""
+    """Draw `count` rows that are far from each other, as in k-means++.
+
+    The first row is uniform. Each further one is drawn in proportion to its squared distance to the
+    nearest drawn row. Another `start` draws other rows.
+    """
     drawn = Seeded(seed, "partition", start).generator()
     chosen = [int(drawn.integers(len(rows)))]
     far = np.full(len(rows), np.inf)

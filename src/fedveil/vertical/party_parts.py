@@ -122,10 +122,7 @@ def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
-    """Return the rows with labels for training, and a label's privacy loss.
-
-    LabelDP draws labels once for the run.
-    """
+    """Return the rows with the labels to train on (LabelDP's, if used), and a label's loss."""
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:
         return rows, None

@@ -82,9 +82,9 @@ def projection(
 ) -> Iterator[str]:
     """Yield a sentence for each follower: what its gradients may reveal about labels in the run.
 
-    `rare_share` is the share of the rarer of two classes. Marvell (`settings.name`) bounds the AUC
-    of an attack on an example's gradients of one step, if the gradients of a class are equal or
-    Gaussian. The divergences of a follower's cuts add up, because their noise is independent.
+    `rare_share` is the share of the rarer of two classes, and `epochs` the number of epochs.
+    Marvell (`settings.name`) bounds the AUC of an attack on all gradients that a follower receives
+    for an example in one step, if the gradients of a class are equal or Gaussian.
     """
     cuts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     repeated = (

@@ -10,7 +10,7 @@ scheduling with simulated times gives the order. The programs of one step guaran
 - before `apply`, a party knows that every party has received and checked all tensors of the step:
 
       `ready`    follower -> leader: the follower has checked all that it receives in the step
-      `commit`   leader -> follower: every party has
+      `commit`   leader -> follower: every party has checked all that it receives
 
   Each message is omitted if the last tensor in its direction implies the same: if its sender had
   by then received all its own tensors (and, for `commit`, if there is no other follower).
@@ -127,7 +127,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return the earliest start of the stage's next operation, or None if not yet known."""
+        """Return when the next micro-batch of `stage` can start, or None if not yet known."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))
@@ -155,7 +155,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
 
 
 def _needs(split: SplitModel, training: bool) -> dict[_Stage, list[_Stage]]:
-    """Return, for each pass of a part, the passes that must end before."""
+    """Return, for each forward or backward pass of a part, the passes that must end before it."""
     needs: dict[_Stage, list[_Stage]] = {
         ("forward", part.name): [("forward", source) for source in part.sources]
         for part in split.parts

@@ -44,7 +44,7 @@ def label_counts(
 def _softmax_of_classes(
     reading: Reading, layer: LastLayer, weights: Float32s, error: Float64s
 ) -> Float64s:
-    """Return an array [classes, classes]: row c is the mean softmax of the examples of class c."""
+    """Estimate the mean softmax of each class's examples, as the rows of [classes, classes]."""
     classes = len(error)
     head = weights[layer.weight].reshape(classes, -1).astype(np.float64)
     bias = 0.0 if layer.bias is None else weights[layer.bias].astype(np.float64)

@@ -20,8 +20,8 @@ _EXACT = 1e-3
 class LastLayer:
     """Positions of a model's last dense layer (weight, and bias if any) in the parameter vector.
 
-    `inputs` is the mean of the layer's inputs, and `guesses` the mean softmax of its outputs. Both
-    are means over inputs of the model that the attacker considers typical.
+    `inputs` is the mean input of this layer, and `guesses` the mean softmax of its outputs. Both
+    means are over examples that the attacker considers typical.
     """
 
     weight: slice

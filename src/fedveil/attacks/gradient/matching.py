@@ -76,7 +76,7 @@ def by_signed_adam(
 ) -> Found:
     """Minimise an objective within `box` by Adam on gradient signs (Geiping et al. 2020).
 
-    `box` is the range of all values.
+    The search begins at `start`. `box` is the range of all values.
     """
     point = start.clone().requires_grad_()
     best = Found(start, float("inf"))

@@ -100,10 +100,7 @@ Advance: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[
 
 
 def _sgd(plan: TrainingPlan, count: int) -> Advance:
-    """Return a function that computes the change of all weights in a step of `torch.optim.SGD`.
-
-    The function takes the `count` weights and their gradients, and remembers the momentum.
-    """
+    """Return SGD's step: a function from `count` weights and gradients to the weights' change."""
     velocity: list[Tensor | None] = [None] * count
 
     def advance(
@@ -124,10 +121,7 @@ _TINY = 1e-24
 
 
 def _adam(plan: TrainingPlan, count: int) -> Advance:
-    """Return a function that computes the change of all weights in a step of `torch.optim.Adam`.
-
-    The function takes the `count` weights and their gradients, and remembers Adam's moments.
-    """
+    """Return Adam's step: a function from `count` weights and gradients to the weights' change."""
     first: list[Tensor | float] = [0.0] * count
     second: list[Tensor | float] = [0.0] * count
     taken = 0

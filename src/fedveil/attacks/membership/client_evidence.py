@@ -42,8 +42,8 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
     `candidates[i]` is the update that candidate i would have sent. A client of the cohort adds its
     update with probability `turn_rate`. The view's estimate is projected on the candidate's update
-    minus the mean of the others, and the projection is assumed normal. If the estimate has only a
-    direction and no size, the result is the projection in standard deviations.
+    minus the mean update of all other candidates, and the projection is assumed normal. If the
+    estimate has only a direction and no size, the result is the projection in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)

@@ -113,7 +113,7 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
 
 def threshold(method: Method, references: References) -> float:
-    """Return the threshold of `method` that separates the reference models' members best.
+    """Return the threshold of `method`'s scores that separates the references' members best.
 
     The attacked model's scores are not used, so the accuracy that is measured on them is unbiased.
     """

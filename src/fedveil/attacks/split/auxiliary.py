@@ -29,12 +29,13 @@ def invert(
     lr: float = 1e-3,
     tell: Step = lambda done, total: None,
 ) -> torch.Tensor:
-    """Reconstruct examples [examples, *shape] from the evidence, by a network trained for it.
+    """Reconstruct the attacked examples, [examples, *shape], from the reports in `evidence`.
 
     `public`, [n, *shape], are the attacker's examples, and `outputs`, [n, *output], the attacked
-    part's outputs for them before any protection. The network is the best linear map plus a small
-    dense network that corrects it, which is trained for `steps` steps at learning rate `lr`. `tell`
-    is called with the steps done and their total.
+    part's outputs for them before any protection. From these, the attacker trains a map from
+    reports to examples: the best linear map plus a small dense network that corrects it. The
+    network is trained for `steps` steps at learning rate `lr`. `tell` is called with the steps done
+    and their total.
     """
     seen, inputs = _standing(evidence, outputs), public.flatten(1)
     held = torch.arange(len(public)) % 8 == 7

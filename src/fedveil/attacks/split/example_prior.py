@@ -36,7 +36,7 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal prior over the flattened example. Its covariance is `factor` times its transpose."""
+    """Normal prior over the flattened example, with the covariance `factor` @ `factor`.T."""
 
     mean: torch.Tensor
     factor: torch.Tensor

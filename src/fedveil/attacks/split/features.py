@@ -40,7 +40,7 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the inputs of every part that reads a column of numbers, with or without words.
+    """Reconstruct the inputs of every part that reads one numeric column, alone or with words.
 
     The metrics depend on the inputs:
 
@@ -115,9 +115,10 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The reports to attack: one per example, and several if each has new noise.
+        """The reports to attack, by the ending of the metrics' names, such as ", 10 reports".
 
-        The keys end the metrics' names, such as ", 10 reports".
+        One case has one report of each example. If every report has new noise, another case has
+        several reports of each example.
         """
         positions = np.arange(len(self.truth))
         reports = self.target.outputs(self.part.name, positions, self.reports)
@@ -260,5 +261,4 @@ def _layers(module: nn.Module) -> nn.Module:
 
 
 def _tell(watch: Watch, before: int, total: int, what: str, done: int, of: int) -> None:
-    """Report progress: `before` of `total` inversions are done, and `done` of `of` steps of one."""
     watch.step(100 * before + 100 * done // of, 100 * total, what)

@@ -209,8 +209,10 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
-    `sum` is their sum, in which noise that is drawn anew averages out. `change` is the mean over
-    the later half of the steps minus that over the earlier half, in which constant noise cancels.
+    `came` has the numbers of each step's examples, and `looks` the gradients received in it. In the
+    result, `sum` is the sum over the steps, in which noise that is drawn anew averages out.
+    `change` is the mean over the later half of the steps minus that over the earlier half, in which
+    constant noise cancels.
     """
     width = sum(look.shape[1] for look in looks[0])
     halves, counts = np.zeros((2, len(examples), width)), np.zeros((2, len(examples), 1))

@@ -127,7 +127,7 @@ class SplitTarget:
         )
 
     def promised(self, part: str, reports: int = 1) -> Figure:
-        """Return the ledger's epsilon for an example whose output of `part` is sent repeatedly."""
+        """Return the ledger's epsilon for an example after `reports` reports of `part`'s output."""
         privacy = self.crossing(part).privacy
         values = int(np.prod(self.crossing(part).output))
         charges = EmbeddingDP(None if privacy is None else privacy.eps).loss.charges(values)
@@ -172,7 +172,8 @@ class SplitTarget:
     def outputs(self, part: str, positions: Positions, reports: int = 1) -> torch.Tensor:
         """Return a part's output as another party receives it: [reports, examples, *output].
 
-        Each of the `reports` has new noise, unless the job reuses the first report.
+        `positions` are those of training examples. Each of the `reports` has new noise, unless the
+        job reuses the first report.
         """
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])

@@ -143,11 +143,11 @@ def likeliest(likelihood: Float64s, habits: Habits | None = None) -> Int64s:
 
 
 def from_gradients(gradients: Float64s, hidden: Float64s, word: Float64s, tokens: int) -> Int64s:
-    """Return the next token at each position, from the gradient with respect to the head's input.
+    """Return the next token at each position, from the gradient at the last layer's input.
 
-    `gradients` is [positions, values]. `hidden`, of the same shape, is that input. The head's
-    scores are its inner products with the words' vectors, the rows of `word`. The loss is the mean
-    cross-entropy over `tokens` tokens.
+    `gradients` is [positions, values]. `hidden`, of the same shape, is the input of the last layer.
+    This layer's scores are the inner products of its input with the words' vectors, the rows of
+    `word`. The loss is the mean cross-entropy over `tokens` tokens.
     """
     scores = hidden @ word.T
     scores -= scores.max(axis=1, keepdims=True)

@@ -41,9 +41,9 @@ def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens at the follower, from sent vectors and from gradients.
 
     The follower has the leader's tokenizer. The name of each metric says what else it has: the
-    leader's tables ("known table"), tables from the shared seed ("own copy", for a finished run),
-    or the text of equally many other windows ("known text"). "With habits" adds held-out text of
-    the same kind.
+    leader's tables of vectors ("known table"), tables from the shared seed ("own copy", for a
+    finished run), or the text of equally many other examples ("known text"). "With habits" adds
+    held-out text of the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -112,7 +112,8 @@ class _Cut:
 
     `part` is the leader's embedding layer, and `party` the follower that receives its output.
     `back` is the follower's part whose output returns to the leader, or "nothing". `column` names
-    the column of tokens, `embedding` has the leader's tables, and `aside` held-out tokens.
+    the column of tokens, `embedding` has the leader's word and position vectors, and `aside`
+    held-out tokens.
     """
 
     target: SplitTarget
@@ -213,7 +214,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Heard:
-    """The messages received for some windows of text: reports and gradients.
+    """The messages that the follower received for some examples: reports and gradients.
 
     `first` is the first report of each token's vector, and `together` the sum of all its reports.
     `returned` has the gradients that the follower received, and its own outputs to which they

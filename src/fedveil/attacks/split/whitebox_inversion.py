@@ -1,7 +1,7 @@
 """Inversion with known weights: finds likely examples whose outputs fit the reports.
 
-If the job runs in one process, its seed determines all initial weights. Between machines, every
-party has a seed of its own.
+An attacker can compute the initial weights of a job in one process, from the job's seed. Between
+machines, every party has a secret seed of its own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ its cell, their quotient is the example, exactly.
 
 With the form `relu`, a row responds to all statistics above its threshold, and a cell is the
 difference of two rows. This form needs a single local step. With `window`, a row responds only
-between two bounds, and keeps its value through all further steps of a client.
+between two bounds. The first step on an example in its cell moves the row so far that it responds
+to no later example, so the row stays unchanged through all further steps of a client.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Imprint:
     """A layer that sorts examples into cells by statistics, so that its gradient reveals them.
 
     `directions`, [statistics, features], compute the statistics of an example. Each row of `edges`
-    holds the ascending bounds of one statistic's cells, of which the last stays empty.
+    holds the ascending bounds of one statistic's cells. The last cell of each row stays empty.
     """
 
     directions: Float64s

@@ -51,10 +51,7 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Return estimates of the sum of delta over each cell's examples, and their standard errors.
-
-    delta is the loss's derivative at the cell's neuron.
-    """
+    """Estimate each cell's sum of delta over its examples (`Cells`), with standard errors."""
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
         return cells.biases, bare

@@ -125,10 +125,12 @@ def with_examples(target: Target, wanted: int) -> Target:
 def steal(
     target: Target, *, form: Form = "window", statistics: int = 3, watch: Watch | None = None
 ) -> tuple[Loot, Target]:
-    """Attack one round of the target's clients. Returns the result, and the target with its model.
+    """Attack one round. Returns the result, and the target with the attack's model.
 
-    `form` and `statistics` are those of the model's `Imprint`. If the reports reveal nothing, the
-    round is played again, with a model that has enough cells for the sum of the cohort.
+    The clients get a model that begins with an `Imprint` of this `form`. It has one statistic. If
+    the clients' reports reveal nothing, the round is simulated again, with an imprint that has
+    `statistics` statistics and enough cells for all examples of the cohort. The attacker then reads
+    the sum of the reports.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes
@@ -153,9 +155,10 @@ def steal(
 def _played(
     target: Target, cells: int, statistics: int, form: Form
 ) -> tuple[Target, Imprint, Sequence[Reading], Float64s]:
-    """Play a round in which clients train a model with an imprint.
+    """Play a round in which clients train a model that begins with an imprint.
 
-    Returns the target, the imprint, the estimates from the reports, and the aggregate.
+    Returns the target with this model, the imprint, the estimates from the reports, and the
+    aggregate.
     """
     if target.job.training.optimizer != "sgd":
         raise AttackImpossible(

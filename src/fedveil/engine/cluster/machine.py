@@ -39,9 +39,10 @@ PROOF = "clients/machines"
 class MachineSetup:
     """Everything that a machine needs at its start.
 
-    `dimension` is the number of entries of an update. `own` are the objects of the calling script.
-    `batch` holds the examples on which `machine_check` trains. If clients keep a state, the machine
-    must share the run's folder `run`. `proof` is then the content of the file PROOF in that folder.
+    `dimension` is the number of entries of an update. `own` are the user's own functions and
+    classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
+    state, the machine must share the run's folder `run`. `proof` is then a random text, by which
+    the machine recognises this folder: the folder's file PROOF has the same text.
     """
 
     job: Job

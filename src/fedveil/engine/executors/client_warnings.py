@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """The `Effort` that receives this thread's warnings: that of the client it trains, or None."""
+    """The `Effort` that receives a thread's warnings: that of the client in training, or None."""
 
     effort: Effort | None = None
 

@@ -288,7 +288,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove fedveil's message and offer from a Flower message, and return them."""
+    """Remove and return fedveil's message and offer. `known` are the user's own protections."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(

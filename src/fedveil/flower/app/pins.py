@@ -88,8 +88,8 @@ def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if the client trusts the server, so that its limits do not apply.
 
     The client does so if a pin demands a guarantee that relies on the server. `limited` are the
-    pins with an epsilon limit. If the server cannot change one of these, it must also be unable to
-    change the pin that demands the guarantee.
+    pins with an epsilon limit. If the client itself sets a limit, only its own pins count, because
+    the server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)

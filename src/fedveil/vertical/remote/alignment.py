@@ -35,7 +35,7 @@ Aligned: TypeAlias = tuple[Mapping[str, Positions], list[str]]
 
 
 def align_digests(held: Mapping[str, Digests], leader: str, subset: str) -> Aligned:
-    """Find the common examples of all parties by the digests of their ids.
+    """Find the common examples of all parties by `held`, the digests of their ids.
 
     Returns each party's positions of the common examples, and a sentence on each follower whose
     examples differ from the leader's. The sentences name the `subset`.

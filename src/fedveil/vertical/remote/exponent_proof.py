@@ -1,8 +1,9 @@
 """Proofs that several points were raised to the same exponent, without revealing the exponent.
 
 A leader claims that some of a follower's blinded ids B_i are among its own ids, and shows the
-points D_i = k B_i. K = k G is its commitment to k, for the group's generator G. The proof is that
-of Chaum and Pedersen (1992), batched as in RFC 9497, 2.2.1:
+points D_i = k B_i (B_i to the power k, in additive notation). K = k G is its commitment to k, for
+the group's generator G. The proof is that of Chaum and Pedersen (1992), batched as in RFC 9497,
+2.2.1:
 
     M = Σ d_i B_i,   Z = Σ d_i D_i       with weights d_i hashed from K and all points
     prover:    draws r, sends c = hash(K, M, Z, r G, r M) and s = r - c k

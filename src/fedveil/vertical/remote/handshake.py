@@ -220,7 +220,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the number of ids that `party` sends to its saved total, and return the total."""
+    """Add the ids that `party` sends, `counts` by subset, to its saved total. Returns the total."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -336,7 +336,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence for each peer: how many ids, possibly guesses, it has sent in all."""
+    """Yield a log sentence for each peer: how many ids it has sent so far, guesses included."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

@@ -152,7 +152,7 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Add `many` to the saved ids from `party`. Raises MessageInvalid above the limit."""
+    """Add `many` to the count of ids from `party`. Raises MessageInvalid above the limit."""
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}

@@ -61,7 +61,7 @@ class Scores:
 
 
 class Scorer:
-    """A party with its bundle and the rows of a file. One process at a time can hold a bundle."""
+    """A party with its bundle and the rows of a file. One process at a time can use a bundle."""
 
     def __init__(
         self,
