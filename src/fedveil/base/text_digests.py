@@ -35,10 +35,6 @@ _MIXED = np.array([
 def _compress(
     state: Array, blocks: Array, hashed: Array, last: bool, v: Array, digests: Array
 ) -> None:
-    """Write the state after one more block to a row of `digests` for each lane.
-
-    `blocks` has shape [16, lanes]. `hashed` has each lane's number of hashed bytes so far.
-    """
     lanes = v.shape[1]
     for word in range(8):
         for i in range(lanes):
@@ -75,7 +71,6 @@ def _compress(
 def _digests(
     state: Array, before: int, prefix: Array, letters: Array, blocks: Array, v: Array, words: Array
 ) -> None:
-    """Write the digest of each text to a row of `words`. `state` has hashed `before` bytes."""
     lanes = v.shape[1]
     hashed = np.zeros(lanes, np.uint64)
     for first in range(0, len(letters), lanes):

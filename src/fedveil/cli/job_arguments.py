@@ -52,10 +52,11 @@ def load(
     *,
     runs: bool = False,
 ) -> Job:
-    """Load the job of a command. Prints notes about a MindSpore file, and the job's warnings.
+    """Load the job of a command, and print the job's warnings.
 
-    `other` is the command to name if the file is a vertical job. If the command trains (`runs`),
-    prints a notice about a job without protection.
+    A MindSpore Federated file is translated, with printed notes. `other` is the command to name if
+    the file is a vertical job. If the command trains (`runs`), prints a notice about a job without
+    protection.
     """
     from fedveil.federated.job import Job
 

@@ -67,7 +67,7 @@ def _result(trial: Trial) -> str:
 
 
 def _noise(trial: Trial) -> str:
-    """Format the noise's length in lengths of the mean update, or "-" if it is unknown."""
+    """Format the noise's norm as a multiple of the mean update's, or "-" if it is unknown."""
     if trial.noise is None:
         return "-"
     return f"{trial.noise:.2f}" if trial.noise < 10 else f"{trial.noise:,.0f}"

@@ -97,7 +97,7 @@ class CompiledTrainer:
         layers: Sequence[nn.Module],
         loop: Trainer | None = None,
     ) -> None:
-        """Create a trainer for `model`, whose layers in order are `layers`."""
+        """Create a trainer for `model` with these `layers`. `loop` trains if native code cannot."""
         self._plan, self._layers, self._whole = plan, layers, model
         layout = Layout(model)
         self._flat = {id(entry.tensor): entry.start for entry in layout.entries}
@@ -117,7 +117,7 @@ class CompiledTrainer:
     def of(
         cls, model: nn.Module, plan: TrainingPlan, shape: Sequence[int] = (), *more: Any
     ) -> Self | None:
-        """Return a trainer for `model`, or None if a layer or setting is not supported."""
+        """Return a trainer for examples of `shape`, or None if native code cannot train `model`."""
         try:
             return cls.made(model, plan, shape, *more)
         except NotServedError:

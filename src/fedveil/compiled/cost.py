@@ -46,7 +46,7 @@ def cross_entropy(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[label] for each example, multiplied by `scale`."""
+    """Write the gradient of each example's -log softmax(scores)[label] to `m`, times `scale`."""
     for n in range(count):
         z, g, label = n * scores[f.YS] + scores[f.Y], n * scores[f.YS] + scores[f.DY], y[rows[n]]
         _softmax_less_one(m, z, g, scores[SCORES], label, scale)
@@ -75,7 +75,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[token], averaged over the tokens with a target."""
+    """Write the gradient of -log softmax(scores)[token], averaged over targets, times `scale`."""
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -95,7 +95,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient of the mean squared error or, with `truth`, of binary cross-entropy."""
+    """Write the gradient of mean squared error (`truth`: of binary cross-entropy) to `m`."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -114,7 +114,7 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean of (output - number) ** 2, multiplied by `scale`."""
+    """Write the gradient of the mean of (output - target) ** 2 to `m`, times `scale`."""
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
@@ -123,7 +123,7 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean binary cross-entropy of logits, multiplied by `scale`."""
+    """Write the gradient of the logits' mean binary cross-entropy to `m`, times `scale`."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

@@ -75,7 +75,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's step for later: its inputs, at `x`, and its output gradients, at `dy`."""
+    """Store a batch's step for later: `rows` rows of inputs at `x` and output gradients at `dy`."""
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
         to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -127,8 +127,8 @@ def _add(
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
-    It is the product D' X of the stored output gradients D and inputs X. If the product is not
-    finite, sets the operation's field HELD to -1.
+    It is the product D' X of the stored output gradients D and inputs X. If it is not finite, sets
+    the field HELD to -1, and `take_held` returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

@@ -16,7 +16,8 @@ from fedveil.errors import DataInvalid
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """Convert a user's `value` to an array. A mapping of several inputs becomes a structured array.
 
-    With `uneven`, a list of arrays of different lengths becomes a structured array too.
+    With `uneven`, a list of arrays of different lengths becomes a structured array too. Errors call
+    the value `part` of the data set `name`.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)
@@ -32,7 +33,7 @@ def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
 
 
 def _items(value: Any) -> list[Array] | None:
-    """Return a list's items as arrays, or None unless they are numeric and fit together."""
+    """Return a list's items as arrays of numbers that differ only in length, or else None."""
     try:
         items = [np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in value]
     except Exception:

@@ -13,7 +13,7 @@ from fedveil.errors import DataInvalid
 
 
 def checked(kind: Targets, name: str, part: str, value: Any) -> Array:
-    """Check targets of the given kind, and return them as an array. Raises `DataInvalid`."""
+    """Return the checked targets. Raises `DataInvalid`, naming `part` of the data `name`."""
     array = inputs.as_array(name, part, value)
     if kind == "own":
         return inputs.checked(name, part, array, alone=False)

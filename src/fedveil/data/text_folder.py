@@ -133,7 +133,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
     """For each line that is not blank, yield its place for error messages and the line as a dict.
 
-    Raises `DataInvalid` for an invalid line. With `apart`, yields only its client instead, or {}.
+    Raises `DataInvalid` for an invalid line. With `apart`, yields {"client": ...} or {} for it.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

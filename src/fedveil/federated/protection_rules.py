@@ -35,9 +35,9 @@ def _of_position(position: type[Protection], rule: Rule) -> Check[JobFields]:
 
 
 def _no_node_unmasks(job: JobFields) -> str | None:
-    """Under secure aggregation, one node's clients cannot unmask others together with the server:
-    `deployment.clients_per_node` is below the threshold, under `active_security` small enough for
-    a server that lies, and at most a fifth of the clients per round in a sparse graph."""
+    """Under secure aggregation, the server and one node's clients cannot unmask other clients:
+    `deployment.clients_per_node` is below the threshold t. Under `active_security` it is below
+    2t - n, if n clients share secrets, and in a sparse graph at most n / 5."""
     protection, clients = job.protection, job.cohort.per_round
     most = job.deployment.clients_per_node
     if most == 1 or clients is None:

@@ -18,7 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection, and the parameters of all. Only the chosen one's have an effect."""
+    """The chosen protection, and parameters of all. Only those of the chosen one have an effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -53,9 +53,9 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a sentence for each protection that has settings but is not chosen.
+        """Yield a warning for each block of parameters that the default protection does not read.
 
-        Yields nothing if the job sets `name`, which chooses a protection.
+        Yields nothing if the job chooses a protection itself, by `name`.
         """
         if "name" in self.model_fields_set:
             return

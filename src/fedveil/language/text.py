@@ -162,7 +162,7 @@ def _library() -> Any:
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
-    """Yield the documents as Latin-1 texts, in pieces of about `_PIECE_BYTES`."""
+    """Yield the documents as Latin-1 texts, in pieces of limited length."""
     for document in documents:
         start = 0
         while start < len(document):

@@ -198,7 +198,7 @@ class Layer(nn.Module):
 
 
 def _attend(asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Apply causal attention with the queries `asked`, which belong to the last positions."""
+    """Apply causal attention. The queries `asked` belong to the last positions of `keys`."""
     questions, positions = asked.shape[2], keys.shape[2]
     if questions == positions:
         return functional.scaled_dot_product_attention(asked, keys, values, is_causal=True)

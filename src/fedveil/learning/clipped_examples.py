@@ -291,9 +291,9 @@ class _AnyModel:
     ) -> tuple[torch.Tensor | None, Bools]:
         """Compute one row of gradients for each example at the indices `some`.
 
-        `counts` is a mask of the examples to compute. Also returns this mask without the examples
-        whose gradients fail. If none are left, the rows are None. An invalid example leaves the
-        rows of the others unchanged to the byte.
+        `counts` is a mask of the examples to compute, and `draws` seeds dropout. Also returns this
+        mask without the examples whose gradients fail. If none are left, the rows are None. An
+        invalid example leaves the rows of the others unchanged to the byte.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -324,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a flat gradient for each example in `some`, from a batch filled up to `rows`."""
+        """Return the gradients of the examples `some`, one a row, computed in a batch of `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

@@ -67,7 +67,7 @@ class Task(ABC):
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
-        """Return the arrays of a batch from which metrics are computed: one row per example."""
+        """Return arrays from which a batch's metrics are computed, with one row per example."""
         return outputs.detach().cpu().numpy(), targets.cpu().numpy()
 
     def metrics(self, *scored: Array) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def own_steps(task: Task) -> list[str]:
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Convert examples to tensors. Shorter ones are padded with `padding` to the longest one."""
+    """Convert examples to tensors. `padding` fills shorter ones up to the longest one's length."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)

@@ -58,7 +58,7 @@ class TrainingPlan:
 
     @property
     def changes_gradients(self) -> bool:
-        """True if the plan changes the gradient of the loss before a step, for example clips it."""
+        """True if these settings change the loss's gradient before a step, such as by clipping."""
         return self.corrected or self.gradient_norm is not None or self.proximal > 0
 
     @property

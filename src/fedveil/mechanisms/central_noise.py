@@ -148,7 +148,8 @@ class CentralSum(CentralNoise):
     in absolute value. This limit costs no privacy.
 
     Privacy: that of `CentralNoise`, but for the replacement of one contribution instead of a
-    client's whole vector. The noise's standard deviation is `ratio` times 2 · clip.
+    client's whole vector. The noise's standard deviation is 2 · clip times the constructor's
+    `ratio`.
     """
 
     def __init__(self, ratio: float, delta: float, clip: float, dimension: int) -> None:

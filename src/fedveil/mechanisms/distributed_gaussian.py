@@ -80,7 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise's deviation over the sensitivity, in a sum of `shares` shares."""
+        """Return the noise's standard deviation over the sensitivity, in a sum of `shares`."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)

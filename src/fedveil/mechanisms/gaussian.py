@@ -291,7 +291,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)², in a fixed order. `lanes` must be zeros and holds partial sums."""
+    """Return Σ (scale · entry)², in a fixed order. `lanes` is memory for partial sums, all zero."""
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

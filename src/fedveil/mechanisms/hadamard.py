@@ -54,7 +54,10 @@ def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
 
 
 def spread(signed: Floats, block: int) -> None:
-    """Apply H / √block in place to each block of `signed`, already multiplied by the signs."""
+    """Multiply each block by the Walsh-Hadamard matrix / √block, in place.
+
+    The entries of `signed` are already multiplied by the rotation's signs.
+    """
     walsh_hadamard(signed, block)
     signed *= signed.dtype.type(block**-0.5)
 

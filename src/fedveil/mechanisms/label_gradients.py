@@ -1,9 +1,9 @@
 """Noise on the gradients that a leader sends to a follower, so that they reveal less about labels.
 
-Both defences add noise of mean 0. Neither states an epsilon: the proofs are for one gradient, and
-assume that the gradients of a class are Gaussian. If the noise is drawn anew in each of n epochs,
-an attacker who adds up an example's gradients faces noise with 1/n of the power. Only LabelDP gives
-a bound that holds for every attacker.
+`MaxNorm` and `Marvell` add noise of mean 0. Neither states an epsilon: the proofs are for one
+gradient, and assume that the gradients of a class are Gaussian. If the noise is drawn anew in each
+of n epochs, an attacker who adds up an example's gradients faces noise with 1/n of the power. Only
+LabelDP gives a bound that holds for every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """

@@ -133,7 +133,7 @@ def build(folder: ModelFolder, part: Trained, length: int, tokens: int, seed: in
 def _base(
     path: Path, stamp: object, own_config: str, classes: int | None, seed: int
 ) -> tuple[Any, str]:
-    """Return the model without adapters, whose weights all models share, and its digest."""
+    """Return the model without adapters, which equal calls share, and its weights' digest."""
     folder = ModelFolder(path, json.loads(own_config) if own_config else None)
     kind = "CausalLM" if classes is None else "SequenceClassification"
     library = transformers()
@@ -157,7 +157,7 @@ def _base(
 def _loaded(
     maker: Any, folder: ModelFolder, settings: Any, *, whole: bool, **attention: str
 ) -> Any:
-    """Load the folder's weights with `maker`. Unless `whole`, the last layer may be missing."""
+    """Load a model of class `maker`. Unless `whole`, files may lack the last layer's weights."""
     made, info = maker.from_pretrained(
         folder.path,
         config=settings,

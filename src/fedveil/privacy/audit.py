@@ -195,7 +195,7 @@ def _played(
     confidence: float,
     delta: float,
 ) -> float:
-    """Return a lower bound on epsilon at `delta`, from a mechanism's outputs for two inputs.
+    """Return a lower bound on epsilon at `delta`, from outputs for two inputs (`ahead`, `back`).
 
     The first `learn` outputs of each side have trained the `scorers` and are not used again. The
     bound is wrong with probability at most 1 - `confidence`.

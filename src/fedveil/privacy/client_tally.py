@@ -57,7 +57,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load an untrusted result of `to_state`. `times` and the errors are as in `_check`."""
+        """Load an untrusted result of `to_state`. `times` has each kind's number of rounds."""
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
         self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()
@@ -65,7 +65,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` unless charges fit `times`, each kind's number of rounds."""
+        """Raise `MessageInvalid` unless the charges are possible in `times` rounds of each kind."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""
@@ -85,7 +85,7 @@ class Tally(ABC):
 
 
 class Counts(Tally):
-    """The number of each client's reports of each kind: 4 bytes per client and kind."""
+    """Each client's number of reports with each combination of charges: 4 bytes for each pair."""
 
     _name = "counts"
 

@@ -234,7 +234,6 @@ def _solve(groups: Sequence[_Group], delta: float) -> float:
 def _untilt(
     groups: Sequence[_Group], delta: float, total: Tilted, tilt: float, bound: float
 ) -> tuple[float, float]:
-    """Return the least epsilon at `delta`, and the share of `delta` that missing mass takes up."""
     log_mass = math.fsum(group.log_moment(tilt) for group in groups)
     losses, weights = total.losses, total.weights
     # The exponents are differences of numbers as large as these. log n! is below 30 n.
@@ -290,7 +289,7 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the smallest epsilon that the Rényi bound gives at `delta`, and tilts for `_total`."""
+    """Return the least epsilon by the Rényi bound at `delta`, and tilts for the sum of losses."""
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #
     #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).

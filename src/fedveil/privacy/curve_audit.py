@@ -46,8 +46,9 @@ def curve_bound(
 
     It is 0 if no member is refuted. `right` of `guesses` independent guesses were right. Half of
     the guesses were about each input. `family(factor)` returns the charges of one member, pairs of
-    a loss and its number of releases. `family(1)` returns the claimed charges. The bound is wrong
-    with probability at most 1 - `confidence`, if the release follows the curve of a member.
+    a loss and its number of releases. A larger factor gives larger losses. `family(1)` returns the
+    claimed charges. The bound is wrong with probability at most 1 - `confidence`, if the release
+    follows the curve of a member.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

@@ -142,7 +142,7 @@ class Finding:
     def limits(self) -> str:
         """Return a phrase about the true epsilons that the sharpest lower bound would miss.
 
-        Returns "" if `unseen` is known for no bound.
+        Returns "" if these epsilons are known for no bound.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
@@ -171,7 +171,7 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return, in words, how far the closest bound is from its claim, or "" if infinite."""
+        """Return in words how far the claim is from the closest bound, or "" if infinitely far."""
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

@@ -46,7 +46,8 @@ def analytic_sigma(eps: float, delta: float, sensitivity: float) -> float:
 def keeps(ratio: float, epsilon: float, delta: float) -> bool:
     """Return True if Gaussian noise of this ratio is certainly (epsilon, delta)-private.
 
-    `ratio` is the noise's standard deviation over the sensitivity. Rounding may make it False.
+    `ratio` is the noise's standard deviation over the sensitivity. Near the limit, rounding errors
+    can make the result False.
     """
     x = epsilon * ratio - 0.5 / ratio
     return abs(x) < 40 and _is_private(x, x + 1 / ratio, epsilon, delta)

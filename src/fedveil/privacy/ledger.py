@@ -156,7 +156,7 @@ class Ledger:
     def epsilon_every_round(self, delta: float = 0.0) -> float:
         """Return the run's epsilon at `delta` for a client that took part in every round so far.
 
-        If the clients of a round were charged differently, the costliest charge counts.
+        If the clients of a round were charged differently, the costliest report counts.
         """
         delta = within("delta", delta, 0, 1, open_high=True)
         return cost(self.charges_every_round(delta), delta, adaptive=self.adaptive)
@@ -167,9 +167,10 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return the charges of the reports of a client that took part in every round.
+        """Return what the reports of a client that took part in every round cost.
 
-        Each combination of charges comes with its number of rounds. A round's costliest one counts.
+        Each combination of charges comes with its number of rounds. If the clients of a round were
+        charged differently, the costliest report counts.
         """
         paid: Counter[int] = Counter()
         for kinds, times in self._rounds():
@@ -190,7 +191,7 @@ class Ledger:
         }
 
     def figure_every_round(self, delta: float) -> Figure:
-        """Return `run_every_round` of `figures` alone."""
+        """Return the figure `run_every_round` of `figures`, without computing the others."""
         return _stated(self.epsilon_every_round, delta)
 
     def preview(
@@ -245,7 +246,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each set of kinds that a round charged, with the number of such rounds."""
+        """Return each set of charge combinations (kinds) of a round, with its number of rounds."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -321,7 +322,7 @@ def _stated(epsilon: Callable[[float], float], delta: float) -> Figure:
 
 
 def _charges(spendings: Spendings, *, bare: bool) -> Kind:
-    """Return `spendings` as (loss, count) pairs. Equal losses are merged. `bare` drops releases."""
+    """Return `spendings` as merged (loss, count) pairs. `bare` keeps only epsilon and delta."""
     pairs = []
     for spent in spendings:
         loss, count = spent if isinstance(spent, tuple) else (spent.loss, spent.count)
@@ -359,7 +360,7 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the lists of charges to which a bit, parameter or client (`per`) can be exposed."""
+    """Return the charges that can concern one bit or parameter (`per`), a list for each case."""
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or

@@ -139,7 +139,9 @@ class PrivacyLoss:
 
     @property
     def size(self) -> int:
-        """Return the rank of `per`: bit 0, parameter 1, row, vector and example 2, update 3."""
+        """Return the rank of `per` by size: bit 0, parameter 1, row, vector, example 2,
+        update 3.
+        """
         return _SIZE[self.per]
 
     @property
@@ -156,13 +158,13 @@ class PrivacyLoss:
         return replace(self, release=release, part=part)
 
     def bare(self) -> PrivacyLoss:
-        """Return this loss as a plain (epsilon, delta) statement, without its release."""
+        """Return this loss as a plain (epsilon, delta) statement, without its mechanism."""
         part = None if self.part is None else self.part.bare()
         return replace(self, release=None, part=part)
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return a loss that has a release but states no epsilon: its epsilon is infinite."""
+        """Return the loss of `release`, known by its distribution. Its epsilon is infinite."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

@@ -59,7 +59,7 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return the log weight and the lowest and highest loss of each block of 16 weights."""
+        """Return the log of each block's summed weights, and its lowest and highest loss."""
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))
@@ -117,7 +117,7 @@ Part: TypeAlias = tuple[Tilted, int]
 def add(parts: Sequence[Part], tilt: float) -> Tilted:
     """Return the tilted distribution of a sum of independent losses.
 
-    Each part is a tilted distribution and its number of copies in the sum.
+    Each part is a distribution, tilted by `tilt`, and its number of copies in the sum.
     """
     parts = [(part.trimmed(), count) for part, count in parts]
     low, high = _window(parts)

@@ -97,9 +97,9 @@ def moved_distance(
     """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
 
     The bound is in standard deviations of the noise, and too large with probability at most
-    `error`. `moves[i]` is how far client i's update shifts a release in its own direction, on
-    average over the rounds, in the units of `noise`. Also returns by how much the bound was lowered
-    because the mean of `moves` is uncertain.
+    `error`. `moves[i]` is how far client i's update shifts a release in the direction of this
+    update, on average over the rounds, in the units of `noise`. Also returns by how much the bound
+    was lowered because the mean of `moves` is uncertain.
     """
     count = len(moves)
     if count < 2 or not noise.releases:
@@ -112,7 +112,7 @@ def moved_distance(
 
 
 def _most(squares: float, entries: int, error: float) -> float:
-    """Return an upper bound on sigma, wrong with probability at most `error`."""
+    """Return an upper bound on the noise's sigma, wrong with probability at most `error`."""
     quantile = 2 * float(special().gammaincinv(entries / 2, error))
     return math.sqrt(squares / quantile) if quantile > 0 else math.inf
 

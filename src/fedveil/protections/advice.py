@@ -23,8 +23,8 @@ Rule: TypeAlias = Callable[[Any, Cohort], str | None]
 class Stronger(NamedTuple):
     """Advice after a run without any guarantee: which protection to try instead.
 
-    `protection` names the protection to try. `advice` is an instruction, such as "choose a
-    protection", and `why` is a phrase about it, such as "with noise in every report".
+    `protection` names the protection to try. `advice` says what to do, such as "add noise to the
+    sum", and `why` how that protection does it, such as "with noise split among the clients".
     """
 
     protection: str

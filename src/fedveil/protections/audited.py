@@ -50,7 +50,7 @@ class Audited(ABC):
         return None
 
     def choices(self) -> Sequence[Choice]:
-        """Return the kinds of random choices in a report, ordered as in `Reading.truths`."""
+        """Return the kinds of random choices in a report, such as the sign or a flipped bit."""
         return ()
 
     def domain(self, round: int) -> Domain:
@@ -58,5 +58,5 @@ class Audited(ABC):
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's sum as it is released, with noise, as a vector in `domain`."""
+        """Return the round's sum as it is released, with noise, in the space `domain`."""
         return aggregate.reports * aggregate.update.astype(np.float64)

@@ -110,7 +110,7 @@ class Clipping:
         return {} if self.moving is None else {"clip": take(state, "clip", float)}
 
     def joint(self, update: Update, told: Message) -> Update:
-        """Return the mechanism's input for `update`. A moving clip is read from `told`."""
+        """Return the mechanism's input for `update`. `told`, the server's request, has the clip."""
         if self.moving is None:
             return update
         return self.moving.joint(update, take(told, "clip", float))
@@ -120,7 +120,7 @@ class Clipping:
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:
-        """Return the clipped update from the input `clipped`. `told` is as in `joint`."""
+        """Return the update without its clip bit, given the mechanism's input `clipped`."""
         state = {} if self.moving is None else {"clip": take(told, "clip", float)}
         return self.parted(clipped, state).astype(np.float32)
 

@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the job key of the time limit for a phase, and the limit in seconds, or None."""
+        """Return a phase's time limit as (job key, seconds), or None for the engine's limit."""
         return None
 
     @classmethod
@@ -71,7 +71,7 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return, as text, the setting that ties the noise to the number of rounds, or None."""
+        """Return the setting that makes noise depend on the number of rounds, as text, or None."""
         return None
 
     @classmethod

@@ -273,7 +273,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: noisy sums of an update and three zero vectors, for both clips."""
+        """Yield audit cases: noisy sums of an update and three zeros, for fixed and moving clip."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -363,7 +363,7 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's noisy sum as a vector in `domain`, in the units of updates.
+        """Return the round's noisy sum in the space `domain`, in the units of updates.
 
         The rotation is not undone yet. With a moving clip, the result is the decoded sum.
         """

@@ -66,7 +66,7 @@ class NotEncrypt(Protection):
 
     @classmethod
     def units(cls, settings: NotEncryptSettings) -> Sequence[Whose]:
-        """Return both units. The protection protects neither, so a job may choose either."""
+        """Return "client" and "example". Neither is protected, so a job may choose either unit."""
         return ("client", "example")
 
     def spending(self, state: State) -> Sequence[Spending]:

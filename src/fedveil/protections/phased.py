@@ -96,7 +96,7 @@ class PhasedRound(ABC):
         """
 
     def _ask(self, answered: Sequence[ClientId]) -> Mapping[ClientId, Message]:
-        """Return the message that opens this phase, for each client that `answered` the last."""
+        """Return this phase's first message for each client that `answered` the previous phase."""
         return dict.fromkeys(answered, self._words())
 
     @abstractmethod

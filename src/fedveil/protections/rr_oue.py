@@ -112,7 +112,7 @@ class Unary(Protection):
     def weaker(
         cls, asked: Any, demanded: Any, clients: int, expected: int | None = None
     ) -> str | None:
-        """Return why `asked` reveals more than `demanded`, or None. Bits reveal more than sums."""
+        """Return a reason if `asked` reports a code's bits and `demanded` only sums, else None."""
         if (asked.report, demanded.report) == ("bits", "sum"):
             return "reports are bits instead of sums, which reveal less"
         return None
@@ -123,7 +123,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases: a report of one parameter, once as the sum S and once as bits."""
+        """Yield audit cases: a report of one parameter, as bits and as the sum of their states."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip
@@ -131,7 +131,7 @@ class Unary(Protection):
             yield Case(name, unary.perturb, *values, unary.loss_per_parameter)
 
     def most_of_a_report(self) -> tuple[float, float]:
-        """Return bounds on epsilon and delta. `total_eps` bounds epsilon in an adaptive run."""
+        """Return bounds on a report's epsilon (`total_eps` if `adaptive`) and on its delta."""
         if self.adaptive and self.settings.total_eps:
             return self.settings.total_eps, 0.0
         return super().most_of_a_report()
@@ -199,8 +199,8 @@ class Unary(Protection):
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise. If
-        the report holds sums (not bits) and there are more than 127 cells, the likelihood is None.
+        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise.
+        The likelihood is None if `report` holds sums (not bits) and `cells` is above 127.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -297,7 +297,7 @@ class UnaryServerRound(_ServerRound):
 
 
 class UnaryCohortRound(_ServerRound):
-    """Counts the clients' exact states, and draws the sum of their reports."""
+    """Counts the clients in each state of a parameter, and draws the sum of their reports."""
 
     sums = ("_cohort", "_key")
     packed = "states"

@@ -205,7 +205,7 @@ class SecureSum(Protection):
         )
 
     def origin(self, context: RoundContext | ClientContext, words: Message) -> bytes:
-        """Return a digest of all public values from which clients make their vectors.
+        """Return a digest of all public values that determine how clients make their vectors.
 
         `words` are the fields that the server added to its request.
         """

@@ -124,11 +124,11 @@ class SignDSProtection(Protection):
         self.estimated = settings.magnitude == "estimated"
 
     def initial_state(self) -> State:
-        """Return the state of a new `MagnitudeEstimator`, or an empty one if the step is fixed."""
+        """Return the state of a new `MagnitudeEstimator`. Empty with `magnitude: fixed`."""
         return _state_of(MagnitudeEstimator()) if self.estimated else {}
 
     def check_state(self, state: State) -> None:
-        """Raise `ValueError` unless `state` has valid values for the estimator's fields."""
+        """Raise `ValueError` unless `state` is a valid state of a `MagnitudeEstimator`."""
         only_fields(state, *self.initial_state())
         if self.estimated:
             _estimator(state, self.settings.regrow)

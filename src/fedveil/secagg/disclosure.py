@@ -86,7 +86,7 @@ class Disclosure:
     def fewest(self, answered: Sequence[int]) -> int:
         """Count each dealer's holders among the clients `answered`. Returns the smallest count.
 
-        A holder is a client with a valid share of the dealer's secrets.
+        A dealer has dealt shares of its secrets, and a holder has a valid one.
         """
         there = frozenset(answered)
         counted: dict[int, int] = {}

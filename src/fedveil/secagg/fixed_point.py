@@ -1,8 +1,8 @@
 """Encodes real vectors as whole numbers, so that their sum is exact.
 
-An entry x is limited to [-clip, clip], divided by the step clip / largest, and rounded at random to
-one of the two neighbouring whole numbers, such that its mean is x / step. Each probability is exact
-to 2^-53.
+An entry x is limited to [-clip, clip], divided by the step clip / (2^(bits - 1) - 1), and rounded
+at random to one of the two neighbouring whole numbers, such that its mean is x / step. Each
+probability is exact to 2^-53.
 """
 
 from __future__ import annotations

@@ -214,14 +214,13 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Count each dealer's holders among the clients `answered`. Returns the smallest count.
+        """Count, for each client, the valid shares of its secrets that `answered` clients hold.
 
-        A holder has a valid share of the dealer's secrets. Also returns the threshold.
+        Returns the smallest count, and the threshold.
         """
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:
-        """Return the number of vectors and the number needed. With enough: `_count_holders`."""
         if len(answered) < self.terms.least:
             return len(answered), self.terms.least
         return self._count_holders(answered)
@@ -305,7 +304,7 @@ class Server:
         return [secrets[client] for client in sorted(self.survivors)], pairs
 
     def _remove_masks(self, seeds: Iterable[Secret], pairs: Mapping[int, KeyPair]) -> None:
-        """Remove the masks from the sum, with the secrets that clients' shares have revealed."""
+        """Remove the survivors' own masks (`seeds`) and those shared with dropouts (`pairs`)."""
         signed = [(seed.reveal(), False) for seed in seeds]
         public = {client: public_key(self._public[client][1]) for client in self.survivors}
         for client, pair in pairs.items():

@@ -36,7 +36,7 @@ _ELEMENTS_AT_ONCE = 1 << 18
 
 
 def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entropy) -> Field:
-    """Return shares of every secret at the points 1..points: an array [points, secrets, limbs].
+    """Return shares of every secret at the points 1..points: an array [points, secrets, 5].
 
     Any `threshold` shares of a secret reconstruct it.
     """
@@ -55,7 +55,7 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
     """Reconstruct secrets from shares. The result is None for shares that fit no secret.
 
-    `shares` is an array [secrets, shares, limbs]. `points` are the shares' points: [shares] if all
+    `shares` is an array [secrets, shares, 5]. `points` are the shares' points: [shares] if all
     secrets have the same, otherwise [secrets, shares]. Fewer shares than the threshold are not
     enough.
     """
@@ -79,9 +79,9 @@ def encode_shares(shares: Field) -> bytes:
 
 
 def decode_shares(data: bytes) -> Field:
-    """Convert bytes from `encode_shares` to an array of shares, [shares, limbs].
+    """Convert bytes from `encode_shares` to an array of shares, [shares, 5].
 
-    Raises an error for a limb outside the field.
+    Raises an error for a number outside the field.
     """
     if len(data) % SHARE_BYTES:
         raise InvalidValue("a share has the wrong length")

@@ -76,7 +76,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def _add_aliased(self, alias: Any, stands_for: int | None) -> None:
-        """Count the values that an alias repeats. Raises an error if there are too many."""
+        """Count the `stands_for` values that an alias repeats. Raises an error above the limit."""
         self._values += stands_for or 1
         self._aliased += stands_for or 1
         if stands_for is not None and self._aliased <= _MOST_ALIASED:
@@ -217,7 +217,7 @@ def refuse_their_vertical(path: str | FilePath | None) -> None:
 def refuse_other_kind(
     path: str | FilePath | None, mine: type[BaseModel], other: type[BaseModel], sentence: str
 ) -> None:
-    """Raise JobError with `sentence` if a file's keys that `mine` lacks are keys of `other`."""
+    """Raise JobError with `sentence` if a file's keys fit the job class `other`, but not `mine`."""
     held = {} if path is None else read(path)
     fields = mine.model_fields
     blocks = [key for key in held if isinstance(held[key], dict)]

@@ -25,7 +25,7 @@ class AccountCounter:
         self._most = (0, "")
 
     def last(self) -> tuple[int, str]:
-        """Return the largest recorded number of lines, and the code of the last line then.
+        """Return the largest recorded number of lines, and the HMAC of the last of these lines.
 
         Returns 0 and "" if nothing was recorded.
         """
@@ -42,7 +42,7 @@ class AccountCounter:
         return self._most
 
     def put(self, count: int, code: str) -> None:
-        """Record on disk the account's number of lines and the code of its last line."""
+        """Record the account's number of lines, and `code`, the HMAC of its last line, on disk."""
         with alone(self.path):
             if not self.path.exists():
                 write_new(self.path, b"")

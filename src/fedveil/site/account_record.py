@@ -92,7 +92,7 @@ class AccountRecord:
         return Table([*columns, "releases", "without epsilon", "spent"], rows)
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write a page, a record and a script that recomputes it. Yields their paths."""
+        """Write a page, a record, and a script that recomputes the record. Yields their paths."""
         yield from write_dossier(folder, self.page(), self.record())
 
     def accounts(self) -> list[Account]:

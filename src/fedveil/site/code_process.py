@@ -163,8 +163,8 @@ class CodeTraining:
         """Train in a separate process. Returns the update and the number of examples.
 
         `reader` names the site's own function that reads the examples in this process
-        (`package.module:function`). Raises `SiteRefused` if the process fails, or an error of the
-        reader.
+        (`package.module:function`), and must not be None. Raises `SiteRefused` if the other process
+        fails, or an error of the reader.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -191,7 +191,7 @@ class CodeTraining:
         return np.array(update), len(train.y)
 
     def reported(self, protection: Protection, asked: Message) -> None:
-        """Do nothing after a report: this training keeps no state between rounds."""
+        """Do nothing after a report, because this training keeps no state between rounds."""
 
 
 def _targets(answer: Mapping[str, object]) -> Targets:

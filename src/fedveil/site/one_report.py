@@ -201,7 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the client's side for the weights `model`, resumed from `kept` if that is set."""
+        """Return the client's side for the weights `model`, in the earlier state `kept` if any."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )

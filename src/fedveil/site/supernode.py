@@ -119,7 +119,7 @@ def _answer(client: RuntimeHttpClient, door: Door) -> None:
 
 
 def command(site: Site, of: ServerSettings, secret: Path, port: int) -> list[str]:
-    """Return the command that starts a SuperNode for a server, on a local port.
+    """Return the command that starts a SuperNode for the server `of`, on a local port.
 
     `secret` is a file with the secret that the SuperNode and this process share.
     """

@@ -49,12 +49,12 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
 def can_forbid() -> bool:
-    """Return True if `forbid` supports this system."""
+    """Return True if this system supports `forbid`, the function in this file."""
     return sys.platform == "linux" and platform.machine() in _MACHINES
 
 
 def forbid() -> None:
-    """Forbid the system calls in all threads of this process. Raises OSError if that fails."""
+    """Forbid all threads the system calls that training does not need, or raise OSError."""
     steps = b"".join(struct.pack("<HBBI", *step) for step in _filter(platform.machine()))
     held = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(held))

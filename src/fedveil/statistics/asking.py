@@ -40,7 +40,7 @@ class Engine(ABC):
 
     @abstractmethod
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Return the carrier of the messages between the server and the clients in one step."""
+        """Return the object that carries one round's messages between server and clients."""
 
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]

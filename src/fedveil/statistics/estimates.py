@@ -63,7 +63,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor by which the sampling variance of independent rows is multiplied."""
+        """The factor by which equal rows of a client, and clients not asked, raise the variance."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -171,7 +171,7 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return the functions that estimate a column's mean from the sums of (x, 1), x in [-1, 1]."""
+    """Return functions that estimate a column's mean from Σ x, scaled to [-1, 1], and Σ 1."""
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])
@@ -230,7 +230,7 @@ def correlation() -> Statistic:
 
 
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
-    """Return the functions that estimate a statistic from the counts of the cells of `Ends`.
+    """Return functions that estimate a statistic from the cell counts of the encoding `Ends`.
 
     It is the mean or, with `squares`, the variance of one column, or the correlation of two.
     """

@@ -60,7 +60,7 @@ class FlowerEngine(Engine):
         self.who = Participants(file.clients, simulated=False, roster=roster)
 
     def carrier(self, step: Step, layout: Layout, carriage: Carriage) -> Carrier:
-        """Wait until enough clients are connected, and return the carrier of the step's messages.
+        """Wait until enough clients are connected. Returns the object that carries the messages.
 
         Raises RunStopped if too few clients connect in time.
         """
@@ -77,7 +77,7 @@ class FlowerEngine(Engine):
 
 
 class GridCarrier(Carrier):
-    """Sends the messages of one step over Flower's grid."""
+    """Sends the messages of one round over Flower's grid."""
 
     def __init__(self, grid: Grid, members: Members, step: Step, window_s: float) -> None:
         self._grid, self._members, self._step = grid, members, step

@@ -11,9 +11,9 @@
     heavy_hitters   one-hot prefixes, new ones in every round
 
 Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
-by its `half` and multiplied by w_i, with Σ w_i² = 1. So two vectors are at most 2 apart. A question
-with a larger weight gets less noise. A part that does not depend on earlier rounds is asked in
-every round, and its answers are averaged.
+by half the largest distance between two of its values, and multiplied by w_i, with Σ w_i² = 1. So
+two vectors are at most 2 apart. A question with a larger weight gets less noise. A part that does
+not depend on earlier rounds is asked in every round, and its answers are averaged.
 
 Under rr and oue each part is asked of different clients, with the whole epsilon.
 """
@@ -176,7 +176,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the vector that the map sends to zero, in the units of the client's vector."""
+        """Return the client's vector whose section of the joint vector is zero."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -188,7 +188,7 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors from `total`, the sum of their sections."""
+        """Return the sum of `reports` clients' vectors, given `total`, their sections' sum."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 

@@ -153,7 +153,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep the candidates whose `counts` are high enough, as prefixes for the next round."""
+        """Keep candidates with `counts` above the noise (`variance`) for the next round."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):
@@ -168,7 +168,8 @@ class PrefixTree:
     ) -> list[str]:
         """Return a group's frequent candidates that are not complete words.
 
-        Adds frequent complete words to `found`. After the last round, every candidate is complete.
+        Adds frequent complete words to the tree's list `found`. After the last round, every
+        candidate is complete.
         """
         last = self._done == self.rounds
         ended = np.array([last or word.endswith(END) for word in candidates])

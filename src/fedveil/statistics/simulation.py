@@ -25,7 +25,7 @@ from fedveil.statistics.plan import Layout
 
 
 class Contributions:
-    """The joint vectors of all clients in one round, with a section for each part that is asked."""
+    """All clients' vectors in one round, with a section for each question or part of a question."""
 
     def __init__(
         self, layout: Layout, clients: Clients, carriage: Carriage, entropy: Entropy

@@ -30,7 +30,7 @@ def side_by_side(job: Job) -> list[str]:
 
 
 def decides_cost(key: str) -> bool:
-    """Return True if the job key is the cost parameter of a protection."""
+    """Return True if a job key decides a protection's epsilon, such as its noise multiplier."""
     for position in POSITIONS.values():
         cost = position.cost_key(position.settings_type())
         if cost is not None:
@@ -41,7 +41,7 @@ def decides_cost(key: str) -> bool:
 
 
 def unequal(found: Sequence[Line]) -> str | None:
-    """Return a warning if the settings have different finite epsilons, otherwise None."""
+    """Return a warning if the compared settings have different finite epsilons, or None."""
     spent = [line.spent("run_every_round") for line in found if line.setting.epsilon is None]
     finite = {told(*figure) for figure in spent if figure and math.isfinite(figure.epsilon)}
     solved = {line.setting.epsilon for line in found} - {None}
@@ -116,7 +116,7 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the mean metric over the seeds got better, or runs were tested only once."""
+    """Return True if the runs' mean metric improved from first to last test (or had one test)."""
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

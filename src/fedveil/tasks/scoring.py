@@ -70,9 +70,9 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """Return each example's predicted class and all probabilities, or its predicted number.
+        """Return each example's predicted class and every class's probability, or its number.
 
-        Each half of the examples is calibrated on the `labels` of the other half.
+        Probabilities of each half of the examples are calibrated on the `labels` of the other half.
         """
         if self.classes is None:
             return told_numbers(self.in_own_unit(outputs)[:, 0])

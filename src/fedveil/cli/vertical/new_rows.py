@@ -26,8 +26,8 @@ def opened(
 ) -> dict[str, Scorer]:
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
-    `data` names the parties' files of new rows, as FILE or PARTY=FILE. `most_ids` is the number of
-    ids that another party may compare with a file (default: the job's).
+    `data` names the parties' files of new rows, as FILE or PARTY=FILE. `most_ids` is the largest
+    number of ids for which another party may learn if they are in a file (default: the job's).
     """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle

@@ -23,7 +23,7 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The public parameters of a selection: the sizes of its sets, and the threshold."""
+    """The public parameters of a selection of dimensions: its size and its distribution."""
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -150,7 +150,7 @@ class SignDS:
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return a function that maps eps to the chance that a selection reaches the threshold."""
+        """Return a function from eps to Pr[`threshold` or more top-k dimensions are selected]."""
         return self.plan(dim).law.chance_of_favoured
 
     def _make_plan(self, dim: int) -> SelectionPlan:

@@ -139,7 +139,7 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return an integer key of the float with these `bits`. If `flip` is 0, keys ascend with it."""
+    """Return an integer for the float with these `bits`. With `flip` = 0, both sort alike."""
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.
     wide = np.int64(bits) ^ flip
@@ -150,10 +150,10 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Find the digit of the `size`-th largest entry. Returns it, and three counts of entries.
+    """Find 16 bits, the digit, of the `size`-th largest entry. Returns it and three counts.
 
-    A digit is 16 bits of an entry's key, from bit `shift` on. The counts are of entries with a
-    larger digit, with the same digit, and with a digit of NaN or infinity.
+    A digit is 16 bits of an entry's integer key (`_key`), from bit `shift` on. The counts are of
+    entries with a larger digit, with the same digit, and with a digit of NaN or infinity.
     """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
@@ -174,7 +174,6 @@ def _boundary(
 def _span(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, digit: int
 ) -> tuple[int, int]:
-    """Return the smallest and largest key of the floats whose key has the digit `digit`."""
     low, high = _LARGEST, -_LARGEST
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)

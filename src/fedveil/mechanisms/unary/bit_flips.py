@@ -67,8 +67,8 @@ class LyingBits:
 def gap_law(q: Fraction) -> Float64s:
     """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., as a single row.
 
-    A bit is flipped with probability `q`. The last entry is the probability of `_LONGEST_GAP` or
-    more. The relative error is at most 2^-43.
+    A bit is flipped with probability `q`. The last entry is the probability of the largest listed g
+    or more. The relative error is at most 2^-43.
     """
     true, lie = 1.0 - float(q), float(q)
     law = np.array([true**gap * lie for gap in range(_LONGEST_GAP)] + [true**_LONGEST_GAP])
@@ -78,7 +78,7 @@ def gap_law(q: Fraction) -> Float64s:
 def exact_gap_law(q: Fraction) -> list[int]:
     """Return exact integer weights of g = 0, 1, ... unflipped bits before the next flipped one.
 
-    A bit is flipped with probability `q`. The last weight is for `_LONGEST_GAP` or more bits.
+    A bit is flipped with probability `q`. The last weight is for the largest listed g or more.
     """
     lie, both = q.as_integer_ratio()
     true = both - lie
@@ -92,7 +92,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """Set each of `sums` to its parameter's state, or to 0 if the lowest bit of its coin is 0."""
+    """Set each of `sums` to its parameter's state if its coin's lowest bit is 1, else to 0."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -111,7 +111,7 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add the state of each flipped bit to its parameter's sum. Returns the next gap's start."""
+    """Add the states of the bits flipped between `gaps` to `sums`. Returns the position reached."""
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
     )  # fmt: skip

@@ -42,7 +42,7 @@ def packed_codes_size(bits: int) -> int:
 
 
 def code_count(packed: Uint8s, cells: int) -> int | None:
-    """Return the number of packed codes, or None if the bytes cannot be packed codes."""
+    """Return the number of packed codes of 2 cells + 1 bits, or None if `packed` is invalid."""
     if len(packed) == 0 or packed[-1] == 0:
         return None
     bits = 8 * len(packed) - 9 + int(packed[-1]).bit_length()

@@ -163,7 +163,7 @@ class UnaryEncoding:
         return stochastic_states(values, self.cells, self.value_range, entropy)
 
     def encode_moved(self, start: Float32s, update: Float32s, entropy: Entropy) -> States:
-        """Return the states of `start + update`.
+        """Return the states of the values `start + update`, clipped and rounded as by `encode`.
 
         Raises `InvalidValue` if the update is not finite or an entry of the sum is NaN.
         """
@@ -229,7 +229,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add a report's S to `running`, a sum for each parameter. None stands for zeros."""
+        """Add each code's sum of the states whose bits are 1 to `running` (None: zeros)."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -316,17 +316,17 @@ class UnaryEncoding:
 
     @property
     def largest_sum(self) -> int:
-        """Return the largest possible sum of a code's states. The smallest is its negative."""
+        """Return the largest S, the sum of the states whose bits are 1. The smallest is -S."""
         return largest_sum(self.cells)
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 or int32, the smaller type that holds all sums of a code's states."""
+        """Return int16 or int32, the smaller type that holds every S (see `largest_sum`)."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
     def sum_bits(self) -> int:
-        """Return the number of bits of one code's packed sum, such as 12 for 50 cells."""
+        """Return how many bits a report needs for one parameter's sum, such as 12 for 50 cells."""
         return (2 * self.largest_sum).bit_length()
 
     def packed_size(self, dimension: int) -> int:

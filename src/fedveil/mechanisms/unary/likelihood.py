@@ -62,7 +62,7 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function from values to ln of `chance`, averaged over their possible states."""
+    """Return a function from values to Σ ln `chance`(states), averaged over random rounding."""
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:
         if encoding.rounding == "nearest":

@@ -30,7 +30,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 
 
 def nearest_moved(start: Float32s, update: Float32s, cells: int, value_range: float) -> States:
-    """Return the nearest states of `start + update`."""
+    """Return the states nearest to cells * (start + update) / value_range, clipped."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:
@@ -68,7 +68,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return each value's two neighbouring states, and the probability to round to the second."""
+    """Return the states next to each cells * value / value_range, and Pr[rounded to the second]."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))

@@ -24,7 +24,7 @@ MAX_TABLE_CELLS = 127
 
 
 def largest_sum(cells: int) -> int:
-    """Return the largest possible sum of a code's states, for states from -cells to cells."""
+    """Return the largest sum of the states whose bits are 1, cells (cells + 1) / 2."""
     return cells * (cells + 1) // 2
 
 
@@ -111,7 +111,7 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
     """Return exact integer weights for each possible sum S of a perturbed code, for one own state.
 
-    S is the sum of the states, from -cells to cells, whose bits are 1.
+    S is the sum of the states whose bits are 1: the own bit with probability p, others with q.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

@@ -103,7 +103,7 @@ class CsvFormat:
 
 
 def key(place: str | None, stated: str) -> str:
-    """Return the end of an error message: how the user can make the file readable.
+    """Return the end of an error message, which says how to make the file readable.
 
     It says to write the setting `stated` under the key `place` of the job. If `place` is None, it
     says to save the file in a standard format.
@@ -158,7 +158,7 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the codec of UTF-16 text without a byte order mark, or None for other texts.
+    """Return the UTF-16 codec of text that begins with `head`, without a byte order mark, or None.
 
     One byte of nearly every letter is zero, and its position shows the byte order.
     """

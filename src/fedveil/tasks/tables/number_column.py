@@ -37,7 +37,7 @@ class Cells:
         self._numbers = np.empty((0, len(FORMS)))
 
     def numbers(self, words: Sequence[str]) -> Float64s:
-        """Return the number of each text in each form, as an array [texts, forms].
+        """Return the number that each of `words` states in each form, an array [words, forms].
 
         A missing cell is NaN, and a text that does not have the form is infinity.
         """
@@ -66,7 +66,8 @@ class Cells:
 class NumberColumn:
     """Reads one column of numbers, piece by piece, and stores it on disk in `spool`.
 
-    `forms` are the ways to write numbers that fit every cell so far, unless a cell was refused.
+    `forms` are the ways to write numbers that fit every cell so far. If none does, it is the one
+    that fits most cells.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class NumberColumn:
 
     @property
     def undecided(self) -> tuple[str, str] | None:
-        """Return two remaining forms that give different numbers for some cell, or None."""
+        """Return two forms that fit all cells but read some as different numbers, or None."""
         pairs = ((a, b) for a, b in self._differs if a in self.forms and b in self.forms)
         return next(pairs, None)
 
@@ -172,7 +173,7 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose and return the form of the column. An undecided form is a problem of the file.
+        """Choose and return the column's form. If it is ambiguous, the file gets a problem.
 
         `decided` are the forms that other columns of the file prove.
         """

@@ -64,7 +64,7 @@ class Tables(ByLabel):
 
     @property
     def by_shape(self) -> list[str]:
-        """Return the parties whose model parts follow from the job and a table's header alone."""
+        """Return the parties whose model parts can be built from the job and a table's header."""
         held, owners = self._settings.files, self._settings.owners
         known = [owner for owner in owners if owner in held and held[owner].path is not None]
         return known if self.leader in owners else [*known, self.leader]
@@ -218,7 +218,7 @@ class _Chosen:
 
 
 class _Held:
-    """A party's encoded rows. The encoding is read from `kept`, or computed if that is None."""
+    """A party's encoded rows. The encoding is read from an earlier run's folder, or computed."""
 
     def __init__(
         self, settings: TablesSettings, party: str, leader: str, kept: Path | None

@@ -77,7 +77,7 @@ class Table:
         return self._column(column)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Table:
-        """Return the rows for which the mask `chosen` is True. This table must be a whole file."""
+        """Return the rows in the mask `chosen`. This table must be the whole file, no selection."""
         at = np.flatnonzero(chosen)
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
