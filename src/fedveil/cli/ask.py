@@ -32,7 +32,7 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. Not needed with --keys.")
+        Path, typer.Argument(help="A YAML file with questions. Only --keys works without it.")
     ],
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[

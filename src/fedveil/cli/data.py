@@ -40,7 +40,10 @@ def list_data(json: AsJson = False) -> None:
 def fetch(
     name: Annotated[str, typer.Argument(help="The data set: mnist or fashion_mnist.")],
 ) -> object:
-    """Download a data set into ~/.cache/fedveil and verify its checksums."""
+    """Download a data set into $XDG_CACHE_HOME/fedveil and verify its checksums.
+
+    If XDG_CACHE_HOME is not set, the folder is ~/.cache/fedveil.
+    """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     from fedveil.data.datasets import available

@@ -63,9 +63,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="To find the common rows, another party tests its ids against the --data file. This "
-        "option limits how many ids it may test, in all runs of a command between the parties "
-        "together. Default: alignment.most_ids of the job.",
+        help="The largest number of ids that another party may test against the --data file to "
+        "find the common rows, over all runs of predict and serve-predictions so far. Default: "
+        "alignment.most_ids of the job, else four times the file's number of ids.",
     ),
 ]
 ConnectTo = Annotated[
