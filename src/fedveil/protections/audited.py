@@ -58,5 +58,5 @@ class Audited(ABC):
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's sum as it is released, with noise, in the space `domain`."""
+        """Return the round's noisy sum as a vector of the space that `domain()` returns."""
         return aggregate.reports * aggregate.update.astype(np.float64)
