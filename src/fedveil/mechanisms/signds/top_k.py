@@ -139,7 +139,7 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return an integer for the float with these `bits`. With `flip` = 0, both sort alike."""
+    """Return an integer for the float with these `bits`. With `flip` 0, it sorts as the float."""
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.
     wide = np.int64(bits) ^ flip
