@@ -222,12 +222,12 @@ class Moments(Encoding):
 
 
 class Ends(Cells):
-    """Scaled numbers, rounded at random to -1 or 1. Each number is rounded `draws` times.
+    """Numbers of one or two columns, scaled to [-1, 1] and rounded at random to -1 or 1.
 
-    The sums of a row's draws, one for each column, select the row's cell. The client reports the
-    cell as a one-hot code, from which the server estimates moments: if u and u' are drawn for x,
-    and v for y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no privacy, because it
-    depends only on the row itself.
+    Each number is rounded `draws` times. The cell says how often each column's number became 1. The
+    client reports the cell as a one-hot code, from which the server estimates moments: if u and u'
+    are drawn for x, and v for y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no
+    privacy, because it depends only on the row itself.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:

@@ -171,7 +171,7 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return functions that estimate a column's mean from Σ x, scaled to [-1, 1], and Σ 1."""
+    """Return functions that estimate a column's mean from Σ x and Σ 1, for x scaled to [-1, 1]."""
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])

@@ -184,7 +184,7 @@ class Ball:
 
     @property
     def scale(self) -> float:
-        """The number by which an entry of the joint vector is multiplied to undo the scaling."""
+        """The number by which the client's vector minus `centre` is divided to get its section."""
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
