@@ -46,7 +46,7 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return a text that says which settings an audit needs, or None if it can use these."""
+        """Return a text that says which settings an audit needs, or None if `settings` suit it."""
         return None
 
     def choices(self) -> Sequence[Choice]:

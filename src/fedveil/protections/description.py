@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return a phase's time limit as (job key, seconds), or None for the engine's limit."""
+        """Return the key that limits a phase's time and its seconds, or None for the engine's."""
         return None
 
     @classmethod
