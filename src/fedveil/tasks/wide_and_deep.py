@@ -112,7 +112,7 @@ class _Top(nn.Module):
 
 
 class Wide(nn.Module):
-    """A linear layer without bias on one-hot features, computed as a sum of table rows."""
+    """A linear layer without bias on one-hot features, computed as a sum of weight rows."""
 
     first: torch.Tensor
 

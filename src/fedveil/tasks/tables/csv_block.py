@@ -29,8 +29,8 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists (reader,
-    column) of each read. `places`, the line numbers, count from 0 until set.
+    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists each read as
+    (reader, column). `places` are line numbers, from 0 until they are set.
     """
 
     unit = "line"
