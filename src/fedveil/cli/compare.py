@@ -226,7 +226,7 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text` or the usual ones. [] if "own" or if `fixed` sets them."""
+    """Return the epsilons in `text`, or the default ones. [] for "own", or if `fixed` sets them."""
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 
     if text == "own" or (text is None and any(map(decides_cost, fixed))):

@@ -1,7 +1,7 @@
 """Multi-head attention, o = softmax(q k' / sqrt(size)) v, forward and backward.
 
 q, k and v are a head's queries, keys and values, k' is k transposed, and size is the number of
-entries of a query. A token's row holds queries, keys and values in turn, ordered by head.
+entries of a query. A token's row holds the queries of all heads, then all keys, then all values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, heads, entries per head and attention weights per row."""
+    """Return the tokens, heads, entries per head, and the length of a row of attention weights."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

@@ -1,8 +1,8 @@
 """Gradients of the losses with respect to the model's scores, multiplied by `scale`.
 
-`scores` is the table row of the scores: those of `count` examples begin at position Y of the
-memory, and the function writes their gradient at position DY. `rows` holds the indices of these
-examples in the client's targets `y`.
+`scores` is a row of the model's table. Its column Y is the position in the memory `m` at which the
+scores of `count` examples begin, and DY the position to which their gradient is written. `rows`
+holds the indices of these examples in the client's targets `y`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def next_token(
     m: Float32s, scores: Int64s, y: Int64s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of -log softmax(scores)[token], averaged over targets, times `scale`."""
+    """Write the gradient of each example's mean -log softmax(scores)[next token], times `scale`."""
     tokens, many = scores[f.OC], scores[f.OW]
     for n in range(count):
         first, learnt = rows[n] * tokens, 0
@@ -95,7 +95,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient of mean squared error (`truth`: of binary cross-entropy) to `m`."""
+    """Write the gradient of the mean squared error or, with `truth`, the binary cross-entropy."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]

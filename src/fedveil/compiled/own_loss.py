@@ -110,7 +110,6 @@ class OwnLossTrainer(CompiledTrainer):
         return gradient.numpy() * (-self._plan.lr if self._plan.bare_sgd else 1.0)
 
     def _ends(self, column: int, count: int) -> Any:
-        """Return the scores (`column` Y) of `count` examples, or their gradient's memory (DY)."""
         row, m = self._room.program.ends[1], self._room.m
         of_tokens = self._room.model.scores_of == TOKENS
         shape = (row[f.OC], row[f.OW]) if of_tokens else (self._room.model.scores,)

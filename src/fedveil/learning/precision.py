@@ -13,8 +13,8 @@ def computing(
 ) -> Callable[..., Any]:
     """Wrap `forward` so that it computes in `precision` and returns float32.
 
-    With bfloat16, products, convolutions and their gradients have 16 bits. Sensitive operations
-    (norms, softmax), weights, their gradients and the optimiser's state are float32.
+    With bfloat16, matrix products, convolutions and their gradients have 16 bits. Sensitive
+    operations (norms, softmax), weights, their gradients and the optimiser's state are float32.
     """
     if precision == "float32":
         return forward

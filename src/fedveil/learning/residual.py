@@ -52,7 +52,7 @@ def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
 
 
 def _asked(attention: nn.MultiheadAttention) -> nn.Linear | None:
-    """Return one dense layer for all queries, keys and values, or None for unusual attention."""
+    """Return a dense layer for queries, keys and values, or None for unsupported attention."""
     plain = type(attention) is nn.MultiheadAttention and attention.batch_first
     plain = plain and attention.bias_k is None and not attention.add_zero_attn
     plain = plain and type(attention.out_proj) is NonDynamicallyQuantizableLinear

@@ -1,4 +1,4 @@
-"""The adaptive budget: each round's epsilon depends on how far the last round turned the model."""
+"""The adaptive budget: the angle between the last two models sets the next round's epsilon."""
 
 from __future__ import annotations
 

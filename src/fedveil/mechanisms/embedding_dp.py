@@ -160,7 +160,7 @@ class EmbeddingLoss:
 
     @property
     def per_bit(self) -> PrivacyLoss:
-        """Return the loss if one value, and so its one bit, is replaced: eps/2."""
+        """Return the loss if one value, sent as one bit, is replaced: ln(p / q) = eps/2."""
         if self.eps is None:
             return PrivacyLoss(math.inf, per="bit")
         return PrivacyLoss(_half(self.eps), per="bit", release=BitRelease(self.eps))

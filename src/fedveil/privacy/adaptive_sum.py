@@ -88,7 +88,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Add the charges that `add` has counted to the sums, so that the next `figure` is fast."""
+        """Add to the sums the charges that `add` has counted, so that the next `figure` is fast."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

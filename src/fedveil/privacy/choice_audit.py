@@ -84,7 +84,7 @@ class Counted:
 
 
 def in_pairs(chance: Callable[[float], float]) -> Callable[[float], float]:
-    """Return the function eps -> Pr[two independent choices are truthful], from one's `chance`."""
+    """Return eps -> Pr[two independent choices are truthful], given the `chance` that one is."""
     return lambda eps: chance(eps) ** 2
 
 

@@ -252,7 +252,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution of the sum of all losses, and the tilt that was used."""
+    """Return the tilted distribution (`loss_sum`) of the sum of all losses, and the tilt used."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]
@@ -289,7 +289,7 @@ def _least(log_delta: Callable[[float], float], wanted: float, bound: float) -> 
 
 
 def _renyi(groups: Sequence[_Group], delta: float) -> tuple[float, list[float]]:
-    """Return the least epsilon by the Rényi bound at `delta`, and tilts for the sum of losses."""
+    """Return the least epsilon by the Rényi bound at `delta`, and tilts for `_total` to try."""
     # The bound (Canonne, Kamath and Steinke, 2020) is, for every t > 0,
     #
     #     log delta <= log E[e^(t * loss)] - t * epsilon + log(t^t / (1 + t)^(1 + t)).

@@ -246,7 +246,7 @@ class Ledger:
         groups[kind] = np.union1d(groups[kind], members) if kind in groups else members
 
     def _rounds(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return each set of charge combinations (kinds) of a round, with its number of rounds."""
+        """Return each set of kinds (charge combinations) with the number of rounds that had it."""
         rounds = Counter(self._closed)
         rounds.update(tuple(sorted(groups)) for groups in self._open.values())
         return sorted(rounds.items())
@@ -360,7 +360,6 @@ def _costliest(kind: Kind, per: Unit, delta: float) -> float:
 
 
 def _exposures(kind: Kind, per: Unit) -> list[list[Charge]]:
-    """Return the charges that can concern one bit or parameter (`per`), a list for each case."""
     # A loss stated for a unit also holds for every part of it, and `part` is the better statement
     # if there is one. A change of one parameter shows in everything that is stated per update, and
     # in all bits, since all of them may be its own. Of the `count` parameters, rows, vectors or

@@ -59,7 +59,7 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return the log of each block's summed weights, and its lowest and highest loss."""
+        """Return log sum, lowest loss and highest loss of each block of neighbouring weights."""
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))

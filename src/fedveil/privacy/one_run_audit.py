@@ -67,8 +67,8 @@ def right_guesses(scores: Float64s, included: Bools, highest: int, lowest: int) 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return an upper bound on the probability of at least `right` right guesses.
 
-    It holds for every (epsilon, delta)-private run. Of the `canaries` in the run, `guesses` were
-    guessed to be in or out.
+    It holds for every (epsilon, delta)-private run. `guesses` of the `canaries` were guessed to be
+    in the run or out.
     """
     tail = special().bdtrc
     chance = 1 / (1 + math.exp(-epsilon))

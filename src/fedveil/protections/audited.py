@@ -46,7 +46,7 @@ class Audited(ABC):
 
     @classmethod
     def unauditable(cls, settings: Any) -> str | None:
-        """Return a text that says which settings an audit needs, or None if it can use these."""
+        """Return a text that says which settings an audit needs, or None if `settings` suit it."""
         return None
 
     def choices(self) -> Sequence[Choice]:
@@ -58,5 +58,5 @@ class Audited(ABC):
         return Domain.plain(self.dimension)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's sum as it is released, with noise, in the space `domain`."""
+        """Return the round's noisy sum as a vector of the space that `domain()` returns."""
         return aggregate.reports * aggregate.update.astype(np.float64)

@@ -76,8 +76,8 @@ class JobContext:
       included. It is None unless the code that makes the updates guarantees a distance below twice
       the norm clip.
     - `combining` says how the server combines reports, for example by their mean.
-    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size, or
-      the number of all clients if each takes part with probability `turn_rate`.
+    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size. If
+      clients take secret turns (`turn_rate` below 1), it is the number of all clients.
     """
 
     weighting: Weighting
@@ -192,7 +192,7 @@ class ServerRound(ServerHalf, Protocol):
         """Return the first message, which is equal for every invited client."""
 
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`, the server half that received other clients in this round."""
+        """Add the sums of `other`, which received the reports of other clients in this round."""
 
     def aggregate(self) -> Aggregate:
         """Return the result of the round. Raises `RoundVoid` if it has none."""

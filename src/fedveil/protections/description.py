@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return a phase's time limit as (job key, seconds), or None for the engine's limit."""
+        """Return the key that limits a phase's time and its seconds, or None for the engine's."""
         return None
 
     @classmethod
@@ -71,14 +71,14 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the setting that makes noise depend on the number of rounds, as text, or None."""
+        """Return the setting that ties noise to the number of rounds, as `key = value`, or None."""
         return None
 
     @classmethod
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        If the class attribute `cost_parameter` is a name, a smaller value of it costs less.
+        If the class attribute `cost_parameter` is a name, smaller values of that key cost less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named

@@ -363,7 +363,7 @@ class DistributedDP(Clipped, SecureSum):
         return Domain(self.length, encode, decode, moves=True)
 
     def released(self, aggregate: Outcome) -> Float64s:
-        """Return the round's noisy sum in the space `domain`, in the units of updates.
+        """Return the noisy sum, in the units of updates, as a vector of the space from `domain()`.
 
         The rotation is not undone yet. With a moving clip, the result is the decoded sum.
         """

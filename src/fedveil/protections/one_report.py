@@ -28,7 +28,7 @@ class OneReportRound(PhasedRound):
         return {"round": self._context.round}
 
     def merge(self, other: OneReportRound) -> None:
-        """Add the sums and the clients of `other`, which received other clients in the same round.
+        """Add the sums and clients of `other`, which received other clients' reports of this round.
 
         Raises `ValueError` if a client is in both, if they differ in round or type, or if one has
         already returned its aggregate.

@@ -242,7 +242,7 @@ class PWEncrypt(SecureSum):
     ) -> npt.NDArray[np.int64]:
         """Return the sum `total` with central noise.
 
-        Nothing else about `total` is released, not even an error if an entry wraps.
+        Nothing else about `total` is released, not even an error if an entry overflows.
         """
         numbers = total.copy()
         central.add_to(numbers, self.noise_entropy(round))

@@ -27,7 +27,7 @@ _ENTRIES = 1 << 20
 
 
 class Sum(Protocol):
-    """The interface of a running sum of reports. `MiddleSum` has it too."""
+    """The interface of a running sum of reports."""
 
     def add(self, vector: npt.NDArray[Any], weight: int = 1) -> None: ...
     def merge(self, other: Any) -> None: ...

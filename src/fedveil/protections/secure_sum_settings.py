@@ -22,7 +22,7 @@ SPARSE_THRESHOLD = 80
 
 
 class SecureSumSettings(Settings):
-    """Parameters of secret sharing, for any sum."""
+    """Parameters of secret sharing, which all protections with secure aggregation have."""
 
     WEAKENS: ClassVar[Mapping[str, Direction]] = {
         "share_secrets_ratio": "own",

@@ -22,7 +22,7 @@ def switched(job: Mapping[str, Any], position: str) -> list[str]:
 
 
 def _in_common(switch: Mapping[str, Any], other: type[Protection]) -> list[str]:
-    """Return, as "key=value", the settings of the job's protection that `other` has too."""
+    """Return, as "key=value", the non-default settings in block `switch` that `other` has too."""
     chosen = POSITIONS.get(switch["name"], Protection)
     if chosen.block == other.block:
         return []

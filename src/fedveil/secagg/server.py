@@ -196,7 +196,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that may share secrets: all that answered, or a random choice."""
+        """Return the clients that may share secrets: all that answered, or a random part."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]

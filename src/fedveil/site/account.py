@@ -291,7 +291,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a JSON line, with a digest for losses that an earlier line has."""
+        """Encode a charge as a JSON line, with only a digest if an earlier line has its losses."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

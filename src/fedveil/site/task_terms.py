@@ -35,8 +35,9 @@ class Terms:
     def read(cls, keys: Mapping[str, Any]) -> Terms:
         """Read the terms from configuration `keys`, which are those of a protected Flower app.
 
-        They are `protection`, `keep`, and the protection's parameters. A sum also needs `clients`,
-        the number of sites. Raises `JobError` or `InvalidValue` for wrong keys.
+        They are `protection`, its parameters, and `keep`: patterns of arrays that stay at the site.
+        A sum also needs `clients`, the number of sites. Raises `JobError` or `InvalidValue` for
+        wrong keys.
         """
         options = parse({"weighting": "equal", **keys})
         terms = cls(options)

@@ -45,7 +45,7 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return the mean report of `cohort`, or None if each report must be made on its own."""
+        """Draw the mean of a cohort's reports, or return None if each must be made on its own."""
         return None
 
 

@@ -111,7 +111,7 @@ class Axis(ABC):
 class Bins(Axis):
     """Cells between increasing edges. Each cell includes its lower edge, the last cell both edges.
 
-    With `clamp`, any other value is moved into the first or the last cell. Otherwise it has none.
+    With `clamp`, any other value is moved into the first or last cell. Otherwise it has no cell.
     """
 
     def __init__(self, column: str, edges: Sequence[float], *, clamp: bool = False) -> None:
@@ -222,12 +222,12 @@ class Moments(Encoding):
 
 
 class Ends(Cells):
-    """Scaled numbers, rounded at random to -1 or 1. Each number is rounded `draws` times.
+    """Numbers of one or two columns, scaled to [-1, 1] and rounded at random to -1 or 1.
 
-    The sums of a row's draws, one for each column, select the row's cell. The client reports the
-    cell as a one-hot code, from which the server estimates moments: if u and u' are drawn for x,
-    and v for y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no privacy, because it
-    depends only on the row itself.
+    Each number is rounded `draws` times. The row's cell says how many draws of each column are 1.
+    The client reports the cell as a one-hot code, from which the server estimates moments: if u and
+    u' are drawn for x, and v for y, then E[u] = x, E[u u'] = x² and E[u v] = x y. Rounding costs no
+    privacy, because it depends only on the row itself.
     """
 
     def __init__(self, columns: Sequence[Scaled], draws: int) -> None:
@@ -279,7 +279,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """An encoding repeated for each group of a column. A row is encoded only in its own group."""
+    """An encoding repeated for each group (value of a column). A row is encoded only in its own."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

@@ -3,7 +3,8 @@
 The noise variance of the sums comes from the mechanism. For a ratio or a product of sums it follows
 by the delta method: a function g of sums s with variances v has the variance Σ (∂g / ∂s)² v.
 
-The sampling variance is bounded from the noisy sums themselves, so it costs no further budget:
+The sampling variance is bounded from the noisy sums themselves, so it costs no further budget (n is
+the number of rows, for a count that of clients):
 
     count       n μ (rows - μ): a client contributes between 0 and `rows` rows, μ on average
     mean        (high - mean) (mean - low) / n  (Bhatia and Davis), for a mean that is computed with
@@ -171,7 +172,7 @@ def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
 
 
 def mean(column: Scaled) -> Statistic:
-    """Return functions that estimate a column's mean from Σ x, scaled to [-1, 1], and Σ 1."""
+    """Return functions that estimate a column's mean from Σ x and Σ 1, for x scaled to [-1, 1]."""
 
     def scaled(s: Float64s) -> float:
         return float(s[0] / s[1])

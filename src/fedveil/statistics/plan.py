@@ -11,9 +11,10 @@
     heavy_hitters   one-hot prefixes, new ones in every round
 
 Under a protection that sums vectors, the parts of all questions form one vector. Part i is divided
-by half the largest distance between two of its values, and multiplied by w_i, with Σ w_i² = 1. So
-two vectors are at most 2 apart. A question with a larger weight gets less noise. A part that does
-not depend on earlier rounds is asked in every round, and its answers are averaged.
+by half the largest distance between two of its values, and multiplied by w_i, where w_i² is its
+share of all weights and Σ w_i² = 1. So two vectors are at most 2 apart. A question with a larger
+weight gets less noise. A part that does not depend on earlier rounds is asked in every round, and
+its answers are averaged.
 
 Under rr and oue each part is asked of different clients, with the whole epsilon.
 """
@@ -184,7 +185,7 @@ class Ball:
 
     @property
     def scale(self) -> float:
-        """The number by which an entry of the joint vector is multiplied to undo the scaling."""
+        """The number by which the client's vector minus `centre` is divided to get its section."""
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:

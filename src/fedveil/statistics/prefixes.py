@@ -1,9 +1,9 @@
 """Finds frequent words that are not known in advance, by growing frequent prefixes round by round.
 
 The candidates of a round are the frequent prefixes of the previous round, each extended by further
-letters of the alphabet or by the end of the word. A row is in only one group, so all groups'
-candidates together are the cells of one one-hot code. Under rr and oue, each round asks different
-clients, and the last round asks three times as many as each earlier round.
+letters of the alphabet or by the end of the word. If the question has groups, each row is in only
+one, so all groups' candidates together are the cells of one one-hot code. Under rr and oue, each
+round asks different clients, and the last round asks three times as many as each earlier round.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def _extended(prefix: str, question: QuestionSettings, letters: int) -> Iterator
 
 
 class Prefixes(Cells):
-    """One-hot codes of a word's prefix among the `candidates` of the row's group.
+    """One-hot codes of the prefix with which a row's word begins.
 
+    `candidates[g]` lists the prefixes for rows in group g of the question (0 if it has no groups).
     A word longer than `length` is cut. A word with a letter outside the `alphabet` is excluded.
     """
 

@@ -90,7 +90,7 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """The leader's top part: a linear layer of some wide outputs, plus a network of all others."""
+    """The leader's top part: a linear layer of wide outputs (`linear`), plus a deep network."""
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Top(nn.Module):
 
 
 class Wide(nn.Module):
-    """A linear layer without bias on one-hot features, computed as a sum of table rows."""
+    """A linear layer without bias on one-hot features, computed as a sum of weight rows."""
 
     first: torch.Tensor
 

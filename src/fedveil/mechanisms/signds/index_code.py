@@ -50,7 +50,7 @@ def encode_indices(indices: npt.ArrayLike, dim: int) -> bytes:
 
 
 def longest_code(dim: int, count: int) -> int:
-    """Return an upper bound on the code of any `count` numbers in 0..dim-1, in bytes."""
+    """Return an upper bound on the length in bytes of a code of `count` numbers in 0..dim-1."""
     low_bits, marks = _layout(dim, count)
     return _low_size(low_bits, count) + marks // 4 + 64
 

@@ -54,7 +54,7 @@ class TopSet:
     def members(self, ranks: Int64s) -> Int64s:
         """Return the indices of members of the set, given their `ranks` in ascending order.
 
-        Members above the smallest one are ranked first, by index. Members equal to it follow.
+        Members larger than the smallest one are ranked first, by index. Members equal to it follow.
         """
         return self._indices(_ABOVE, ranks, 0)
 
@@ -139,7 +139,6 @@ def _float_of(key: int, dtype: np.dtype[Any]) -> Any:
 
 @compiled()
 def _key(bits: Any, flip: int, magnitude: int) -> Any:
-    """Return an integer for the float with these `bits`. With `flip` = 0, both sort alike."""
     # The key of -0.0 is below that of 0.0, although the floats are equal. This does no harm: keys
     # only serve to find the smallest member, and the later passes compare floats.
     wide = np.int64(bits) ^ flip

@@ -65,7 +65,7 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., as a single row.
+    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., in one row.
 
     A bit is flipped with probability `q`. The last entry is the probability of the largest listed g
     or more. The relative error is at most 2^-43.
@@ -111,7 +111,7 @@ def _add_lies_numpy(
 
 @compiled(_add_lies_numpy)
 def _add_lies(gaps: Int16s, place: int, states: States, cells: int, own: int, sums: _Sums) -> int:
-    """Add the states of the bits flipped between `gaps` to `sums`. Returns the position reached."""
+    """Add the state of each flipped bit from bit `place` on to `sums`. Returns the next place."""
     places, parameters, lying = (
         np.empty(_SOME, np.int64), np.empty(_SOME, np.int32), np.empty(_SOME, np.int32)
     )  # fmt: skip

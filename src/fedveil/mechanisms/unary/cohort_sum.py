@@ -52,7 +52,7 @@ class CohortSum:
         """Return, for every parameter, an exact draw of the sum of all clients' reports.
 
         A client's report is the sum of the states whose bits are 1 in its perturbed code. The bit
-        of its own state is 1 with probability p, and any other bit with probability q.
+        of the client's state is 1 with probability p, and any other bit with probability q.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

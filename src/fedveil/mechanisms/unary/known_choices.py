@@ -20,9 +20,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     """Return the random choices in a report of `dimension` parameters, for an audit.
 
     In a report of bits, each bit is a choice, and is truthful with probability e^eps / (1 + e^eps).
-    In oue, the bit of the own state is a fair coin instead. In a report of sums, each sum is a
-    choice, and is truthful if it equals the state. Only parameters in the largest or the smallest
-    state are tested. Returns no choices for sums with more than 127 cells.
+    In oue, the bit of the parameter's own state is a fair coin instead. In a report of sums, each
+    sum is a choice, and is truthful if it equals the state. Only parameters in the largest or the
+    smallest state are tested. Returns no choices for sums with more than 127 cells.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":

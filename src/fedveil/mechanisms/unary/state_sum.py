@@ -30,10 +30,10 @@ def largest_sum(cells: int) -> int:
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return tables that draw the sum S, for any own state, by one look-up.
+    """Return tables that draw the sum S by one look-up. Each row is for one state of the parameter.
 
     S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
-    code. The own bit is 1 with probability p, and any other with probability q.
+    code. The bit of the parameter's state is 1 with probability p, any other with probability q.
     """
     return AliasTables(
         sum_laws(p, q, cells),
@@ -44,10 +44,11 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of a perturbed code's sum S for every own state, one per row.
+    """Return the distribution of a perturbed code's sum S, in a row for each state of the
+    parameter.
 
-    S is the sum of the states whose bits are 1. The own bit is 1 with probability p, and any other
-    with probability q. The relative error of every entry is below 2^-40.
+    S is the sum of the states whose bits are 1. The bit of the parameter's state is 1 with
+    probability p, any other with probability q. The relative error of every entry is below 2^-40.
     """
     # Only sums of products of positive numbers occur, with at most 3 roundings for each of up to
     # 255 states: 765 * 2^-53 < 2^-43.
@@ -63,7 +64,7 @@ def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
 
 
 def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
-    """Return the distribution of a perturbed code's sum S for one own state.
+    """Return the distribution of a perturbed code's sum S, for a parameter in this `state`.
 
     S is the sum of the states whose bits are 1. The relative error is below 2^-40.
     """
@@ -76,7 +77,7 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write the distribution of S for each own state in low..high-1 to its row of `laws`.
+    """Write the distribution of S to `laws`, in a row for each state low..high-1 of the parameter.
 
     S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of S
     if only the bits of states outside low..high-1 count.
@@ -109,9 +110,9 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 
 
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
-    """Return exact integer weights for each possible sum S of a perturbed code, for one own state.
+    """Return exact integer weights of a perturbed code's sums S, for a parameter in this `state`.
 
-    S is the sum of the states whose bits are 1: the own bit with probability p, others with q.
+    S is the sum of the states whose bits are 1: that of `state` with probability p, others with q.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

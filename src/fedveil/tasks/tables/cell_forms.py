@@ -63,7 +63,7 @@ def _days(year: str, month: str, day: str, clock: Sequence[str | None]) -> float
 
 
 def _fraction(clock: Sequence[str | None]) -> float | None:
-    """Return a time as a fraction of a day, or None if it is invalid, such as 24:00."""
+    """Return [hour, minute, second, decimals] as a fraction of a day, or None if out of range."""
     hour, minute, second = (int(part or 0) for part in clock[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None

@@ -258,7 +258,7 @@ class Encoding(Stored):
         return {name: column.kind for name, column in self._numbers.items()}
 
     def fits(self, places: Mapping[str, int], bins: int) -> bool:
-        """Return True if word columns have as many indices as `places` says, and numbers `bins`."""
+        """Return True if word columns have `places` indices and number columns `bins` intervals."""
         words = all(len(made.words) < made.places for made in self._words.values())
         numbers = all(len(made.edges) == bins - 1 for made in self._numbers.values())
         return words and numbers and places == {n: made.places for n, made in self._words.items()}

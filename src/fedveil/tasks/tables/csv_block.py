@@ -29,8 +29,8 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists the columns
-    that were asked for, and how. `places` count from 0 until they are set.
+    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists each read as
+    (reader, column). `places` are line numbers, from 0 until they are set.
     """
 
     unit = "line"
@@ -100,7 +100,7 @@ class CsvBlock(Piece):
         return ids
 
     def _read(self, what: str, column: str) -> Any:
-        """Return a column as read by one of `native_cells`, which happens once."""
+        """Return `column` as read by the function `what` of `native_cells`, called only once."""
         self.asked.append((what, column))
         if (what, column) not in self._known:
             cells = self._cells[self._place[column]]

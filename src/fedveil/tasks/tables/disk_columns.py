@@ -42,7 +42,7 @@ class Spool:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
-        """Yield batches of rows: the index of the first row, and the pieces of column `name`.
+        """Yield batches of rows: the first row's index, and a slice of the pieces of column `name`.
 
         Only the last batch may have fewer than `least` rows.
         """

@@ -173,7 +173,7 @@ class NumberColumn:
         return None
 
     def settle(self, decided: Collection[str], place: str | None) -> str:
-        """Choose and return the column's form. If it is ambiguous, the file gets a problem.
+        """Choose and return the column's form. If it is ambiguous, reports a problem of the file.
 
         `decided` are the forms that other columns of the file prove.
         """

@@ -204,7 +204,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the feature columns that the job lists, or by default all columns that remain."""
+        """Return the features: the job's, or by default all columns but id, label and `without`."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]
