@@ -123,7 +123,7 @@ class Scorer:
         self._say(f"{self.name}: {sentence}")
 
     def use(self, positions: Positions) -> None:
-        """Set the party's positions of the common rows, in the agreed order."""
+        """Set where the party has the common rows in its file, in the order all parties use."""
         wanted = self.split.columns(self.name)
         self._used, self._request = positions, 0
         self._rows = Rows.aligned(self.new.columns, wanted, positions)
