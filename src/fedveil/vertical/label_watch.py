@@ -270,7 +270,8 @@ class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for each part.
 
     Each micro-batch's gradients are divided by their root mean square norm. At most `examples`
-    examples are included, with at most `values` gradient entries in a part.
+    examples are included, and fewer if their gradients have more than `values` entries together in
+    a part.
     """
 
     def __init__(self, examples: int, values: int) -> None:

@@ -92,8 +92,8 @@ class Task(Protocol):
     """A task, the same on every machine that takes part.
 
     `classes` is the number of classes, which are numbered from 0. It is None if labels are not
-    classes, so that label_dp does not apply. `unit` is the unit of throughput, and an example has
-    `units_per_example` of them.
+    classes, so that label_dp does not apply. `unit` is the unit of throughput, such as "tokens",
+    and an example has `units_per_example` of them.
 
     A task may also have
     - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that are
