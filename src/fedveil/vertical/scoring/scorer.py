@@ -138,7 +138,7 @@ class Scorer:
         return lines
 
     def ask(self, positions: Positions) -> Exchange[Scores]:
-        """Run the leader's side of one request for the common rows at distinct `positions`."""
+        """Run the leader's side of one request, for distinct `positions` among the common rows."""
         self._check(positions)
         self._request += 1
         request = {"request": self._request}
