@@ -173,9 +173,11 @@ def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measu
 
 
 def count_figures(target: Target, effort: Effort) -> list[Measured]:
-    """Return metrics of iLRG (`label_counts`): labels and whole clients that it counts right.
+    """Return how well iLRG (`label_counts`) counts the labels of clients.
 
-    The result is empty if the optimiser is not SGD, or if the model does not end in a dense layer.
+    The metrics are the median share of a client's labels that is counted right, and the share of
+    clients whose counts are all right. There are none unless the optimiser is SGD and the model
+    ends in a dense layer.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))

@@ -151,7 +151,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions [rank, number], besides `known`, that are zero on many neurons."""
+    """Search for directions [rank, number], not yet in `known`, that are zero on many neurons."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -179,7 +179,7 @@ def _starts(
 ) -> Float64s:
     """Draw unit vectors [number, rank], each orthogonal to some of `rows` and some of `known`.
 
-    `rows` are the neurons' rows of `left`, scaled to length 1, and `lengths` their lengths before.
+    `rows` are the rows of `_Factors.left`, scaled to length 1, and `lengths` their lengths before.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()

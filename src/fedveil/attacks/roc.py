@@ -20,7 +20,7 @@ LOW_RATES = (0.01, 0.001)
 
 
 def figures(name: str, members: Float64s, others: Float64s, threshold: float) -> list[Measured]:
-    """Return balanced accuracy at `threshold`, AUC, and true-positive rates.
+    """Return balanced accuracy at `threshold`, AUC, and the TPR at low false-positive rates.
 
     The balanced accuracy is unbiased only if the threshold was not chosen on these scores.
     """

@@ -62,9 +62,9 @@ def make_task(job: Job) -> Task:
 
 
 def load_data(job: Job, name: str | None = None) -> Dataset:
-    """Load a dataset, by default the job's own, with the targets that the job's task learns.
+    """Load the dataset `name` (default: the job's own) with the targets that the job's task learns.
 
-    Under `privacy.unit: example`, an invalid training record affects no other example.
+    Under `privacy.unit: example`, records are checked one by one: a bad one affects no other.
     """
     apart, writers = job.privacy.unit == "example", job.data.split == "writers"
     targets = make_task(job).targets
@@ -311,7 +311,7 @@ def make_client_sides(
 
 
 def fork_count(job: Job) -> int:
-    """Return the number of worker processes to fork for the training of a small native model.
+    """Return the number of worker processes to fork if a small model is trained in native code.
 
     It is 0 if forks are unsafe here, too slow for the job, or ruled out by `simulation.workers`.
     """

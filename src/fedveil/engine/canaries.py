@@ -4,7 +4,7 @@ A canary is an artificial client with a fixed direction and a secret coin. Its u
 the direction if the coin shows 1, and against it if the coin shows 0. In even rounds all canaries
 reverse their updates. An observer of the reports, or of the sums, guesses the coins as in
 `privacy.one_run_audit`. The resulting lower bound is comparable to the ledger's epsilon for a
-client in every round.
+client that takes part in every round.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Canaries(Executor):
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
-        """Return the audit's result about `claim`, the epsilon for a client in every round.
+        """Return the canaries' result about `claim`, the epsilon of a client that joins all rounds.
 
         Returns None without canaries, or before the first round.
         """

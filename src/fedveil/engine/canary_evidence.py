@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago, for comparison. No round is in two comparisons."""
+    """The reports from `lag` rounds ago. No round's reports are compared twice."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -252,7 +252,7 @@ class ReportEvidence:
 
 
 def finite(state: Message, name: str, shape: tuple[int | None, ...]) -> Float64s:
-    """Return a copy of the array `name` in `state`. Raises `ValueError` for NaN or infinity."""
+    """Copy array `name` of this `shape` from `state`. Raises `ValueError` if it is not finite."""
     array: Array = take_array(state, name, np.float64, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"field {name} holds NaN or infinity")

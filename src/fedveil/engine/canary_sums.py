@@ -1,8 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. So if a client reuses its noise, that cancels only in a difference of sums that
-are still rotated.
+after the rotation. So noise that a client uses in two rounds cancels only in the difference of sums
+that are still rotated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SumEvidence:
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
     - `spare`: the entries that pad a sum to its length, which are 0 in every update,
     - `lag`: the difference between the sums of two successive rounds, in their released form,
-    - `calm`: the same difference with the rotations undone, in which steady updates cancel too,
+    - `calm`: the same difference with the rotations undone, so that equal updates cancel too,
     - `echo`: the difference between a round's sum and the first round's, in their released form.
     """
 

@@ -71,8 +71,8 @@ class ClientTest:
 def summary(each: Float64s, better: Better) -> dict[str, float]:
     """Return the mean of `each`, the mean of the worst tenth, and the standard deviation, by name.
 
-    `each` has one value per client, and `better` is the direction of better values. NaN values are
-    ignored. If all are NaN, so are the results.
+    `each` has one value per client, and `better` says if higher or lower values are better. NaN
+    values are ignored. If all are NaN, so are the results.
     """
     known = np.sort(each[~np.isnan(each)])
     if not len(known):

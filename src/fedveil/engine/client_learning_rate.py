@@ -34,7 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return the learning rate of a client's own gradients in `round`. It is lower under FedCM."""
+    """Return `client_rate`. Under FedCM it is multiplied by `training.own_direction`."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 

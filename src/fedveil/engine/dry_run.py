@@ -48,7 +48,8 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
     """Yield batches of test examples, for `try_out`.
 
-    Under `privacy.unit: example` no training example may decide if the run starts, so none is used.
+    Under `privacy.unit: example` training examples must not decide if the run starts, so none is
+    used.
     """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):

@@ -108,7 +108,7 @@ def _known(candidate: Candidate) -> str:
 
 
 def _needed(candidate: Candidate, examples: int) -> int:
-    """Return the number of clients per round with which the noise falls to `MOST_NOISE`."""
+    """Return how many clients a round needs so that `candidate.noise` is at most `MOST_NOISE`."""
     more = _noise(candidate, examples) / MOST_NOISE
     power = 2 if candidate.protection.gaussian_noise == "report" else 1
     return math.ceil(candidate.job.clients_per_round * more**power)

@@ -1,4 +1,4 @@
-"""The cost of a run under other assumptions than the ledger's. Each line has a label.
+"""The cost of a run under other assumptions than the ledger's, as lines with a label.
 
 The ledger assumes that a client's whole data is replaced, that the attacker knows who took part,
 and that the number of rounds was fixed in advance. This module adds:

@@ -50,7 +50,7 @@ def several_inputs(shape: Shape) -> Iterator[str]:
 
 
 def without_report(record: Record) -> str | None:
-    """Return the reason why a round has no usable report, or None if it has one."""
+    """Return why a round has no usable report, or None if it has a usable report."""
     return None if _usable(record) else _reasons([record])
 
 

@@ -52,8 +52,8 @@ class ServerOptimizer:
     ) -> npt.NDArray[np.float32]:
         """Return the new global weights. With `in_place`, they may overwrite `weights`.
 
-        `share` is the fraction of all clients whose reports are in `aggregate`. Raises `RoundVoid`
-        and changes nothing if a weight or moment would not be finite.
+        `share` is the number of reports in `aggregate` divided by the number of all clients. Raises
+        `RoundVoid` and changes nothing if a weight or moment would not be finite.
         """
         new = weights if in_place else np.empty_like(weights)
         moments = self._moments
@@ -128,9 +128,9 @@ class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates one vector, which holds the model and the clients' mean control variate.
 
     The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
-    reports. `share` is the share of all clients whose reports were summed. `unit` is the clients'
-    learning rate, by which clients multiply these changes. If d weights all clients equally, c
-    stays the mean of all clients' variates.
+    reports. `share` is the number of summed reports divided by the number of all clients. `unit` is
+    the clients' learning rate, by which clients multiply these changes. If d weights all clients
+    equally, c stays the mean of all clients' variates.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class DirectedOptimizer(ServerOptimizer):
 class DynamicOptimizer(ServerOptimizer):
     """FedDyn: h -= alpha * share * d and w += d - h / alpha. Buffers: w += d.
 
-    w are the weights, d is the aggregate, h the server's state, and `share` the share of all
-    clients whose reports were summed. If d weights all clients equally, h stays the mean
+    w are the weights, d is the aggregate, h the server's state, and `share` the number of summed
+    reports divided by the number of all clients. If d weights all clients equally, h stays the mean
     of all clients' states.
     """
 

@@ -61,9 +61,9 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
     """Find the costliest value of a parameter with which a run costs at most epsilon `target`.
 
     The parameter is the one that decides what a report costs, such as the noise. Its value has four
-    significant digits. The cost is the ledger's forecast at the job's delta, for a client in every
-    round. Clients are weighted equally if the noise requires it. In an adaptive run, `target` is
-    also set as the limit on the total cost.
+    significant digits. The cost is the ledger's forecast at the job's delta, for a client that
+    takes part in every round, with equal weights of clients if the noise requires them. In an
+    adaptive run, `target` is also set as the limit on the total cost.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -126,7 +126,7 @@ def _unsolvable(job: Job, protection: Protection) -> str:
 
 
 def at_cost(protection: Protection, key: CostKey, value: float) -> Protection:
-    """Return the protection with parameter `key` set to `value`. Raises if this is not allowed."""
+    """Return the protection with parameter `key` set to `value`. Raises if `value` is invalid."""
     held = protection.settings
     return _changed(protection, key.put(held.model_dump(exclude_unset=True), value))
 

@@ -69,7 +69,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of files of `folder` that the seal in `seals` lists, also deleted files."""
+    """Return the names of `folder`'s files that the seal in `seals` lists, even if deleted."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]

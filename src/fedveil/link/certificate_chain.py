@@ -84,7 +84,7 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def ascent(leaf: x509.Certificate, others: Iterable[x509.Certificate]) -> Ascent:
-    """Map `leaf` and each certificate above it to the certificates that may have issued it.
+    """Map `leaf`, and each possible issuer above it, to the certificates that can have issued it.
 
     `others` are the known certificates. Raises CertificateError if there are too many to check.
     """

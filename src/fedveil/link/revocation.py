@@ -62,7 +62,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return the first fault in `chain`, if any: a revoked certificate or a missing list."""
+        """Return a fault of `chain`, if any: a revoked certificate, or an issuer without a list."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault

@@ -216,7 +216,7 @@ def _keep(fl_ctx: FLContext, task: _Task | _Message | None) -> None:
 
 
 def _arrays(shareable: Shareable, *kinds: DataKind) -> tuple[Arrays, bool]:
-    """Return the arrays of a task's data or result by name, and True if they are differences.
+    """Return a task's or a result's arrays by name, and True if they are weight differences.
 
     Raises `ModelInvalid` unless the data kind is one of `kinds` and all values are NumPy arrays.
     """

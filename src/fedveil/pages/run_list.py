@@ -30,8 +30,8 @@ Order: TypeAlias = Literal["when", "name", "accuracy", "epsilon"]
 class ListedRun:
     """A run in a list of runs. Unknown values are None.
 
-    `quality` is the value of the metric `metric`. `epsilon` is the guarantee for a client in every
-    round. In a vertical run, it is the largest epsilon of any party.
+    `quality` is the value of the metric `metric`. `epsilon` is the guarantee for a client that
+    takes part in every round. In a vertical run, it is the largest epsilon of any party.
     """
 
     folder: Path

@@ -182,7 +182,7 @@ def _next(run: ReadRun, last: Record) -> tuple[str, str]:
 
 
 def _switched(run: ReadRun, job: str, position: str) -> str:
-    """Return a sentence with the command that repeats `job` with the protection `position`."""
+    """Return a sentence: the command that repeats job file `job` under protection `position`."""
     changes = switched(run.job, position)
     command = " ".join([_again(run, job), *(f"--set {change}" for change in changes)])
     if buffers := run.said(BUFFERS):

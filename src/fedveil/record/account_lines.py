@@ -27,7 +27,7 @@ def keep_accounts(folder: RunFolder, lines: Collection[Line], event: Callable[[s
 
 
 def read_accounts(path: Path) -> list[Line]:
-    """Return the privacy costs in the run folder `path`. The context `intact` must be active."""
+    """Read the privacy costs in run folder `path`. Call it within `intact`, for clear errors."""
     file = path / ACCOUNTS
     if not file.exists():
         return []

@@ -32,7 +32,7 @@ def keep_before_after(folder: RunFolder, lines: Sequence[BeforeAfter]) -> None:
 
 
 def read_before_after(path: Path) -> list[BeforeAfter]:
-    """Return the comparisons in the run folder `path`. The context `intact` must be active."""
+    """Read the comparisons in run folder `path`. Call it within `intact`, for clear errors."""
     file = path / BEFORE_AFTER
     if not file.exists():
         return []

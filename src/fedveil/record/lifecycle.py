@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a phrase for the log: "began" or, if `done` is 3, "went on after round 3"."""
+    """Return a phrase for the log: "began", or "went on after round 3" if round 3 is `done`."""
     return f"went on after {unit} {done}" if done else "began"
 
 

@@ -108,7 +108,10 @@ class RunFolder:
 
 
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
-    """Raise RunFolderError if `path` cannot be a new run's folder. The error may name `command`."""
+    """Raise RunFolderError if `path` cannot be a new run's folder.
+
+    If it contains a run, the error says how `command` resumes that.
+    """
     if path is None:
         return
     file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)

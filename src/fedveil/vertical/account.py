@@ -90,7 +90,7 @@ class Releases:
         return text.getvalue().encode()
 
     def settle(self, step: int) -> None:
-        """Write the restored counts to disk, as those of `step`. Does nothing unless `fresh`."""
+        """Write restored counts to disk, as those of `step`. Does nothing unless `self.fresh`."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -139,7 +139,7 @@ class Releases:
         os.pwrite(self._begun, _noted(self._step, self.looks), 0)
 
     def _read(self, done: int) -> tuple[int, int, int]:
-        """Read the saved counts of training examples into `train`.
+        """Read the saved counts of training examples into `self.train`.
 
         Returns the step of these counts, the last begun step, and the number of begun evaluations.
         Raises RunFolderError if `done`, the step to resume from, is above 0 and a file is missing.

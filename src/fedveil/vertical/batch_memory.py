@@ -24,8 +24,8 @@ _OWN = 1.15
 def batch_bytes(split: SplitModel, task: Task, parties: Collection[str], rows: int) -> int:
     """Return the bytes that training on a batch of `rows` examples needs at `parties` together.
 
-    The modules of the parties' parts must be on torch's meta device. Returns 0 for a task without
-    `inputs`.
+    The modules of the parties' parts must be on torch's meta device. Returns 0 if the task has no
+    attribute `inputs`.
     """
     if not hasattr(task, "inputs"):
         return 0

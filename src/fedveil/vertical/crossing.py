@@ -2,10 +2,11 @@
 
     {"kind": "tensor", "name": part, "step": n, "micro": m, "data": array}
 
-The name ends in `.grad` for a returned gradient and in `.test` for an output in an evaluation.
-`data` contains the values unchanged, as float32 or as the 16 bits of a bfloat16. Under EmbeddingDP,
-`data` has one bit in place of each float. Under `compression`, `data` contains codes, and a field
-`ranges` has the minimum and maximum of each example.
+n and m are the numbers of the step and of its micro-batch. The name ends in `.grad` for a returned
+gradient and in `.test` for an output in an evaluation. `data` contains the values unchanged, as
+float32 or as the 16 bits of a bfloat16. Under EmbeddingDP, `data` has one bit in place of each
+float. Under `compression`, `data` contains codes, and a field `ranges` has the minimum and maximum
+of each example.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the recall of the rarest class. Its chance level bounds the false positive rate."""
+    """Return the rarest class's recall. Its chance level is a bound on the false positive rate."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -270,7 +270,8 @@ class GradientSums:
     """Adds up the gradients returned for the first examples of a run, separately for each part.
 
     Each micro-batch's gradients are divided by their root mean square norm. At most `examples`
-    examples are included, with at most `values` gradient entries in a part.
+    examples are included, and fewer if their gradients have more than `values` entries together in
+    a part.
     """
 
     def __init__(self, examples: int, values: int) -> None:

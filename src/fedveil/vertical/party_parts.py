@@ -31,9 +31,9 @@ from fedveil.vertical.task import Subset, Task
 class Setting:
     """Everything from which a party's side of a run is built.
 
-    `rows` are the party's examples in the agreed order. `order_seed`, from the leader, determines
-    the order of training. `entropy` is the randomness of everything that the party sends.
-    `own_seed` determines initial weights and dropout. None means the job's seed.
+    `rows` are the party's examples in the order that all parties use. `order_seed`, from the
+    leader, determines the order of training. `entropy` is the randomness of everything that the
+    party sends. `own_seed` determines initial weights and dropout. None means the job's seed.
     """
 
     job: VerticalJob
@@ -122,7 +122,7 @@ def _returned(setting: Setting, *, is_leader: bool) -> ReturnedGradients:
 
 
 def _labelled(setting: Setting) -> tuple[Rows, PrivacyLoss | None]:
-    """Return the rows with the labels to train on (LabelDP's, if used), and a label's loss."""
+    """Return the rows with the labels to train on, and a label's privacy loss under LabelDP."""
     settings, rows = setting.job.privacy.label_dp, setting.rows["train"]
     if settings is None or rows.labels is None:
         return rows, None

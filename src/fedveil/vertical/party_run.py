@@ -243,7 +243,7 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Fit the leader's calibrator to its true labels, not to those of `label_dp`.
+        """Fit the leader's calibrator to the true labels, not to those that LabelDP randomised.
 
         This is safe because the calibrator stays with the leader.
         """

@@ -1,4 +1,4 @@
-"""One party's rows of the examples that all parties have, in the agreed order."""
+"""One party's rows of the examples that all parties have, in an order that all of them use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ids = npt.NDArray[Any]
 
 
 def align(ids: Mapping[str, Ids], leader: str) -> dict[str, Positions]:
-    """Return each party's positions of the common examples, in the leader's order.
+    """Return where each party has the common examples in its data, in the leader's order.
 
     A party without ids has no data and takes part in all examples. If the leader has no ids, the
     first party with ids determines the order.
@@ -57,7 +57,7 @@ def with_hint(sentence: str, hint: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One party's examples of a subset, in the agreed order.
+    """One party's examples of a subset, such as "train", in the order that all parties use.
 
     A party without data has `count` rows, and neither columns nor ids. `stored` has whole columns,
     possibly on disk, and `at` the positions of the examples in these columns. If `at` is None, row

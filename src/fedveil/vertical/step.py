@@ -46,7 +46,7 @@ Returned = Callable[[Crossing, torch.Tensor, torch.Tensor, "Occasion"], torch.Te
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One party's rows of a batch or a micro-batch, at `positions` in the agreed order."""
+    """One party's rows of a batch or micro-batch, at `positions` in the order all parties use."""
 
     positions: npt.NDArray[np.int64]
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)

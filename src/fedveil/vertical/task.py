@@ -38,7 +38,7 @@ Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """One party's data of a subset: ids, and columns with a row for each id.
+    """One party's data of a subset, such as "train": ids, and columns with a row for each id.
 
     Ids are distinct whole numbers or texts. Rows of different parties belong together if their ids
     are equal. Each party may have its own order. Only the leader has labels.
@@ -92,8 +92,8 @@ class Task(Protocol):
     """A task, the same on every machine that takes part.
 
     `classes` is the number of classes, which are numbered from 0. It is None if labels are not
-    classes, so that label_dp does not apply. `unit` is the unit of throughput, and an example has
-    `units_per_example` of them.
+    classes, so that label_dp does not apply. `unit` is the unit of throughput, such as "tokens",
+    and an example has `units_per_example` of them.
 
     A task may also have
     - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that are
@@ -130,7 +130,7 @@ class Task(Protocol):
         """Return the model's parts. The seed determines initial weights, never shapes."""
 
     def owned(self, party: str, subset: Subset) -> Columns:
-        """Return a party's own data of a subset, without ids if it has none.
+        """Return a party's own data of a subset, such as "train", without ids if it has none.
 
         Reads no other party's data.
         """

@@ -27,9 +27,10 @@ def label_counts(
     by least squares, with no count below 0. A class whose error is not negative may be absent, and
     its row says little, so typical softmax replaces P_c.
 
-    The equations are those of one step; over many steps the softmax changes. `weights` are the
-    client's starting weights. `scale` is the number of steps times the learning rate, and larger
-    under momentum. All steps together move a bias by `scale` times the class's mean error.
+    The equations are those of one step; over many steps the softmax changes, so the counts are less
+    exact. `weights` are the client's starting weights. `scale` is the number of steps times the
+    learning rate, and larger under momentum. All steps together move a bias by `scale` times the
+    class's mean error.
     """
     from scipy.optimize import nnls  # a third of a second to import
 

@@ -32,7 +32,10 @@ class LastLayer:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
-        """Return the last trainable dense layer, or None if its outputs are not the logits."""
+        """Return the last trainable dense layer, or None if its outputs are not the logits.
+
+        `probes` are typical examples, over which the layer's means are taken.
+        """
         places = {id(e.tensor): slice(e.start, e.stop) for e in Layout(model).entries}
         layer = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m.weight) in places]
         if not layer:

@@ -32,7 +32,7 @@ class Distance:
         return self._dot(apart, apart) / self._energy
 
     def cosine(self, update: Tensor) -> Tensor:
-        """Return 1 - the cosine of the angle between both updates (Geiping et al. 2020)."""
+        """Return 1 - the cosine of `update` and the observed update (Geiping et al. 2020)."""
         size = (self._dot(update, update) * self._energy + 1e-30).sqrt()
         return 1 - self._dot(update, self._estimate) / size
 

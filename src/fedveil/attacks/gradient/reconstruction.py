@@ -88,8 +88,8 @@ def reconstruct(
     The `searches` are run in order, from starts drawn with `draw`. If none explains the update, the
     result is that of the last one. `labels` are the examples' labels. With None they are recovered
     first. With `joint`, or if the model does not end in a dense layer, they are searched for
-    together with the examples, as Zhu et al. do. For an empty reading the result is the typical
-    example.
+    together with the examples, as Zhu et al. do. If `reading` reveals nothing, the result is the
+    typical example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)

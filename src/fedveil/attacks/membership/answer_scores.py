@@ -44,8 +44,9 @@ def lira(answers: Answers, references: References) -> Float64s:
 def online_lira(answers: Answers, references: References) -> Float64s:
     """Return the log-likelihood ratio of each example's margin: member against non-member.
 
-    Source: Carlini et al. 2022, algorithm 1 (online LiRA). Margins are assumed normal. Unlike in
-    the source, an example's standard deviations are shrunk towards those of all examples.
+    Source: Carlini et al. 2022, algorithm 1 (online LiRA). The margin, ln(p / (1 - p)) of the true
+    class, is assumed normal. Unlike in the source, an example's standard deviations are shrunk
+    towards those of all examples.
     """
     member, other = (
         _log_density(answers.margin, *references.normals(lambda given: given.margin, member))

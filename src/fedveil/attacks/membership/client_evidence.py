@@ -17,8 +17,7 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `reading` is the estimate. `clients` are the clients whose updates it can contain, each
-    multiplied by `share`.
+    `reading` is the estimate. It can contain the updates of `clients`, each multiplied by `share`.
     """
 
     reading: Reading

@@ -113,9 +113,10 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 
 
 def threshold(method: Method, references: References) -> float:
-    """Return the threshold of `method`'s scores that separates the references' members best.
+    """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    The attacked model's scores are not used, so the accuracy that is measured on them is unbiased.
+    These are the examples in and not in each reference model's training data. The attacked model's
+    scores are not used, so the accuracy that is measured on them is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

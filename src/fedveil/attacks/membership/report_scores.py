@@ -37,8 +37,8 @@ class ReportScores:
         """Return the rate at which each example's loss falls along the estimated update.
 
         The rate is the inner product of the example's negative gradient with the estimate. The
-        estimate is weighted by the reliability of its entries and scaled to norm 1. An empty report
-        scores 0.
+        estimate is weighted by the reliability of its entries and scaled to norm 1. A report
+        without information scores 0.
         """
         weighted = reading.estimate * reading.weight
         norm = float(np.linalg.norm(weighted))
@@ -51,7 +51,8 @@ class ReportScores:
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
         """Return the fall of each example's loss if the estimated update is applied.
 
-        `reading` must include the update's size, not just its direction. An empty report scores 0.
+        `reading` must state the size, not only the direction. A report without information scores
+        0.
         """
         if reading.empty:
             return np.zeros(len(y))
@@ -101,7 +102,7 @@ class Round:
     summed: bool = False
 
     def scores(self, score: Scorer, x: Float32s, y: Int64s) -> tuple[Float64s, Float64s]:
-        """Return the scores of the examples that clients trained on, and those of `strangers`.
+        """Return the scores of the examples that clients trained on, and of `self.strangers`.
 
         `score` computes the scores of examples from the estimate of an update. An example's mean
         score under the other clients' reports is subtracted from its score.

@@ -19,7 +19,7 @@ _LEAST = -30.0
 
 
 def shadow_attack(answers: Answers, references: References) -> Float64s:
-    """Return each example's log-odds of being a member, by the classifier of its class."""
+    """Return each example's log-odds of membership. Frequent classes have their own classifiers."""
     shadow = np.concatenate([given.columns for given in references.answers])
     labels = np.tile(references.y, len(references.answers))
     scale = _Scale(shadow)

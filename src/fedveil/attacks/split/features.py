@@ -40,7 +40,7 @@ Method: TypeAlias = Callable[[Evidence, whitebox_inversion.Step], torch.Tensor]
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Reconstruct the inputs of every part that reads one numeric column, alone or with words.
+    """Reconstruct the inputs of every part that reads one numeric column and, possibly, words.
 
     The metrics depend on the inputs:
 
@@ -202,7 +202,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of numeric inputs, which precede words. None if there are no words."""
+        """The number of numeric inputs, if words follow them. None if all inputs are numeric."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]

@@ -58,7 +58,7 @@ class Crossed:
 
 @dataclass(frozen=True)
 class SplitTarget:
-    """A vertical job, its split model with weights, and every party's rows in the agreed order.
+    """A vertical job, its split model with weights, and all parties' rows in a common order.
 
     `told` is the leader's table with the labels used in training, after LabelDP. The true labels
     are in `rows`. `trained` is True if the weights are a run's result, False if they are initial.

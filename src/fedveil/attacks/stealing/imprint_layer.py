@@ -147,7 +147,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return the sums in each cell, from the attacker's estimate of an update of `model`."""
+        """Return the sums in each cell, from the attacker's estimate of an imprint's update."""
         features = self.directions.shape[1]
         stop = self.rows * features
 

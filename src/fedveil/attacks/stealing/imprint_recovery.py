@@ -112,7 +112,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return the cells that certainly contain `example`, in spite of the `noise` in its entries."""
+    """Return `cell`, which has `example`, and other cells that have it in spite of the `noise`."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

@@ -127,10 +127,10 @@ def steal(
 ) -> tuple[Loot, Target]:
     """Attack one round. Returns the result, and the target with the attack's model.
 
-    The clients get a model that begins with an `Imprint` of this `form`. It has one statistic. If
-    the clients' reports reveal nothing, the round is simulated again, with an imprint that has
-    `statistics` statistics and enough cells for all examples of the cohort. The attacker then reads
-    the sum of the reports.
+    The clients get a model that begins with an `Imprint` of this `form`. At first, the imprint has
+    one statistic. If the clients' reports reveal nothing, the round is simulated again, with an
+    imprint that has `statistics` statistics and enough cells for all examples of the cohort. The
+    attacker then reads the sum of the reports.
     """
     watch = Watch() if watch is None else watch
     sizes = target.partition.sizes

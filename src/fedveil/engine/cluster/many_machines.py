@@ -1,6 +1,7 @@
 """Plays a round's clients on the machines of a cluster.
 
-If a machine is lost, its clients are trained again on another machine, to the same bytes.
+If a machine is lost, its clients are trained again on another machine, with the same bytes as
+result.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PIECE_BYTES = 8 << 20
 class Piece:
     """Some clients' examples, ordered by client, in the form in which they are sent to a machine.
 
-    Client clients[i] owns the rows offsets[i]:offsets[i + 1] of x, y and `usable`.
+    Client clients[i] owns rows offsets[i]:offsets[i + 1] of x, y and the mask of `usable` examples.
     """
 
     clients: npt.NDArray[np.int64]

@@ -227,7 +227,7 @@ class ClientSide:
 
     @property
     def weights(self) -> Update:
-        """The entries of `model` that an update changes. FedCM's direction is not one of them."""
+        """The entries of `self.model` that an update changes: all except FedCM's direction."""
         return self.model[: self.protection.dimension]
 
     def open(self, round: int) -> None:

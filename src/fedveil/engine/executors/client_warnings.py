@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """The `Effort` that receives a thread's warnings: that of the client in training, or None."""
+    """Each thread's `Effort`, which gets the warnings of the client in training, or None."""
 
     effort: Effort | None = None
 

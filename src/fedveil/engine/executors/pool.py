@@ -85,7 +85,7 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process that calls `serve(descriptor)` and closes the pipe ends `others`."""
+    """A fork of this process. It closes the pipe ends `others` and calls `serve(descriptor)`."""
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
         def run() -> None:
@@ -276,7 +276,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send one message to all workers, or return False if clients get different ones."""
+        """Send all workers the one message. Returns False instead if clients get different ones."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

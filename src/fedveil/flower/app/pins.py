@@ -130,7 +130,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest delay in seconds that the server (`asked`) or a pin demands, or None."""
+    """Return the longest delay of answers in seconds, demanded by the server (`asked`) or a pin."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -102,7 +102,7 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """Return the ledger's account of a client in every round, or [] without a checkpoint."""
+    """List the account of a client that takes part in every round. Empty without a checkpoint."""
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []

@@ -19,7 +19,7 @@ NAME_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class FoundExamples:
-    """A party's positions of the common examples, in the agreed order.
+    """Positions of the common examples in a party's data, in the order that all parties use.
 
     `name` identifies the alignment in which all parties found these examples.
     """

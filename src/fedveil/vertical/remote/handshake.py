@@ -336,7 +336,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence for each peer: how many ids it has sent so far, guesses included."""
+    """Yield a log sentence on how many ids each peer has sent so far. Each may be a guess."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -362,7 +362,8 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    Raises `MessageInvalid` for rows whose ids the leader has not proved to have sent.
+    The leader has `leads` ids. With `exchanged`, the record of an intersection, raises
+    `MessageInvalid` for rows whose ids the leader has not proved to have sent.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)
     held = len(own.ids[subset])

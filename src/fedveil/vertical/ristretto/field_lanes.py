@@ -188,7 +188,7 @@ class Lanes:
 
 
 def _operation(count: int, write: Callable[..., None]) -> Any:
-    """Return an operation on the memory and `count` integers, whose code `write` generates."""
+    """Return a compiled function of the memory and `count` integers. `write` generates its code."""
 
     @intrinsic
     def operation(typing: Any, *arguments: Any) -> Any:

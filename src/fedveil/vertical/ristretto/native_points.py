@@ -83,7 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Load eight points from `words`: rows of 32 bytes are decoded, rows of 64 bytes are mapped."""
+    """Load eight points: rows of 32 bytes are encodings, rows of 64 bytes hashes to be mapped."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)

@@ -40,7 +40,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side of the search, and return its positions of the common rows.
+    """Run the leader's side of the search. Returns the positions of the common rows in its file.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -91,7 +91,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side of the search, and return its positions of the common rows.
+    """Run a follower's side of the search. Returns the positions of the common rows in its file.
 
     `begin` is the leader's first message, if it was already received.
     """

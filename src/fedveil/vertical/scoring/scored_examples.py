@@ -88,7 +88,7 @@ class ScoredExamples:
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon of a scored example, training included.
+        """Return a line with the highest epsilon of a scored example, for training and scoring.
 
         Unprotected values have lines with an infinite epsilon instead.
         """
@@ -110,10 +110,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return the state with the highest epsilon, as a list with one entry.
-
-        A state is: the times sent in training, 1 with a label (otherwise 0), the times scored.
-        """
+        """Return the state of highest epsilon: [[times sent, 1 if labelled, times scored]]."""
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state

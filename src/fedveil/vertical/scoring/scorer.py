@@ -123,7 +123,7 @@ class Scorer:
         self._say(f"{self.name}: {sentence}")
 
     def use(self, positions: Positions) -> None:
-        """Set the party's positions of the common rows, in the agreed order."""
+        """Set where the party has the common rows in its file, in the order all parties use."""
         wanted = self.split.columns(self.name)
         self._used, self._request = positions, 0
         self._rows = Rows.aligned(self.new.columns, wanted, positions)
@@ -138,7 +138,7 @@ class Scorer:
         return lines
 
     def ask(self, positions: Positions) -> Exchange[Scores]:
-        """Run the leader's side of one request for the common rows at distinct `positions`."""
+        """Run the leader's side of one request, for distinct `positions` among the common rows."""
         self._check(positions)
         self._request += 1
         request = {"request": self._request}

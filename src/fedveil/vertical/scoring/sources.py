@@ -43,7 +43,7 @@ class Source(Protocol):
 
     @property
     def common(self) -> Positions:
-        """The positions of the leader's rows that all parties have, in order."""
+        """The positions, in the leader's file, of the rows that all parties have, in order."""
 
     def scores(self, rows: Positions) -> Scores:
         """Return the outputs for distinct common rows, and a mask of the rows that were scored.
