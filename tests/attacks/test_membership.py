@@ -400,8 +400,9 @@ def test_an_invalid_record_is_no_member(tmp_path: object) -> None:
     x, y, x_test, y_test, owners = broken_parts()
     usable = np.isfinite(x).all(axis=1)
     assert np.array_equal(target.dataset.train.x, x[usable])
-    assert [len(target.rows(client)) for client in range(4)] == [3, 10, 10, 10]
+    assert [len(target.rows(client)) for client in range(4)] == [10, 10, 10, 3]
     assert np.array_equal(owners[usable][target.rows(2)], np.full(10, 2))
+    assert np.array_equal(target.dataset.owners, owners[usable])
     finding = attack(target, "quick", Watch())
     inside, outside = (
         answers(run.model, *p).truth for p in ((x[usable], y[usable]), (x_test, y_test))
@@ -451,7 +452,7 @@ def broken_parts() -> tuple[Float32s, Int64s, Float32s, Int64s, Int64s]:
     data = clouds()
     x = data.train.x[:40].copy()
     x[:7, 3] = np.nan
-    return x, data.train.y[:40], data.test.x[:15], data.test.y[:15], np.arange(40) // 10
+    return x, data.train.y[:40], data.test.x[:15], data.test.y[:15], 3 - np.arange(40) // 10
 
 
 def broken() -> dict[str, object]:

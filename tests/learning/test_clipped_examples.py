@@ -224,6 +224,11 @@ def test_the_others_of_a_batch_are_the_same_bytes_beside_an_example_that_cannot_
         beyond[where, 1] = token
         (found,) = train(trainer, model, [ClientData(beyond, y, Seeded(9))])
         assert found.tobytes() == rest.tobytes()
+    fewer = np.arange(150) != where ^ 1  # another one, of the same block, was not usable before
+    both = ClientData(x, y, Seeded(9), usable=usable & fewer)
+    marked = ClientData(beyond, y, Seeded(9), usable=fewer)
+    first, second = (train(trainer, model, [client])[0] for client in (both, marked))
+    assert first.tobytes() == second.tobytes()
     (whole,) = train(trainer, model, [ClientData(x, y, Seeded(9))])
     assert 0 < np.linalg.norm(whole - rest) <= 0.05
 
