@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveil.errors import ModelInvalid
 from fedveil.language.transformer import PRESETS
 from fedveil.record.run_folder import RunFolder
-from fedveil.vertical import VerticalJob, part_memory, train
+from fedveil.vertical import VerticalJob, memory_reuse, part_memory, train
 from fedveil.vertical.batch_memory import batch_bytes
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.part_memory import check_memory, memory_of, needed, sizable, sized
@@ -314,3 +314,11 @@ def test_a_partys_parts_of_tables_are_told_by_its_header(command: Command, tmp_p
     task = make_task(both)
     owners = {part.owner for part in memory_of(sized(both, task, sizable(both, task)))}
     assert owners == {"bank", "leader"}
+
+
+def test_freed_memory_is_kept_where_glibc_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for library in (SimpleNamespace(mallopt=lambda *option: asked.append(option)), object()):
+        monkeypatch.setattr(memory_reuse.ctypes, "CDLL", lambda name, library=library: library)
+        memory_reuse.keep_freed_memory()
+    assert asked == [(-3, 32 << 20), (-1, 1 << 30)]
