@@ -177,9 +177,11 @@ def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Flo
 def _starts(
     rows: Float64s, lengths: Float64s, number: int, rng: np.random.Generator, known: Float64s
 ) -> Float64s:
-    """Draw unit vectors [number, rank], each orthogonal to some of `rows` and some of `known`.
+    """Draw random unit vectors [number, rank] from which to search for further directions.
 
-    `rows` are the rows of `_Factors.left`, scaled to length 1, and `lengths` their lengths before.
+    Each is orthogonal to random columns of `known` (directions found before) and to random `rows`.
+    These are the rows of `_Factors.left`, scaled to length 1. Rows whose lengths before the scaling
+    (`lengths`) are small are preferred.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()

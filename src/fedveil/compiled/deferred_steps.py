@@ -75,7 +75,7 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's step for later: `rows` rows of inputs at `x` and output gradients at `dy`."""
+    """Store a batch's SGD step: `rows` rows of inputs at m[x] and of output gradients at m[dy]."""
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
         to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -89,20 +89,21 @@ def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: 
 
 @compiled()
 def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: int) -> None:
-    """Add the contribution of the deferred steps, (x X') D, to the output y of input x.
+    """Add (x X') D, the effect of the deferred steps, to a layer's output y for inputs x.
 
-    X has the inputs of those steps, and D their output gradients times -learning rate. x and y are
-    positions in the memory `m`, with rows `xs` and `ys` apart.
+    Deferred steps are stored SGD steps, not yet in the weight. X has their inputs, and D their
+    output gradients times -learning rate. Row n of x is at m[x + n xs], that of y at m[y + n ys].
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
 
 @compiled()
 def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Add the contribution of the deferred steps, (dy D') X, to the input gradient dx.
+    """Add (dy D') X, the effect of the deferred steps, to a layer's input gradient dx.
 
-    X has the inputs of those steps, and D their output gradients times -learning rate. dx and dy
-    are positions in the memory `m`, with rows `xs` and `ys` apart.
+    Deferred steps are stored SGD steps, not yet in the weight. X has their inputs, and D their
+    output gradients times -learning rate. Row n of dx is at m[dx + n xs], that of the layer's
+    output gradient dy at m[dy + n ys].
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 

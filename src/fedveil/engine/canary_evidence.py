@@ -66,10 +66,10 @@ class ChoiceTally:
         self._now: dict[int, list[Int8s]] = {}
 
     def read(self, number: int, truths: Sequence[Int8s]) -> None:
-        """Count the choices in this round's report of canary `number`.
+        """Count the protection's random choices in this round's report of canary `number`.
 
-        `truths` has one array for each kind of choice. An entry is 1 if the choice reports the
-        truth, 0 if it does not, and -1 if that is unknown.
+        `truths` has one array for each `Choice` of the tally, with an entry for each random choice
+        of that kind: 1 if it reports the truth, 0 if it does not, and -1 if that is unknown.
         """
         kept = [truth[at] for truth, at in zip(truths, self._places, strict=True)]
         for counts, truth in zip(self.counts, truths, strict=True):

@@ -116,7 +116,7 @@ class CodeSettings(Block):
 
 
 class DataSetSettings(Block):
-    """A data set of the site. Each data set has an account of its own."""
+    """Settings of one of the site's data sets. Each data set has its own privacy account."""
 
     named: Annotated[str, or_function(*DATASETS)] = Field(
         "digits", description="jobs with this `data.name` may train on the data set"

@@ -66,7 +66,7 @@ class Terms:
 
     @property
     def plain(self) -> bool:
-        """True if a report can leave as arrays, which any framework can average."""
+        """True if a site can send its report as arrays, which any framework can average."""
         return self.options.protection in PLAIN
 
     @property

@@ -267,11 +267,11 @@ def _correlation(left: Float64s, right: Float64s) -> float:
 
 
 class GradientSums:
-    """Adds up the gradients returned for the first examples of a run, separately for each part.
+    """Adds up each example's returned gradients over a run's steps, separately for each part.
 
-    Each micro-batch's gradients are divided by their root mean square norm. At most `examples`
-    examples are included, and fewer if their gradients have more than `values` entries together in
-    a part.
+    Each micro-batch's gradients are divided by their root mean square norm. Only the run's first
+    `examples` examples are included, or fewer if the sums of a part would have more than `values`
+    entries.
     """
 
     def __init__(self, examples: int, values: int) -> None:

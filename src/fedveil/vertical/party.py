@@ -51,13 +51,14 @@ class Party:
     There is one exception. If a process dies or a link breaks after the check, one party may have
     applied the step and another not. These parties then go back to their last common checkpoint.
 
-    With `in_flight = 1`, a step's results are bit-identical to those of the joined model. With more
-    micro-batches, their gradients are added up, each weighted by its share of the batch. No
-    gradient is stale.
+    A step divides its batch into `in_flight` micro-batches. With one, its results are bit-identical
+    to those of the joined model. With more, their gradients are added up, each weighted by its
+    share of the batch. No gradient is stale.
 
     `loss` returns a batch's mean loss, and only the leader has it. `entropy` is the randomness of
-    EmbeddingDP, and `seed` that of dropout. `report`, if given, replaces EmbeddingDP. `returned`,
-    if given, is applied to the gradients that the leader returns.
+    EmbeddingDP, and `seed` that of dropout. `report`, if given, is a function that perturbs outputs
+    instead of EmbeddingDP. `returned`, if given, is a function that is applied to the gradients
+    that the leader returns.
     """
 
     def __init__(

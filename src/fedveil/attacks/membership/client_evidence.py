@@ -17,7 +17,8 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `reading` is the estimate. It can contain the updates of `clients`, each multiplied by `share`.
+    `reading` is the estimate. `clients` are that one client, or all clients of the cohort. Each of
+    their updates that is in the estimate is multiplied by `share`.
     """
 
     reading: Reading

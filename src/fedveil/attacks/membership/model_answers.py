@@ -20,8 +20,8 @@ TOP = 3
 class Answers:
     """A model's log-probabilities for examples. `truth[i]` is ln p of example i's true class.
 
-    `margin[i]` is ln(p / (1 - p)) of that class. `top[i]` has the largest ln p over all classes of
-    example i, in descending order.
+    `margin[i]` is ln(p / (1 - p)) of that class. `top[i]` has ln p of the three most probable
+    classes of example i (of both if there are only two), in descending order.
     """
 
     truth: Float64s

@@ -110,10 +110,10 @@ def _from_gradients(cut: _Cut, read: _Heard) -> dict[str, Int64s]:
 class _Cut:
     """A language model that is cut after its embedding layer and before its last layer.
 
-    `part` is the leader's embedding layer, and `party` the follower that receives its output.
-    `back` is the follower's part whose output returns to the leader, or "nothing". `column` names
-    the column of tokens, `embedding` has the leader's word and position vectors, and `aside`
-    held-out tokens.
+    `part` names the leader's embedding layer, and `party` the follower that receives its output.
+    `back` names the part of the model whose output the follower returns to the leader. If there is
+    none, `back` is the string "nothing". `column` names the column of tokens, `embedding` has the
+    leader's word and position vectors, and `aside` held-out tokens.
     """
 
     target: SplitTarget

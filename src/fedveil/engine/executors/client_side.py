@@ -46,7 +46,7 @@ class Trained(Answer):
 
 @dataclass
 class Made(Answer):
-    """A client's report before it is encoded. It is valid until the next answer is requested."""
+    """A client's reply before it is encoded. It is valid until the next answer is requested."""
 
     message: Message
 
@@ -237,7 +237,7 @@ class ClientSide:
         self._training.open(round, self.model)
 
     def answers(self, asked: Mapping[ClientId, Message]) -> Iterator[Answer]:
-        """Yield each client's answer to its message in `asked`. A report is of type `Made`."""
+        """Yield an answer of each client in `asked`: `Made` (a reply), `Withheld` or `Failed`."""
         for client, trained in self.trained(asked):
             yield self.answer(client, asked[client], trained)
 

@@ -23,9 +23,9 @@ LogLikelihood: TypeAlias = Callable[[npt.NDArray[np.floating[Any]]], float]
 def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelihood | None:
     """Return a function that maps values to ln Pr[report | values].
 
-    Returns None for reports of sums with more than 127 cells. If values are rounded at random, the
-    result is averaged over the possible states. The error is at most 2^-40 per parameter.
-    Probabilities below the smallest float count as 0.
+    Returns None if `encoding.report` is "sum" and `encoding.cells` is above 127. If values are
+    rounded at random, Pr is the average over the possible states. The error of the result is at
+    most 2^-40 per parameter. Probabilities below the smallest float count as 0.
     """
     if encoding.report == "bits":
         return _of_codes(encoding, report)
@@ -62,7 +62,7 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function from values to Σ ln `chance`(states), averaged over random rounding."""
+    """Return a function from values to Σ ln E[`chance`(states)], with E over the rounding."""
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:
         if encoding.rounding == "nearest":

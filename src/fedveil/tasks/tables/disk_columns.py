@@ -78,7 +78,7 @@ def mapped(rows: int, columns: int, kind: npt.DTypeLike) -> tuple[Array, torch.T
 
 
 def narrowest(count: int) -> type[np.integer[Any]]:
-    """Return torch's smallest integer type that can hold 0..count - 1."""
+    """Return the smallest of NumPy's uint8, int16, int32 and int64 that can hold 0..count - 1."""
     for kind in (np.uint8, np.int16, np.int32):
         if count - 1 <= np.iinfo(kind).max:
             return kind
