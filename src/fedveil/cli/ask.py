@@ -32,7 +32,7 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. Only --keys works without it.")
+        Path, typer.Argument(help="A YAML file with questions. Only with --keys may you omit it.")
     ],
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[
@@ -42,9 +42,9 @@ def ask(
     on: Annotated[
         Path | None,
         typer.Option(
-            help="Ask clients on other machines. The command writes a Flower app to this folder "
-            "and starts it with `flwr run`, on the federation in Flower's configuration. "
-            "Default: ask simulated clients."
+            help="A folder for a Flower app that asks clients on other machines. The command "
+            "writes the app there and starts it with `flwr run`, on the federation in Flower's "
+            "configuration. Default: ask simulated clients."
         ),
     ] = None,
     json: AsJson = False,

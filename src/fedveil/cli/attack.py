@@ -157,8 +157,8 @@ VERTICAL = (
 _REFUSED = "--protection and --set need a job file: the command attacks a finished run as it is."
 _SET_REFUSED = "--set needs a job file: the command attacks a finished run as it is."
 _CHANGES = (
-    "With a finished run, the attack uses a copy of the run's job, which --protection and --set "
-    "may change."
+    "With a finished run, the command loads the run's job and final model, and attacks simulated "
+    "clients. --protection and --set may change the job."
 )
 
 

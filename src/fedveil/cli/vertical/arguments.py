@@ -63,9 +63,10 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The largest number of ids that another party may test against the --data file to "
-        "find the common rows, over all runs of predict and serve-predictions so far. Default: "
-        "alignment.most_ids of the job, else four times the file's number of ids.",
+        help="The largest number of ids for which another party may learn if they are in the "
+        "--data file (needed to find the common rows), over all runs of predict and "
+        "serve-predictions so far. Default: alignment.most_ids of the job, else "
+        "four times the file's number of ids.",
     ),
 ]
 ConnectTo = Annotated[
