@@ -1,4 +1,4 @@
-"""What canaries' reports and sums show, written out from its definition, and kept by checkpoints.
+"""The evidence from canaries' reports and sums equals its definition, also after a checkpoint.
 
 Five rounds, in which canaries turn their updates round, with noise of another size in each.
 """

@@ -1,4 +1,4 @@
-"""What a question's client checks and charges, and what its server sends, whoever asks."""
+"""A question's client checks and charges each message, and its server sends the right ones."""
 
 from __future__ import annotations
 

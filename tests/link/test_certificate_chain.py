@@ -1,4 +1,4 @@
-"""What a certificate is said to be, and which certificates are too weak."""
+"""Certificates are named in errors, and weak ones are refused."""
 
 from __future__ import annotations
 

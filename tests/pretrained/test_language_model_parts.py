@@ -1,4 +1,4 @@
-"""What is trained of a language model, without transformers and peft: stand-ins make the model.
+"""The trained parts of a language model. Stand-ins for transformers and peft make the model.
 
 `test_model_folder.py` and `test_adapters.py` test the same code with the packages themselves.
 """

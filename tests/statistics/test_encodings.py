@@ -224,7 +224,7 @@ def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:
 
 
 def test_rows_of_no_condition_are_neither_moved_nor_missing() -> None:
-    """Of six rows, the conditions leave one of each kind."""
+    """The conditions keep rows 2 to 4: one is missing, one unchanged, one moved."""
     table = ArrayTable("t", {"x": [1.0, 9.0, np.nan, 1.0, 9.0, np.nan], "y": [1.0] * 6})
     x, y = Scaled("x", [0.0, 5.0]), Scaled("y", [0.0, 5.0])
     for encoding in (Moments([x], squares=False), Ends([x, y], 2), Below(x, 3.0, 0.9)):

@@ -51,7 +51,7 @@ def test_intervals_hold_the_true_quantile_and_are_no_wider_than_needed(
 
 
 def test_an_interval_is_a_cell_wider_on_each_side_than_the_possible_edges() -> None:
-    """Of 40 rows in four cells, 20 are below the third edge. No other edge is possible."""
+    """20 of 40 rows in four cells are below the third edge. No other edge is possible."""
     exact = [Sums(np.full(4, 10.0), np.zeros(4), 40, 40)]
     (found,) = quantiles(exact, np.arange(5.0), [0.5], 0.1, {})
     assert (found.low, found.value, found.high) == (1, 2, 3)

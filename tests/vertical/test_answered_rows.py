@@ -1,4 +1,4 @@
-"""What is written of scored rows: their file, its counts, and sentences on the probabilities."""
+"""The file of scored rows, its counts, and the sentences on its probabilities."""
 
 from __future__ import annotations
 

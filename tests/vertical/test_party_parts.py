@@ -1,4 +1,4 @@
-"""What a party is built from: its fingerprint, seeds and statistics. Whom it tells of errors."""
+"""A party's fingerprint, seeds and statistics, and the parties that it tells of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one party tells another at a session's end, and what it takes from the other's files."""
+"""The messages at the end of a session, and the files that a party accepts from another."""
 
 from __future__ import annotations
 
