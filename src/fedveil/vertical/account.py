@@ -7,13 +7,11 @@ seed, a repetition sends the same bits and costs nothing.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import os
 from collections.abc import Iterable, Mapping
-from itertools import repeat
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +39,8 @@ _COUNTS = "releases"
 _BEGUN = "begun"
 #: The largest count that a file may contain.
 _MOST = 1 << 20
+#: A field of a CSV file with one of these letters is quoted.
+_SPECIAL = ',"\r\n'
 
 
 class Releases:
@@ -80,14 +80,19 @@ class Releases:
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
+        """Return the counts as the CSV file `SENT`."""
         held_out = np.full(len(ids["test"]), self.looks)
-        text = io.StringIO()
-        lines = csv.writer(text)
-        lines.writerow(["subset", "id", "times"])
+        text = ["subset,id,times"]
         for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):
             names = ids[subset] if len(ids[subset]) else np.arange(len(times))
-            lines.writerows(zip(repeat(subset), names.tolist(), times.tolist(), strict=False))
-        return text.getvalue().encode()
+            fields = _fields(names.tolist())
+            # One join writes the lines of all neighbours with the same count.
+            ends = (np.flatnonzero(np.diff(times)) + 1).tolist()
+            for start, end in pairwise([0, *ends, len(times)]):
+                if fields[start:end]:
+                    between = f",{times[start]}\r\n{subset},"
+                    text.append(f"{subset}," + between.join(fields[start:end]) + f",{times[start]}")
+        return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
         """Write restored counts to disk, as those of `step`. Does nothing unless `self.fresh`."""
@@ -164,6 +169,18 @@ class Releases:
             if noted != _noted(step, looks):
                 raise MessageInvalid("its digest does not match")
             return base, integer("step", step, 0, self._last), integer("looks", looks, 0, _MOST)
+
+
+def _fields(names: Iterable[str | int]) -> list[str]:
+    """Return the names as fields of a CSV file."""
+    fields = list(map(str, names))
+    whole = "".join(fields)
+    if not any(letter in whole for letter in _SPECIAL):
+        return fields
+    return [
+        '"' + field.replace('"', '""') + '"' if any(map(field.count, _SPECIAL)) else field
+        for field in fields
+    ]
 
 
 def _noted(step: int, looks: int) -> bytes:

@@ -95,7 +95,8 @@ class Rows:
 
     def _taken(self, positions: Positions) -> dict[str, torch.Tensor]:
         index = torch.from_numpy(positions if self.at is None else self.at[positions])
-        return {name: column[index] for name, column in self.stored.items()}
+        # Several times as fast as column[index].
+        return {name: column.index_select(0, index) for name, column in self.stored.items()}
 
     def fingerprint(self) -> bytes:
         digest = hashlib.sha256(f"{self.count} {self.ids.dtype}".encode())
