@@ -226,7 +226,7 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Return a party's operations, with a `ReceiveTensor` for each tensor from another party."""
+    """Return `sent[party]` with a `ReceiveTensor` inserted for each tensor from another party."""
     due = {
         peer: deque(
             step.transfer

@@ -80,7 +80,7 @@ def held(folder: RunFolder) -> list[int]:
 
 
 def check_begins(folder: RunFolder) -> None:
-    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint."""
+    """Raise `RunFolderError` if a party's folder without checkpoints has records of steps."""
     metrics = folder.path / METRICS
     if metrics.exists() and metrics.stat().st_size:
         raise RunFolderError(
