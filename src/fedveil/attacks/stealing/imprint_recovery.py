@@ -30,7 +30,7 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the cells per statistic with which an `Imprint` recovers most of the examples."""
+    """Return the number of cells per statistic for an `Imprint` to recover most examples."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
