@@ -81,7 +81,7 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError unless the reports of `examples` training examples are saved."""
+        """Raise RunFolderError if fewer than `examples` training examples have a saved report."""
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0

@@ -11,7 +11,7 @@ from fedveil.vertical.split import SplitModel
 
 
 class Limit:
-    """Refuses to send an example that would then have spent more than `epsilon` at `delta`.
+    """Checks, before an example is sent, that its cost will not exceed `epsilon` at `delta`.
 
     An example is charged for its values each time they are sent and, if it is a training example,
     once for its label. Labels without LabelDP have no limit. Unprotected values have an infinite

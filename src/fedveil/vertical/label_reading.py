@@ -1,9 +1,9 @@
 """Attacks that infer labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is the predicted probabilities minus 1 at the label, passed back
-through the leader's part. So gradients of one class are closer to each other than to gradients of
-other classes. The attacker knows its own gradients, the sizes of the classes and, for some attacks,
-a few labels.
+The gradient of an example's loss is the vector of predicted probabilities, minus 1 at the label,
+passed back through the leader's part. So gradients of one class are closer to each other than to
+gradients of other classes. The attacker knows its own gradients, the sizes of the classes and, for
+some attacks, a few labels.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
@@ -233,7 +233,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group. As many `labels` as possible agree with it."""
+    """Return a different class for each group, such that most of the known `labels` are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

@@ -289,7 +289,7 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if `program` sends the last tensor to `peer` after it has received all its own.
+    """Return True if `program` receives all its tensors before it sends the last tensor to `peer`.
 
     That tensor then implies `ready` or `commit`.
     """

@@ -69,7 +69,7 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Load this state into `party`. An error names the tensor that does not fit."""
+        """Load this state into `party`. Raises RunFolderError if a tensor does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 

@@ -88,7 +88,7 @@ class ScoredExamples:
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon of a scored example, for training and scoring.
+        """Return a line with the highest epsilon of all scored examples, training included.
 
         Unprotected values have lines with an infinite epsilon instead.
         """
