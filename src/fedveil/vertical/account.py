@@ -48,7 +48,7 @@ class Releases:
 
     `train` has one count for each training example, by position. `looks` is the number of
     evaluations, each of which sends every held-out example. `fresh` is True if randomness is not
-    computed from a seed: every count is then on disk before its examples are sent.
+    computed from a seed. Every count is then saved to disk before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -63,8 +63,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts come from files. They include everything sent after
-        `step`.
+        With fresh randomness, the counts are read from files instead. Those include everything that
+        was sent after `step`, before an interruption.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -95,7 +95,7 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Write restored counts to disk, as those of `step`. Does nothing unless `self.fresh`."""
+        """Save the counts to disk as those after `step`. Does nothing with seeded randomness."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -194,8 +194,8 @@ def ledger_of(
     """Return a ledger of the privacy costs of `party`'s examples.
 
     The ledger has an entry for each training example, by position, and one entry for all held-out
-    examples. Round n is the nth time that an example was sent. `label` is the privacy loss of a
-    label under LabelDP, or None.
+    examples. Its round n, from 0, charges every example that was sent more than n times. `label` is
+    the privacy loss of a label under LabelDP, or None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -227,11 +227,10 @@ def figures(
     """Return lines that state a party's epsilons.
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
-    in two bits), and for all bits of an example that is sent once. With `label`, the loss of a
-    label under LabelDP, there is a line for an example's label. The last line is the epsilon, at
-    `delta`, of the example that was sent most often. This epsilon is infinite if the party sends
-    unprotected outputs of its own data. The line is missing if the party sends no outputs of its
-    own data.
+    in two bits), and for all bits of an example that is sent once. Each part that sends outputs of
+    its own data unprotected has an infinite one. With `label`, the loss of a label under LabelDP,
+    there is a line for an example's label. The last line is the epsilon, at `delta`, of the example
+    that was sent most often. It is missing if the party sends no outputs of its own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -260,7 +259,7 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's first log lines, which say how EmbeddingDP protects its outputs."""
+    """Return a party's first log lines, which say how each output that it sends is protected."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = (

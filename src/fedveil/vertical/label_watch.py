@@ -52,9 +52,9 @@ class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
     A call of the object protects a gradient with `passed`, measures the protected gradient, and
-    returns it. `classes` is the task's number of classes, or None if labels are not classes. After
-    the first steps and again after the last, `tell` receives a sentence for each part whose
-    gradient is returned, and one for all such parts of a follower together.
+    returns it. `classes` is the task's number of classes, or None if labels are not classes. The
+    first and the last few of the run's `steps` steps are measured. After each, `tell` receives a
+    sentence for each part whose gradient is returned, and one for a follower's parts together.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the rarest class's recall. Its chance level is a bound on the false positive rate."""
+    """Return the rarest class's recall, with a bound on the false positive rate as chance level."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
