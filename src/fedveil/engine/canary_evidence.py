@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago. No round's reports are compared twice."""
+    """The reports from `lag` rounds ago, to pair with this round's. No report is paired twice."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -162,8 +162,9 @@ class ReportEvidence:
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the evidence in this round's report of canary `number`.
 
-        `reading` is an attacker's estimate from the report. The canary sent `update` if its coin
-        shows 1, otherwise the negative. `unit` is the direction of `update`.
+        `reading` is an attacker's estimate of the sent update, made from the report. The canary
+        sent `update` if its coin shows 1, otherwise the negative. `unit` is the direction of
+        `update`.
         """
         if reading.empty:
             return

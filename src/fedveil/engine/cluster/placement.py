@@ -71,8 +71,9 @@ def placed(
 
     `home(group)` is the machine that has the group's examples, or None. A group goes to its home if
     the home then needs at most 1 + `slack` times the time of a perfectly even placement. Otherwise
-    it goes to the machine that is free first. `seconds` is a client's expected time on a core of
-    the fastest machine. `speeds` are the machines' cores, fewer for slower machines.
+    it goes to the machine that is free first. `seconds(client)` is a client's expected time on a
+    core of the fastest machine. `speeds` has each machine's number of cores, less for a slower
+    machine.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}
