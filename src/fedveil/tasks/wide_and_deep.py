@@ -125,7 +125,7 @@ class Wide(nn.Module):
         self.register_buffer("first", _first_rows(counts), persistent=False)
 
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
-        """Return the part's output, [rows, scores].
+        """Return the summed weights of each row's features, [rows, scores].
 
         `places` are indices of intervals, then indices of words, each [rows, columns].
         """

@@ -149,7 +149,7 @@ def _scaled(whole: np.uint64, power: int) -> float:
 
 @compiled()
 def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the high and the low word of a product."""
+    """Return the high and the low 64 bits of `a` times `b`."""
     a1, a0, b1, b0 = a >> _HALF, a & _LOW, b >> _HALF, b & _LOW
     middle = a1 * b0 + (a0 * b0 >> _HALF)
     other = (middle & _LOW) + a0 * b1
@@ -301,7 +301,7 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 
 @compiled()
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
-    """Number the distinct cells of a column. Returns how many there are.
+    """Number the distinct cells of a column. Returns how many there are, or -1 if it gives up.
 
     Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
     zeros, and its length is a power of two above the number of rows.
