@@ -162,9 +162,8 @@ class ReportEvidence:
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the evidence in this round's report of canary `number`.
 
-        `reading` is an attacker's estimate of the sent update, made from the report. The canary
-        sent `update` if its coin shows 1, otherwise the negative. `unit` is the direction of
-        `update`.
+        `reading` is an attacker's estimate of what the canary sent: `update` if its coin shows 1,
+        otherwise the negative. `unit` is the direction of `update`.
         """
         if reading.empty:
             return

@@ -53,9 +53,9 @@ class Checkpoint:
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        The caller must validate the fields: the digest detects damage but is no signature. If
-        `every` is given, the run saves a checkpoint after that many rounds. Then raises
-        `RunFolderError` if there is none, but more rounds have records.
+        The caller must validate the fields: the digest detects damage but is no signature. `every`
+        is the number of rounds between checkpoints. If it is given, and more rounds have records
+        without any checkpoint, raises `RunFolderError`.
         """
         path = folder.path / LATEST
         if not path.exists():

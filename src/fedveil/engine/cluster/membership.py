@@ -28,7 +28,8 @@ _PAUSE_S = 1.0
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is the open call, started at `asked_at`, that tests if the machine still runs, or None.
+    `pulse` is the unfinished call, started at `asked_at`, that tests if the machine still runs, or
+    None.
     """
 
     place: Place
@@ -124,7 +125,7 @@ class Membership:
             member.remote.end()
 
     def lose(self, member: Member) -> None:
-        """Remove a lost machine from the run. A new machine may be started at its place later."""
+        """Remove a lost machine from the run. A new machine can start at its place later."""
         if member.alive:
             member.alive = False
             member.remote.end()
@@ -135,7 +136,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine has returned a result. Forgets earlier losses at its place."""
+        """Record that a machine has returned a result. Forgets the machines lost at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

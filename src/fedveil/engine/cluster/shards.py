@@ -1,4 +1,4 @@
-"""The examples of the clients that one machine trains. The clients may change between rounds."""
+"""The examples of the clients that one machine trains. The clients can change between rounds."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def open_states(run: Path, done: int) -> ClientStates:
 
 
 class ClientStates:
-    """The clients' states in a folder. Every process of the run may read and write them."""
+    """The clients' states in a folder. Every process of the run can read and write them."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / CLIENTS
