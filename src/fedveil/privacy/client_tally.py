@@ -46,7 +46,7 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest epsilon at `delta` of any client. A kind-i report costs `kinds[i]`."""
+        """Return the largest epsilon at `delta` of any client. `kinds[i]` is what kind i costs."""
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -65,7 +65,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` if rounds as in `times` (`restore`) cannot lead to the charges."""
+        """Raise `MessageInvalid` unless the charges can stem from `times[i]` rounds of kind i."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""

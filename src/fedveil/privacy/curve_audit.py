@@ -47,9 +47,8 @@ def curve_bound(
     `right` of `guesses` independent guesses were right. Each input was used in half of them.
     `family(factor)` returns the charges of a hypothetical release: pairs of a loss and its number
     of releases. A larger factor gives larger losses, and `family(1)` returns the claimed charges.
-    The result is the epsilon of the largest refuted factor, or 0 if none is refuted. It is above
-    the true epsilon with probability at most 1 - `confidence`, if the release follows the curve of
-    a factor.
+    The result is the epsilon of the largest refuted factor, or 0. It is above the true epsilon with
+    probability at most 1 - `confidence`, if the release follows the curve of a factor.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

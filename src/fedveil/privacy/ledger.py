@@ -76,7 +76,7 @@ class Line(NamedTuple):
 class Ledger:
     """Records the privacy loss of every client of a run.
 
-    With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
+    With `adaptive`, a round's losses can depend on earlier rounds. The ledger then adds epsilons
     and deltas (basic composition), which stays valid.
     """
 

@@ -63,7 +63,7 @@ class MeasuredNoise:
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
+        """Return a lower bound on how far replacing a client moves `rounds` releases together.
 
         The unit is the standard deviation of the noise. The arguments are as in `lower_bound`.
         """
@@ -94,7 +94,7 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
+    """Return a lower bound on how far replacing a client moves `rounds` releases together.
 
     The bound is in standard deviations of the noise, and too large with probability at most
     `error`. `moves[i]` is how far client i's update moves a release in the update's own direction,

@@ -19,8 +19,7 @@ _BATCH = 1 << 20
 def ordered_pairs(table: Float64s) -> Pairs:
     """Return all ordered pairs of different rows, as pairs of row indices.
 
-    If reversing the order of rows and of columns leaves the table unchanged, mirrored pairs are
-    returned once.
+    If reversing both axes leaves the table unchanged, mirrored pairs are returned once.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)
