@@ -44,7 +44,7 @@ class CsvBlock(Piece):
         self.places = range(cells.shape[1])
 
     def prepare(self, asked: Iterable[Asked]) -> None:
-        """Read the columns `asked` ahead of their use. Another thread can do this."""
+        """Read the (reader, column) pairs in `asked` before their use, maybe in another thread."""
         for what, column in asked:
             self._read(what, column)
         self.asked = []
