@@ -250,7 +250,7 @@ def _folds(server: ServerHalf, carrier: Carrier) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the size of all encoded messages. One to several clients counts once for each."""
+    """Return the bytes of all encoded messages. A message counts once for every receiver."""
     return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
 
 
