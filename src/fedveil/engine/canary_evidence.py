@@ -81,7 +81,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round."""
+        """End the round, and keep its reports to pair with those of later rounds."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -189,7 +189,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round, in which all canaries' updates were multiplied by `turn`, 1 or -1."""
+        """Add the round's evidence. All canaries multiplied their updates by `turn`, 1 or -1."""
         others = len(self.scores) - 1
         if len(self._shared) and others:
             along = turn * self._directions.along(self._shared)

@@ -44,7 +44,7 @@ class Expected(Generic[M]):
             self._factor[client] = min(factor, GROWTH * self._factor.get(client, factor))
 
     def length(self, client: ClientId) -> float:
-        """Return the client's expected time on the fastest machine, up to a common factor."""
+        """Return the client's expected time on the fastest machine, in an arbitrary unit."""
         return self._factor.get(client, 1.0) * self._examples(client)
 
     def speeds(self, cores: Mapping[M, int]) -> dict[M, float]:
