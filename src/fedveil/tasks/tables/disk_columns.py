@@ -28,7 +28,7 @@ class Spool:
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append the rows `piece` to each of the columns `columns`.
+        """Append the same rows, `piece`, to each of the columns `columns`.
 
         All pieces of a column must have the same type.
         """

@@ -82,10 +82,10 @@ class Table:
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def within(self, first: int, count: int) -> tuple[slice, Int64s]:
-        """Return two indices of the rows that this table and a block of the file have in common.
+        """Select the rows that this table and a block of the file have in common.
 
-        The block has `count` rows of the file, from row `first` on. The first index selects the
-        rows in this table, the second selects the same rows in the block.
+        The block has `count` rows of the file, from row `first` on. The first result indexes the
+        rows in this table, the second indexes the same rows in the block.
         """
         if self.chosen is None:
             return slice(first, first + count), np.arange(count)
