@@ -47,10 +47,10 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in grid steps. Each client adds one share to its vector.
 
-    `shares` is the smallest number of shares that a sum may contain. A sum of exactly this many
-    shares has noise of standard deviation `ratio` · √square, where `square` is the squared
-    sensitivity in steps². By default, `square` is 4 · `limit`, and `limit` bounds the squared norm
-    of a vector. `clients` is the largest number of vectors in a sum.
+    A sum has at least `shares` shares and at most `clients` vectors. With exactly `shares` shares,
+    its noise has a standard deviation of `ratio` times the sensitivity. `limit` is the largest
+    squared norm of a vector, and `square` is the squared sensitivity (default: 4 · `limit`), both
+    in steps².
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -80,7 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise's standard deviation over the sensitivity, in a sum of `shares`."""
+        """Return noise deviation / sensitivity for a sum that contains `shares` shares."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -105,10 +105,10 @@ class DistributedGaussian(NoiseShares):
     1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
        to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
        rotation's signs are public.
-    2. Each entry of x / step is rounded at random to one of the two nearest whole numbers, such
-       that its mean is kept to 2^-32. This gives z. If Σ z² is above `limit`, all entries are
-       rounded again. That has probability at most 2^-20. After eight attempts all entries are
-       rounded towards zero.
+    2. Each entry of x / step is rounded up or down at random to a whole number, whose expected
+       value is the entry to within 2^-32. This gives z. If Σ z² is above `limit`, which has
+       probability at most 2^-20, all entries are rounded again. After eight attempts all entries
+       are rounded towards zero.
     3. The entries of N are independent discrete Gaussians with parameter `share_variance`. They are
        drawn exactly and do not depend on x.
 
@@ -120,8 +120,8 @@ class DistributedGaussian(NoiseShares):
     counts only honest clients: an attacker who makes a share knows its noise and can subtract it.
 
     Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
-    probability 2^-40. This probability does not hold for vectors that were chosen with knowledge of
-    the round's signs. Privacy does not depend on wrapping.
+    probability 2^-40. Wrapping can be likelier if vectors were chosen with knowledge of the round's
+    signs. Privacy does not depend on wrapping.
 
     `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
     / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
@@ -285,7 +285,7 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Shares of noise for clients' vectors, each the sum of one clipped contribution per example.
+    """Shares of noise for clients' sums of clipped contributions, one for each example of a client.
 
     A client's vector x is not clipped. Each contribution moves x by a vector of whole multiples of
     `step`, whose L2 norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
@@ -324,7 +324,7 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the possible block lengths of a rotation: powers of two, in ascending order."""
+    """Return the block lengths that a rotation can use: powers of two, in ascending order."""
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 

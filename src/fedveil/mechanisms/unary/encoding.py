@@ -229,7 +229,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add each code's sum of the states whose bits are 1 to `running` (None: zeros)."""
+        """Add the sum S of each code in `report` to `running`, and return it (None: start at 0)."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -271,7 +271,7 @@ class UnaryEncoding:
 
         The result has a row for each parameter and a column for each state. An estimate is
         (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
-        is 1, and p and q are the probabilities of the class. Needs `report="bits"`.
+        is 1, and p and q are those of this encoding. Needs `report="bits"`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

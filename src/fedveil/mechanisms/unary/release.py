@@ -18,7 +18,7 @@ class UnaryRelease:
 
     `epsilon` is the privacy loss of the code. A report has either the code's bits, or S, the sum of
     the states whose bits are 1. For S, the loss distribution is the worst over all pairs of states.
-    With more than 127 cells, it is that of the bits, an upper bound.
+    If `cells` is above 127, the distribution for the bits is used, an upper bound.
     """
 
     p: Fraction
