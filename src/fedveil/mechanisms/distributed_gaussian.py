@@ -263,7 +263,7 @@ class DistributedGaussian(NoiseShares):
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean of `shares` clients' vectors, given the sum `total` of their shares.
+        """Return the mean vector of `shares` clients, given `total`, the sum of what `share` made.
 
         `total` is in units of `step`, and is overwritten. `signs` are those of the rotation.
         """

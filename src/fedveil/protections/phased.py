@@ -103,7 +103,8 @@ class PhasedRound(ABC):
     def _aggregate(self) -> Aggregate:
         """Compute the round's aggregate from the sums.
 
-        It is called only if a client has answered the last phase, or if `may_be_empty` is True.
+        It is called only if a client has answered the last phase, or if the class allows an empty
+        round (`may_be_empty`).
         """
 
 
