@@ -1,7 +1,7 @@
 """Encodes real vectors as whole numbers, so that their sum is exact.
 
 An entry x is limited to [-clip, clip], divided by the step clip / (2^(bits - 1) - 1), and rounded
-at random to one of the two neighbouring whole numbers, such that its mean is x / step. Each
+at random to one of the two neighbouring whole numbers, whose expected value is x / step. Each
 probability is exact to 2^-53.
 """
 
@@ -44,7 +44,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """Convert a sum of encoded vectors to the sum of real vectors, in place."""
+        """Return the sum of the real vectors, given the sum of encoded ones. Overwrites it."""
         real = into_floats(total)
         real *= self.step
         return real

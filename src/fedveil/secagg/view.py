@@ -30,7 +30,7 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return the digest of everything that the server shows to clients before they deal shares.
+    """Return the digest of what the server shows to clients before they deal shares.
 
     It covers the terms and, in the complete graph, each client's two public keys (`public`). In a
     sparse graph it covers only the terms, because clients have different neighbourhoods.
@@ -45,7 +45,7 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Return the digest of everything that the server shows to clients before they mask vectors.
+    """Return the digest of what the server shows to clients before they mask vectors.
 
     It covers `keys` (the digest of `keys_view`), `origin` (the digest of the data from which the
     vectors are made) and, in the complete graph, the clients that share secrets (`sharers`).
