@@ -39,7 +39,8 @@ class ProtectedController(ModelController):  # type: ignore[misc]
 
     Secure aggregation needs `sites`, the sites' names. A site's index in this list is its number.
     With active security it also needs `keys`, the sites' public keys in the same order. A round
-    with too few answers does not change the model. `timeout_s` limits each message, in seconds.
+    with too few answers does not change the model. The controller waits at most `timeout_s` seconds
+    for the answers to each message.
     """
 
     def __init__(
