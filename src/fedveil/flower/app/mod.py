@@ -316,7 +316,7 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a metric for each of `names`, or NaN. A missing metric would reveal something."""
+    """Return all metrics in `names`, NaN for a missing one. So every reply has the same metrics."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 

@@ -74,7 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Return the client's number of examples. Under `privacy.unit: example` no record is read."""
+    """Return the number of examples. Under `privacy.unit: example` they are counted unread."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)
