@@ -124,8 +124,8 @@ class DistributedGaussian(NoiseShares):
     signs. Privacy does not depend on wrapping.
 
     `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
-    / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
-    cover the range from -clip to clip.
+    / √length, the root mean square of the entries of a rotated vector of norm `clip`. Without
+    rotation they cover the range from -clip to clip.
 
     `apart`, a distance below 2 · clip, makes the sensitivity smaller, and so the noise. With it the
     caller promises that any two possible vectors of a client are at most `apart` from each other,
@@ -330,7 +330,7 @@ def _blocks(dimension: int) -> list[int]:
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits of the smallest ring that can hold sums from -reach to reach."""
+    """Return the bits of a ring for sums from -reach to reach, with a quarter to spare."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 

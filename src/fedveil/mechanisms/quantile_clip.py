@@ -102,7 +102,7 @@ class QuantileClip:
         return joint
 
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
-        """Return the mean of the clipped vectors, and the share with a norm up to `clip`.
+        """Return the mean of the clipped vectors, and the share of vectors no longer than `clip`.
 
         `mean` is the mean of the vectors that `joint` returned for this clip.
         """

@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases: a report of one parameter, as bits and as the sum of their states."""
+        """Yield audit cases: a report of one parameter, once as bits and once as a sum."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip

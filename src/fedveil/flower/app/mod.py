@@ -188,7 +188,7 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and return the parts of the reply."""
+        """Charge the report and let the app train. Returns the client half, report and metrics."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -288,7 +288,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove and return fedveil's message and offer. `known` are the user's own protections."""
+    """Move fedveil's message and offer out of `message`. `known` are the user's protections."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(

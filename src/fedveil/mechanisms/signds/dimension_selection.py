@@ -65,7 +65,7 @@ class Told(NamedTuple):
 
 
 class SignDS:
-    """Selects h dimensions of an update, most of them among its largest in a random direction.
+    """Selects h dimensions of an update, mostly among its largest or among its smallest entries.
 
     Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S consists of the topk =
     floor(k * d) of d dimensions (at least 1) with the largest sign * update. Ties are broken in

@@ -41,7 +41,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each number v of selected top-k dimensions, with the number of such selections."""
+        """Yield each possible v, with the number of selections that have v top-k dimensions."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)

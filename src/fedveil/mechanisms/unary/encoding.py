@@ -153,8 +153,8 @@ class UnaryEncoding:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
         The rounding `nearest` gives the nearest state, and of two equally near ones the even one.
-        `stochastic` rounds at random with `entropy`, such that the mean is exact. Infinities are
-        clipped. NaN is refused.
+        `stochastic` rounds up or down at random with `entropy`, such that the expected state is the
+        exact number. Infinities are clipped. NaN is refused.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
