@@ -330,7 +330,7 @@ def _blocks(dimension: int) -> list[int]:
 
 
 def ring_bits(reach: int) -> int:
-    """Return the bits of a ring for sums from -reach to reach, with a quarter to spare."""
+    """Return how many bits a ring needs for sums from -reach to reach, with 25% to spare."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 

@@ -85,7 +85,7 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """Return the perturbed bits of `values` in C order, packed with the lowest bit first."""
+        """Return the perturbed bits of `values` in C order, eight per byte, lowest bit first."""
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
         if self.eps is not None and len(packed):

@@ -174,7 +174,7 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC from one gradient, if its `NoiseLaw` has this `divergence`."""
+    """Return the largest AUC of an attack on one gradient, given its `NoiseLaw.divergence`."""
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 

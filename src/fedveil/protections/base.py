@@ -349,7 +349,7 @@ class Protection(Description):
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def reseeded(self, seed: int) -> Self:
-        """Return a copy whose server draws other noise, derived from `seed` if noise is seeded."""
+        """Return a copy whose server noise derives from `seed`. Secure noise is not affected."""
         made = copy.copy(self)
         made.context = replace(self.context, seed=seed)
         return made

@@ -273,7 +273,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: noisy sums of an update and three zero updates, for each clip type."""
+        """Yield audit cases: noisy sums of an update and three zero updates."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -365,7 +365,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noisy sum, in the units of updates, as a vector of the space from `domain()`.
 
-        The rotation is not undone yet. With a moving clip, the result is the decoded sum.
+        With a fixed clip, its rotation is not undone. With a moving clip, it is decoded.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

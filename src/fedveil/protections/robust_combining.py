@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports as chosen. `plain` is one that only adds."""
+        """Return an empty sum that combines reports as chosen. `plain` is an empty plain sum."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":

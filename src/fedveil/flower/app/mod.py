@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state after an earlier phase. Raises if the offer has changed since then."""
+        """Return the client's state after an earlier phase. Raises if the offer has changed."""
         kept = state.take(self._round)
         if kept is None:
             return None

@@ -131,7 +131,7 @@ class UnaryEncoding:
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Return the privacy loss of a single bit of a code. For OUE it is ln((1/2) / q)."""
+        """Return the privacy loss of one bit of a code: eps for rr, ln((1/2) / q) for oue."""
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
