@@ -112,8 +112,6 @@ class DistributedGaussian(NoiseShares):
     3. The entries of N are independent discrete Gaussians with parameter `share_variance`. They are
        drawn exactly and do not depend on x.
 
-    `mean(total, shares, signs)` turns a sum of `shares` such vectors into their mean.
-
     Privacy: if one whole vector is replaced, the sum of m shares has at most the privacy loss of
     `Gaussian(ratio(m))`, Gaussian noise whose standard deviation is `ratio(m)` times the
     sensitivity. This holds whatever the other vectors are, and for the sum modulo 2^bits too. m

@@ -33,7 +33,7 @@ class Sum(Protocol):
     def merge(self, other: Any) -> None: ...
 
     def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
-        """Return the sum divided by `divisor`. Call it once, at the end: it may use up the sum."""
+        """Return the sum divided by `divisor`. Call it once, at the end: it can change the sum."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ different clients; in a sparse graph, only what all clients are shown alike. The
 shares, and the masks, are derived from the digest of what was shown before. So clients with
 different views cannot decrypt each other's shares, and their masks do not cancel.
 
-This alone does not stop a lying server, which may have replaced clients' keys by its own. With
-active security, each client signs its view together with the survivors that it was shown, and
-discloses a share only if enough survivors (the threshold) have signed the same.
+This alone does not stop a lying server, which can replace clients' keys by its own. With active
+security, each client signs its view together with the survivors that it was shown, and discloses a
+share only if enough survivors (the threshold) have signed the same.
 """
 
 # Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's

@@ -73,7 +73,7 @@ class ProtectMod:
     This must be the first of the app's mods, because a mod before it would receive reports instead
     of arrays. Any other order is refused.
 
-    A round may need several messages. Between them, this client's state is stored encrypted in the
+    A round can need several messages. Between them, this client's state is stored encrypted in the
     node's context. It is erased at the end of the round.
     """
 

@@ -149,11 +149,6 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Return 16 bits of the `size`-th largest entry's key, and three counts.
-
-    The bits are those of the integer key (`_key`) from bit `shift` on. The counts are of entries
-    with larger bits there, with the same bits, and with those of NaN or infinity.
-    """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)
