@@ -85,11 +85,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client trusts the server, which lifts the client's epsilon limits.
+    """Return True if noise that the server adds counts towards the client's epsilon limits.
 
-    It trusts the server if a pin demands a guarantee that relies on the server. `limited` are the
-    pins with an epsilon limit. If one of these is the client's own, only own pins can lift limits,
-    because the server can change the others.
+    It counts if a pin demands a guarantee that relies on the server. `limited` are the pins with an
+    epsilon limit. If one of these is the client's own, that demand must be its own too, because the
+    server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
