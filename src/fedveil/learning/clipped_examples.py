@@ -325,8 +325,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a row of gradients for each of the examples `some`, from a batch padded to `rows`.
-        """
+        """Return a row of gradients for each of the examples `some`, padded to `rows` examples."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
