@@ -78,7 +78,7 @@ class Site:
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
         """Return this site as a client of a server's job.
 
-        `data_set` is the policy's block for the job's data. `owner` charges each report.
+        `data_set` is the policy's block for the job's data. Each report is charged through `owner`.
         """
         of = self.policy.servers[server]
         state = StateFolder(self.folder / _STATE)
