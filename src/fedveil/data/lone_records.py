@@ -61,7 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several groups, each a pair (x, y), in the form `form`.
+    """Read training records, each on its own, in the form `form`. `parts` are pairs (x, y).
 
     If y is None, the targets are the next tokens of x.
     """
@@ -139,8 +139,8 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Convert examples to int64 if `form` has integers, otherwise to float32.
 
-    Integers of at most 16 bits stay as they are. Also returns a mask of the examples that are
-    finite or, as integers, fit exactly.
+    Integers of at most 16 bits stay as they are. Also returns a mask of the examples that int64
+    represents exactly or, as floats, are finite.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)
