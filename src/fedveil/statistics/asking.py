@@ -45,7 +45,7 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return a sample of the mean of all reports of `cohort`, or None to make each report."""
+        """Return a random draw of the mean of `cohort`'s reports, or None to make each report."""
         return None
 
 

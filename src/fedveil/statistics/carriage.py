@@ -161,7 +161,7 @@ class Carriage:
             )
 
     def most_rows(self, largest: float) -> int | None:
-        """Return the largest number of rows that a client may add up, or None for no limit.
+        """Return the largest number of rows that a report can hold, or None for no limit.
 
         Only `unit: row` has a limit: an entry of the report is at most 2^24 grid steps, and the
         sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row
@@ -213,7 +213,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports (without codes, `reports`)."""
+        """Return the number of one-hot codes in `reports` reports (or `reports`, without codes)."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:

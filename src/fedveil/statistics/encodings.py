@@ -105,7 +105,7 @@ class Axis(ABC):
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return the index of each row's cell (-1: none), and a mask of the moved values."""
+        """Return each row's cell index (-1: none), and a mask of values moved into a cell."""
 
 
 class Bins(Axis):

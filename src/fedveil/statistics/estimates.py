@@ -48,9 +48,9 @@ class Sums:
     """All clients' sums for one part of a question, with the variances of their noise.
 
     If only `asked` of the `clients` clients reported, `values` is their sum times `clients` /
-    `asked`. `noise` is the variance of each entry of `values`. `rows` is the largest number of rows
-    that a client contributes. `rows` is None if each row is protected on its own (`unit: row`) and
-    all clients were asked. In this case, `values` is not scaled up.
+    `asked`. `noise` has the variance of the noise in each entry of `values`. `rows` is the largest
+    number of rows that a client contributes. `rows` is None if each row is protected on its own
+    (`unit: row`) and all clients were asked. In this case, `values` is not scaled up.
     """
 
     values: Float64s
@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The sampling variance, relative to that of independent rows of all clients."""
+        """The ratio of the sampling variance to that of independent rows of all clients."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -76,8 +76,8 @@ def quantile_of_normal(confidence: float) -> float:
 def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estimate]:
     """Return the estimated number of rows in each cell.
 
-    Estimates may be negative, so that their sums stay unbiased. An interval extends `z` standard
-    deviations to each side.
+    Negative estimates are kept, so that sums of estimates stay unbiased. An interval extends `z`
+    standard deviations to each side.
     """
     return [
         count(float(value), float(noise), sums, label, z)
@@ -102,7 +102,7 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """A statistic, such as a mean, as functions of the values of `Sums`. It is in [`low`, `high`].
+    """A statistic in [`low`, `high`], such as a mean, as functions of the values of `Sums`.
 
     `value` computes the statistic from n rows, and `spread` n times its sampling variance. `spread`
     is None if the statistic is a function of the shares of cells, because the delta method then
@@ -232,7 +232,7 @@ def correlation() -> Statistic:
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
     """Return functions that estimate a statistic from the cell counts of the encoding `Ends`.
 
-    It is the mean or, with `squares`, the variance of one column, or the correlation of two.
+    For one column it is the mean or, with `squares`, the variance. For two it is the correlation.
     """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws

@@ -98,7 +98,7 @@ def axis(question: QuestionSettings, prefix: str = "") -> Axis:
 
 
 def parts_of(file: QuestionFile, name: str) -> list[Part]:
-    """Return the parts of question `name` that are asked alike in every round."""
+    """Return the parts of question `name` that do not depend on earlier answers."""
     question = file.questions[name]
     where = file.conditions(question)
     encodings = list(_encodings(question, local=file.local))
@@ -152,7 +152,7 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the section of a client's vector that counts the rows of each candidate prefix."""
+    """Return the part that counts the rows of each candidate prefix, `candidates[g]` in group g."""
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))

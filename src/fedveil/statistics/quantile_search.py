@@ -65,9 +65,9 @@ class Search:
 
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
         `z` standard deviations from zero. The estimate is the zero of a line fitted to the answers
-        near the quantile or, if these are too few, of the nearest increasing function. The interval
-        starts at the last edge up to which all answers are significantly negative. It ends at the
-        first edge from which on all answers are significantly positive.
+        near the quantile or, if these are too few, of the increasing function nearest to all
+        answers. The interval starts at the last edge up to which all answers are significantly
+        negative. It ends at the first edge from which on all answers are significantly positive.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -126,7 +126,7 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the distinct values of a nondecreasing function, and the mean place of each."""
+    """Return the distinct `values` of a nondecreasing function, and the mean place of each."""
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)
