@@ -289,8 +289,7 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Return a row of gradients for each example at the indices `some`, and a mask of valid
-        rows.
+        """Return a row of gradients for each of the examples `some`, and a mask of valid rows.
 
         The mask is `counts`, without examples whose gradients fail. If none are left, the rows are
         None. An invalid example leaves the others' rows unchanged to the byte. `draws` seeds
@@ -325,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a row of gradients for each of the examples `some`, padded to `rows` examples."""
+        """Return a row of gradients for each of the examples `some`, from a batch of `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))

@@ -68,7 +68,7 @@ def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the LeNet of Zhu et al. (2019) for gradient attacks: sigmoids and wide weights."""
+    """Return the LeNet of Zhu et al. (2019) for gradient attacks: sigmoids and large weights."""
     if len(shape) != 3:
         raise ModelInvalid(
             f"model = lenet_smooth needs images [channels, height, width], not {tuple(shape)}"

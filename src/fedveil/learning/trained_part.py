@@ -83,8 +83,8 @@ class TrainedPart:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
         The mask is `usable`, without examples that the model cannot process or whose features are
-        not finite. They are replaced by zeros. No example affects another, if the attribute
-        `examples_at_once` of each fixed layer is right (examples per pass that do not interact).
+        not finite. They are replaced by zeros. No example affects another, provided each fixed
+        layer treats up to `examples_at_once` (its attribute) examples independently.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):

@@ -83,10 +83,9 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from examples `x` and targets `y`: plain arrays, lists or dicts.
+        """Return a client's data from arrays of examples `x` and targets `y`, plain or structured.
 
-        `usable` is a mask of the examples that count (None: all). It is ignored for lists and
-        dicts.
+        `usable` is a mask of the examples that count (None: all). Only plain arrays can have one.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
