@@ -66,7 +66,7 @@ class Release:
 class Limits:
     """The largest epsilon of a run, of a calendar month, and of all time, each at `delta`.
 
-    None means no limit. `without_epsilon` limits a month's number of sums without an epsilon.
+    None means no limit. `without_epsilon` limits a month's number of secure sums without epsilon.
     """
 
     run: float | None = None

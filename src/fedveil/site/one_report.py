@@ -93,7 +93,8 @@ class SiteReports:
     ) -> bytes:
         """Return the encoded answer to a message of a secure sum that asks for no trained update.
 
-        `words` is the encoded message. Raises `SiteRefused` if the message is not due.
+        `words` is the encoded message. Raises `SiteRefused` if the task is not part of a secure
+        sum.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -171,7 +172,7 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at)
 
     def log(self, text: str) -> None:
-        """Write a line to the site's log of the framework, such as NVFlare."""
+        """Write a line to the site's log for the framework, such as NVFlare."""
         with self._site.log(self._through.lower()) as log:
             log.line(text)
 

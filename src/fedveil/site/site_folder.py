@@ -98,7 +98,7 @@ class Site:
     def seat(self, server: str, *, signs: bool) -> Seat:
         """Return this site's number, state and keys for the jobs of a server.
 
-        If the rounds are signed (`signs`), raises `SiteError` without a roster of public keys.
+        For signed rounds (`signs`), raises `SiteError` if the site has no roster of public keys.
         """
         of = self.policy.servers[server]
         if signs and of.roster is None:

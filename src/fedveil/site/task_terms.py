@@ -1,4 +1,4 @@
-"""The protection of sites' answers to a server's tasks, and the sum of these reports."""
+"""The protection of sites' answers to a server's tasks, and the sum of the protected answers."""
 
 from __future__ import annotations
 
