@@ -95,7 +95,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient of the mean squared error or, if `truth`, of the binary cross-entropy."""
+    """Write scale / n * (x - y) for each of n scores x. If `truth`, x is the score's sigmoid."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]

@@ -61,9 +61,9 @@ def _apart(length: int) -> int:
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
     """Decide for each operation in the table `ops` whether this client's steps are deferred.
 
-    They are if `hold` is True and the memory suffices for the `examples` of all epochs. HELD, the
-    number of stored rows, is then 0, and otherwise -1. A weight with deferred steps is read from
-    the copy that all threads share, `shared` entries after the client's own copy.
+    Steps are deferred if `hold` is True and the memory suffices for `examples` (over all epochs).
+    HELD, the number of stored rows, is then 0, and otherwise -1. A weight with deferred steps is
+    read from the copy that all threads share, `shared` entries after the client's own copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -74,7 +74,10 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a step: `rows` rows of inputs (at m[x], `xs` apart) and gradients (m[dy], `ys`)."""
+    """Store an SGD step for later: `rows` rows of a layer's inputs and of its output gradients.
+
+    They begin at m[x] and at m[dy], with rows `xs` and `ys` apart.
+    """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
         to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)

@@ -16,10 +16,10 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy each token's row of the weight to the token's output or, with `back`, add its gradient.
+    """Copy each token's row of the weight to the token's output, in the memory `m`.
 
-    Outputs (or output gradients) begin at position `values` of the memory `m`. The weight (or the
-    weight's gradient, to which `back` adds) begins at `weight`.
+    The weight begins at `weight`, the outputs at `values`. With `back`, these are the positions of
+    gradients, and each output's gradient is added to that of the row.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):
