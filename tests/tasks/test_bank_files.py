@@ -140,6 +140,14 @@ def test_a_row_that_is_too_short_does_not_hide_the_separator() -> None:
     assert said == "t.csv, line 3 has 1 cells, but the header has 2"
 
 
+def test_a_line_that_the_sample_cuts_does_not_hide_the_separator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = "id;x,y\na;1\nbcdefgh;2\n"
+    monkeypatch.setattr(csv_format, "_SAMPLED_CHARACTERS", content.index("efgh"))
+    assert table_of(content, "x,y").numbers("x,y").tolist() == [1.0, 2.0]
+
+
 def test_lines_are_counted_through_blocks_of_either_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may end between the two signs of a line end, and Python may read only the rest."""
     for size in (5, 6, 7, 64):
@@ -607,6 +615,10 @@ def test_a_hint_changes_one_rule_and_keeps_the_others() -> None:
         "a looser task.tables.ids would write ids of bank otherwise: 2 under case: fold. All"
     )
     assert hint(ids, IdSettings(**rules, case="fold")) == ""
+    both = {"whole_numbers": True, "leading_zeros": "drop"}
+    assert "1 under unicode: NFKC, 1 under case: fold, 2 under all of these. All" in hint(
+        {"bank": ["K1", "\u2460", "k2"]}, IdSettings(**both)
+    )
 
 
 def test_between_machines_a_party_counts_only_its_own_ids_and_sends_none_of_it() -> None:

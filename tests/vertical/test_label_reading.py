@@ -129,6 +129,12 @@ def test_the_rarer_class_has_the_larger_norm() -> None:
     assert auc(by_norm([gradients]), labels == 1) == 1
 
 
+def test_the_scores_of_long_gradients_are_those_along_their_main_direction() -> None:
+    rows = Seeded(6).generator().standard_normal((5, 23))
+    left, sizes, _ = np.linalg.svd(rows)
+    assert np.abs(by_sign(rows)) == pytest.approx(np.abs(left[:, 0] * sizes[0]))
+
+
 def test_a_look_at_long_gradients_counts_no_more_than_one_at_short_ones() -> None:
     """The first look tells nothing, and its gradients are 10,000 times as long."""
     labels, source = drawn(2, np.array([0.9, 0.1]))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import vertical_parts
@@ -16,8 +17,9 @@ from fedveil.errors import JobError
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.blocks import OptimizerSettings
 from fedveil.vertical.job_reference import reference
-from fedveil.vertical.job_split import make_split
+from fedveil.vertical.job_split import make_split, threads
 from fedveil.vertical.split import Part, SplitModel
+from vertical_parts import UShape
 
 WRONG: list[tuple[dict[str, object], str]] = [
     ({"epoch": 3}, "epoch = 3 is not a known key (did you mean epochs?); the keys are name, "),
@@ -245,6 +247,19 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     assert account.figures(nobody, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
     assert all(line.epsilon < math.inf for line in shop)
+
+
+def test_an_output_of_others_data_alone_is_no_release_of_ones_own() -> None:
+    split = UShape().split_model()
+    assert account.sends_unprotected(split, "lead") == ["embedding"]
+    assert account.sends_unprotected(split, "bank") == []
+
+
+def test_the_number_of_threads_is_that_of_before() -> None:
+    before = torch.get_num_threads()
+    with threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_optimizers_are_the_tasks_then_the_jobs_then_the_parts() -> None:
