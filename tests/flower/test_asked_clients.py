@@ -61,7 +61,7 @@ def over_flower(file: QuestionFile, folder: Path, **more: Any) -> tuple[Any, Sit
 
 @pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
 def test_sites_answer_from_their_own_tables(protection: str, tmp_path: Path) -> None:
-    answers, _ = over_flower(file_of(protection), tmp_path)
+    answers, _ = over_flower(file_of(protection, client="person"), tmp_path)  # no site's column
     values = [answers["old"].value, *(e.value for e in answers["ages"].estimates)]
     assert values == pytest.approx([OLD, 3, 6], abs=0.01)
     found = saved(tmp_path / "answer")
@@ -158,6 +158,13 @@ def test_an_app_that_flwr_has_run_has_an_answer_or_is_an_error(
     given = ["run", str(app), "--stream", "--run-config", f'folder="{out}"']
     assert (tmp_path / "given").read_text().splitlines() == given
     assert QuestionFile.load(app / QUESTION).questions.keys() == {"old", "ages"}
+
+
+@pytest.mark.parametrize("changes", [{"randomness": "seeded"}, {"fidelity": "aggregate"}])
+def test_what_is_for_simulations_is_not_deployed(changes: dict[str, Any]) -> None:
+    ((key, value),) = changes.items()
+    with pytest.raises(DeploymentError, match=f"{key} = '{value}' is "):
+        deployable(file_of("oue", epsilon=2.0, rows=1, **changes))
 
 
 def test_a_client_does_not_trust_the_server_s_roster(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,17 @@ def test_errors_of_another_part_are_refused() -> None:
     party = parties_of(vertical_parts.Bottoms().split_model())["bank"]
     with pytest.raises(InvalidValue, match="left///forward is not a compression error"):
         party.restore(party.state() | {"left///forward": torch.zeros(3, 8)})
+    split = vertical_parts.Bottoms().split_model()
+    for feeds, own in ((True, {"bank": "forward", "lead": "backward"}), (False, {})):
+        held = Compression(2, error_feedback=feeds)
+        parties = parties_of(split.replace("left", compression=held))
+        for name, way in product(("bank", "lead"), ("forward", "backward")):
+            party, left_out = parties[name], {f"left///{way}": torch.zeros(3, 8)}
+            if own.get(name) == way:
+                party.restore(party.state() | left_out)
+                continue
+            with pytest.raises(InvalidValue, match=f"left///{way} is not a compression error of"):
+                party.restore(party.state() | left_out)
 
 
 def run(folder: Path, **settings: Any) -> Any:

@@ -22,11 +22,13 @@ from fedveil.errors import (
     LimitReached,
     Unfit,
 )
+from fedveil.record.sealed_message import unsealed
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
 from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
+from fedveil.vertical.scoring.scored_examples import SCORED
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Together, bundles_in, files_of
 from scoring_parts import BANKS, LEADERS, NEW, played, scorers, together, trained, write_table
@@ -160,6 +162,9 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
     new = folder / "again.csv"
     old = list(csv.DictReader((folder / "run" / "bank" / "sent.csv").open()))
     twice = next(row["id"] for row in old if row["times"] == "2")
+    sent = unsealed((folder / "run" / "bank" / "bundle" / "sent").read_bytes())
+    assert sorted(sent["times"].tolist()) == sorted(int(row["times"]) for row in old)
+    assert sent["labelled"].sum() == sum(row["subset"] == "train" for row in old) < len(old)
     lead = {"id": [twice, "c5000"], "x0": [0.1, 0.2], "x1": [0, 1.5]}
     write_table(new, lead)
     bank = {"key": ["c5000", twice], "z0": [1, 0], "z1": [0, 2], "kind": ["red", "blue"]}
@@ -170,12 +175,19 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
             source = together(folder, stack, lead=str(new), bank=str(folder / "again-bank.csv"))
             allowed.append(source.scores(source.common).allowed.tolist())
             lines = source._all["bank"].keep_account()
+            scored = source._all["bank"].state.path / SCORED
+        with scored.open("ab") as file:
+            file.write(b"torn")
     times = np.array(allowed).sum(axis=0)
     assert times[1] == times[0] + 2  # the first was sent twice before
     (line,) = lines
     one = line.epsilon / times[1]
     assert times[1] == math.floor(13 / one + 1e-9) < 9
-    assert "times in training" in str(line)
+    totals = zip(times.tolist(), (2, 0), strict=True)  # the first was sent twice in training
+    assert line.what in {
+        f"an example, scored {scored} times and sent {sent} times in training"
+        for scored, sent in totals
+    }
     assert source._all["lead"].keep_account() == []
 
 

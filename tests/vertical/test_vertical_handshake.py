@@ -126,6 +126,16 @@ def test_what_is_missing_is_reported_to_both(by: str) -> None:
     ]
 
 
+def test_what_each_of_two_followers_lacks_is_its_own() -> None:
+    held = {"lead": range(10), "bank": [*range(8), 99], "shop": [*range(4, 10), 77, 88]}
+    agreed = agree(*(standing(name, ids) for name, ids in held.items()))
+    assert agreed["lead"].notes == tuple(
+        f"train: {name} lacks {lacks} of the 10 examples of lead and has {others} others; only "
+        "the 4 that all parties have are used"
+        for name, lacks, others in (("bank", 2, 1), ("shop", 4, 2))
+    )
+
+
 def test_texts_are_ids_too_and_never_equal_a_number() -> None:
     names = np.array(["ana", "bo", "ça"])
     agreed = agree(standing("lead", names), standing("bank", names[::-1]))
