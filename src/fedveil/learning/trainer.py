@@ -83,9 +83,9 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from arrays of examples `x` and targets `y` of any kind.
+        """Return a client's data from arrays of examples `x` and targets `y`, plain or structured.
 
-        `usable` is a mask of the examples that count (None: all). Only plain arrays support it.
+        `usable` is a mask of the examples that count (None: all). Only plain arrays can have one.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -275,9 +275,9 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change the gradients of `parameters` before a step, for example by clipping them.
+    """Change the gradients of `parameters` before a step, by correction, FedProx and clipping.
 
-    `start` are the round's initial weights. `terms`, if given, are first added to the gradients.
+    `terms` is the client's correction, if any. `start` are the round's initial weights.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
