@@ -70,6 +70,8 @@ def test_what_is_no_compressed_tensor_is_refused(change: Any, sentence: str) -> 
     message = {"kind": "tensor", "name": "left", "step": 1, "micro": 0,
                "data": data, "ranges": ranges}  # fmt: skip
     assert from_wire(message, transfer, training=True, step=1, rows=1).shape == (1, 5)
+    short = Transfer(split.replace("left", dtype="bfloat16").crossings[0], 0, gradient=False)
+    assert from_wire(message, short, training=True, step=1, rows=1).dtype == torch.bfloat16
     with pytest.raises(ExchangeError, match=sentence):
         from_wire({**message, **change}, transfer, training=True, step=1, rows=1)
 

@@ -12,6 +12,7 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.intervals import share
 from fedveil.vertical.label_reading import (
     Window,
+    _settled,
     by_known,
     by_norm,
     by_sign,
@@ -72,6 +73,23 @@ def test_three_classes_part_without_a_known_label() -> None:
     labels, source = drawn(3)
     groups = partition([Window.of(directions([returned(labels, 3, source)]))], ROWS, 3)
     assert everywhere(labels, named(groups, np.arange(ROWS), labels, 3))
+
+
+def test_the_best_of_several_starts_is_taken() -> None:
+    """Most starts place two middles in the common class, and none in one of the rare ones."""
+    labels = np.repeat(np.arange(5), [100, 8, 8, 8, 8])
+    noise = Seeded(0, "starts").generator().standard_normal((len(labels), 5))
+    rows = directions([np.eye(5)[labels] + 0.13 * noise])
+    groups = partition([Window.of(rows)], len(labels), 5)
+    assert everywhere(labels, named(groups, np.arange(len(labels)), labels, 5))
+
+
+def test_a_middle_without_a_row_stays() -> None:
+    rows = directions([np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.2]])])
+    centres = np.array([[1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
+    moved, near = _settled(rows, centres)
+    assert moved[1].tolist() == [0, -1]
+    assert near.argmax(axis=1).tolist() == [0, 0, 2]
 
 
 def test_a_class_of_which_none_is_known_is_not_guessed() -> None:

@@ -22,11 +22,13 @@ from fedveil.errors import (
     LimitReached,
     Unfit,
 )
+from fedveil.link.channel import Receive, Send
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
+from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
 from fedveil.vertical.scoring.scored_examples import SCORED
 from fedveil.vertical.scoring.scorer import Scorer
@@ -319,6 +321,35 @@ def test_a_lying_follower_is_refused(
     both = scorers(trained(tmp_path), stack)
     with pytest.raises((ExchangeError, Unfit), match=why):
         played(both, [[3, 8]], bank={kind: changed(**fields)})
+
+
+def test_digests_are_those_of_distinct_ids_under_a_whole_key(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(message):  # type: ignore[no-untyped-def]
+        return {**message, "digests": np.repeat(message["digests"][:1], message["ids"], axis=0)}
+
+    monkeypatch.setattr(row_alignment, "_by", lambda scorer: "digests")
+    both = scorers(trained(tmp_path), stack)
+    both["lead"].most_ids = both["bank"].most_ids = 10_000
+    assert len(played(both, [[3]])[0].outputs) == 1
+    with pytest.raises(Unfit, match="bank has an id twice"):
+        played(both, [[3]], bank={"apply": twice})
+    with pytest.raises(ExchangeError, match="its key has 5 bytes"):
+        played(both, [[3]], lead={"begin": changed(key=b"short")})
+
+
+def test_an_application_to_an_earlier_attempt_is_no_application(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    lead = scorers(trained(tmp_path), stack)["lead"]
+    leading = row_alignment.lead(lead, 2)
+    assert isinstance(next(leading), Send)
+    assert isinstance(leading.send(None), Receive)
+    stale = {"kind": "apply", "attempt": 1, "bundle": lead.bundle.name, "ids": 5}
+    assert isinstance(leading.send(stale), Receive)
+    with pytest.raises(Unfit, match="another model"):
+        leading.send({**stale, "attempt": 2, "bundle": bytes(32)})
 
 
 def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(

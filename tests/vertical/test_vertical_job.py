@@ -36,6 +36,10 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"parts": {"left": {"output": [0]}}}, "parts.left.output = 0 is outside [1, inf)"),
     ({"parts": {"left": {"module": "m.f"}}}, "parts.left.module = 'm.f' is not package.module:f"),
     ({"parts": {"left": {"dtype": "float16"}}}, "parts.left.dtype = 'float16' is not one of float"),
+    (
+        {"parts": {"left": {"privacy": {"embedding_dp": {"eps": None, "reuse": True}}}}},
+        "parts.left.privacy.embedding_dp.reuse = true needs an eps; parts.left.privacy.embeddin",
+    ),
     ({"parts": {"left": {"optimizer": {"lr": 0}}}}, "parts.left.optimizer.lr = 0 is outside (0, "),
     (
         {"parts": {"left": {"optimizer": {"name": "adam", "momentum": 0.9}}}},
