@@ -162,6 +162,9 @@ def test_squares_and_steps_are_never_negative() -> None:
     for name in ("exp_avg_sq", "step"):
         with pytest.raises(InvalidValue, match="its optimiser state does not fit the part backbo"):
             restored(**{name: -moments[name]})
+    variance = {"backbone/1.running_var": torch.linspace(-1, 1, 8)}
+    with pytest.raises(InvalidValue, match=r"backbone/1\.running_var is a variance below 0"):
+        party.restore(party.state() | variance)
 
 
 def test_a_function_is_its_owners_affair_and_not_the_jobs() -> None:

@@ -6,8 +6,10 @@ import csv
 import json
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
-from fedveil.vertical.scoring import row_alignment
+from fedveil.vertical.scoring import row_alignment, sources
 from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
 from fedveil.vertical.scoring.scored_examples import SCORED
 from fedveil.vertical.scoring.scorer import Scorer
@@ -260,8 +262,11 @@ def test_an_honest_session_scores(tmp_path: Path, stack: ExitStack) -> None:
     with ExitStack() as other:
         source = together(trained(tmp_path / "b"), other)
         alone = source.scores(source.common[[0, 5]])
+        lines = source._all["bank"].keep_account()
     assert np.array_equal(found[0].outputs, alone.outputs)
     assert len(found[1].outputs) == 1
+    assert lines
+    assert all(line.epsilon == math.inf for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -337,6 +342,54 @@ def test_digests_are_those_of_distinct_ids_under_a_whole_key(
         played(both, [[3]], bank={"apply": twice})
     with pytest.raises(ExchangeError, match="its key has 5 bytes"):
         played(both, [[3]], lead={"begin": changed(key=b"short")})
+
+
+def test_a_row_goes_on_if_every_party_allows_it() -> None:
+    seen: list[list[int]] = []
+    found: list[Any] = []
+
+    def look(going: Any) -> Any:
+        seen.append(going.tolist())
+        return np.zeros((len(going), 2))
+        yield
+
+    scorer: Any = SimpleNamespace(
+        _check=lambda positions: None, _request=0, _used=np.arange(9), followers=("bank", "shop"),
+        scored=SimpleNamespace(allowed=lambda rows: np.array([True, True, False, True, True])),
+        _allowed=lambda follower, message, count: np.array(message["allowed"], bool), _look=look,
+        split=SimpleNamespace(last=SimpleNamespace(output=(2,))),
+    )  # fmt: skip
+
+    def asked() -> Any:
+        found.append((yield from Scorer.ask(scorer, np.array([4, 2, 7, 1, 8]))))
+
+    allowed = {"bank": [0, 1, 1, 1, 1], "shop": [1, 1, 1, 0, 1]}
+    asking, answer = asked(), None
+    with suppress(StopIteration):
+        while True:
+            request = asking.send(answer)
+            answer = None
+            if isinstance(request, Receive):
+                answer = {"kind": "allowed", "allowed": allowed[request.peer]}
+    assert seen == [[2, 8]]
+    assert found[0].allowed.tolist() == [False, True, False, False, True]
+
+
+def test_a_session_needs_the_right_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(own: object, who: str, right: str) -> None:
+        raise KeyError(who, right)
+
+    monkeypatch.setattr(sources, "check_right", refused)
+    split = SimpleNamespace(leader="lead")
+    party: Any = SimpleNamespace(followers=("bank",), split=split)
+    meeting: Any = SimpleNamespace(credentials=None, patience_s=0.1)
+    for begin, peer in (
+        (lambda: sources.Apart(party, meeting, ExitStack()), "bank"),
+        (lambda: sources.follow(party, meeting), "lead"),
+    ):
+        with pytest.raises(KeyError) as asked:
+            begin()
+        assert asked.value.args == (peer, "predict")
 
 
 def test_an_application_to_an_earlier_attempt_is_no_application(

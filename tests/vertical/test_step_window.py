@@ -23,6 +23,7 @@ from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.step_checkpoint import Checkpoint
 from fedveil.vertical.step_window import StepWindow
 
 
@@ -55,6 +56,17 @@ def test_a_record_has_the_means_of_its_own_steps(monkeypatch: pytest.MonkeyPatch
     resumed._rows = 1
     again = resumed.figures("tokens", 16)
     assert (again["loss"], again["bytes_sent_per_step"], again["seconds_waiting"]) == (1.25, 200, 0)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    folder: Any = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+    window = {"loss": 0.5, "losses": 1, "steps": 1, "sent": 2, "received": 3}
+    (tmp_path / "checkpoint").mkdir()
+    Checkpoint(3, "f", 0, "", window, {"x": torch.ones(2)}).write(folder)
+    assert Checkpoint.read(folder, 3).window == window
+    (tmp_path / "checkpoint" / f"{3:09d}").rename(tmp_path / "checkpoint" / f"{4:09d}")
+    with pytest.raises(RunFolderError, match="it is of step 3"):
+        Checkpoint.read(folder, 4)
 
 
 def test_a_line_has_the_figures_of_its_record() -> None:
