@@ -338,6 +338,9 @@ def test_pieces_without_a_number_change_nothing_that_others_have_shown(
         assert table.numbers("x")[[0, -1]].tolist() == [1000, 2000]
     said = refusal(f"id;x;y\na;1.000;\n{rest}", "x", "y", lacks=True)
     assert said.startswith("t.csv: x = '1.000' in line 2 has two readings; write files.bank.deci")
+    rest = "".join(f"{row};01/02/2024;{'k.A.' * (row > 450)}\n" for row in range(900))
+    table = table_of(f"id;d;e\na;01/02/2024;31.12.2023\n{rest}", "d", "e", lacks=True)
+    assert table.numbers("d")[[0, -1]].tolist() == [19754, 19754]
 
 
 def test_a_cached_cell_has_the_number_that_it_has_anew() -> None:
