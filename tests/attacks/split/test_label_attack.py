@@ -86,6 +86,14 @@ def test_tables_of_the_parties_own_are_read(tmp_path: Path) -> None:
         assert reached.figure(name).value == 1
 
 
+def test_every_protection_of_labels_is_named() -> None:
+    norm, drawn = {"label_protection": {"name": "max_norm"}}, {"label_dp": {"eps": 1.0}}
+    for privacy, said in (
+        ({}, "none"), (norm, "max_norm"), (drawn, "label_dp"), (drawn | norm, "label_dp, max_norm"),
+    ):  # fmt: skip
+        assert labels._protection(VerticalJob(privacy=privacy).privacy) == said
+
+
 def test_labels_that_are_numbers_are_refused() -> None:
     with pytest.raises(AttackImpossible, match=r"are classes, and task\.name = tabular"):
         found({}, task={"name": "tabular", "tabular": {"table": "diabetes"}})
