@@ -17,6 +17,7 @@ from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.stealing.stealing import Loot, attack, matched, steal, with_examples
 from fedveil.attacks.target import Target
 from fedveil.data.partition import Partition
+from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
 from fedveil.protections.reading import Reading
@@ -205,6 +206,27 @@ def test_the_attack_is_a_finding(target: Target) -> None:
     assert finding.attack == "steal"
     assert finding.figure("recovered").value > 0.7
     assert finding.pictures == ["steal-not_encrypt.png"] == list(pictures)
+
+
+@pytest.mark.parametrize(("form", "loud"), [("window", 15), ("relu", 15**0.5)])
+def test_a_model_is_made_of_public_examples_and_as_loud_as_a_clients_batch(
+    target: Target, form: Form, loud: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(self: Imprint, classes: int, gain: float) -> None:
+        made = Imprint.of(
+            target.dataset.test.x,
+            9,
+            2,
+            form,
+            Seeded(target.job.seed, "attack", "imprint").generator(),
+        )
+        assert np.array_equal(self.edges, made.edges)
+        assert gain == pytest.approx(loud / target.job.training.lr)
+        raise KeyError
+
+    monkeypatch.setattr(Imprint, "model", model)
+    with pytest.raises(KeyError):
+        stealing._played(target, 9, 2, form)
 
 
 def test_adam_is_refused(target: Target) -> None:
