@@ -393,8 +393,8 @@ def test_a_runs_model_is_attacked_as_it_is(tmp_path: object) -> None:
     run = simulate(job(), f"{tmp_path}/run")
     finding = attack(Target.of_run(run.folder), "quick", Watch())
     assert finding.figure("loss AUC").cases == EXAMPLES + 40
-    changed = Target.of_run(run.folder, ["protection=dp_encrypt"])
-    assert (changed.job.protection.name, changed.trained) == ("dp_encrypt", True)
+    longer = Target.of_run(run.folder, ["rounds=23"])
+    assert (longer.job.rounds, longer.trained) == (23, True)
     data = clouds()
     inside, outside = (answers(run.model, p.x, p.y).truth for p in (data.train, data.test))
     assert finding.figure("loss AUC").value == area("", inside, outside).value > 0.6
