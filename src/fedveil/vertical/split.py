@@ -67,9 +67,7 @@ class Optimizer:
     def over(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         lr, decay = self.lr, self.weight_decay
         if self.name == "sgd":
-            return torch.optim.SGD(
-                parameters, lr, momentum=self.momentum, weight_decay=decay, fused=True
-            )
+            return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=decay)
         rule = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
         return rule(parameters, lr, weight_decay=decay, fused=True)
 
