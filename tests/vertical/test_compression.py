@@ -126,6 +126,24 @@ def test_a_void_step_leaves_no_error_behind() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_a_look_feeds_back_nothing() -> None:
+    split = vertical_parts.Bottoms().split_model()
+    parties = parties_of(split.replace("left", compression=Compression(2, error_feedback=True)))
+    drive_together(steps_of(parties, 1))
+
+    def looked() -> torch.Tensor:
+        x, y = vertical_parts.Bottoms().whole("test")
+        rows = np.arange(20)
+        held = {"lead": Batch(rows, labels=y), "bank": Batch(rows, {"x": x[:, :3]}),
+                "shop": Batch(rows, {"x": x[:, 3:]})}  # fmt: skip
+        looks = {name: party.look(1, held[name]) for name, party in parties.items()}
+        return drive_together(looks)["lead"]
+
+    first = looked()
+    parties["bank"]._errors.restore({})
+    assert torch.equal(first, looked())
+
+
 def test_errors_of_another_part_are_refused() -> None:
     party = parties_of(vertical_parts.Bottoms().split_model())["bank"]
     with pytest.raises(InvalidValue, match="left///forward is not a compression error"):

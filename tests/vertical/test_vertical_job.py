@@ -141,9 +141,13 @@ def test_yaml_gives_an_equal_job_back(tmp_path: Path) -> None:
 
 def test_parties_agree_on_all_but_their_own_affairs() -> None:
     job = VerticalJob()
-    own = VerticalJob(name="mine", device="cuda", threads=4)
+    own = VerticalJob(
+        name="mine", device="cuda", threads=4, privacy={"max_epsilon": 3.0},
+        alignment={"most_ids": 70, "least_common": 7},
+    )  # fmt: skip
     assert job.agreed() == own.agreed()
-    assert job.agreed() != VerticalJob(seed=1).agreed()
+    for other in ({"seed": 1}, {"privacy": {"delta": 1e-4}}, {"alignment": {"by": "digests"}}):
+        assert job.agreed() != VerticalJob(**other).agreed()
 
 
 # --- the parts of a task as a job changes them
