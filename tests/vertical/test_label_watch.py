@@ -39,9 +39,10 @@ def nothing(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 def heard(
     gradients: Gradients, shares: list[float], seed: int, steps: int = STEPS, changes: int = 0,
     returned: Returned = lambda crossing, gradient, labels, occasion: gradient,
+    split: SplitModel | None = None,
 ) -> list[str]:  # fmt: skip
     """Play `steps` steps. Until step `changes` the gradients carry no information."""
-    split: SplitModel = Bottoms().split_model()
+    split = split or Bottoms().split_model()
     (first, *_) = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     said: list[str] = []
     watch = LabelWatch(split, len(shares), returned, said.append, steps)
@@ -150,6 +151,15 @@ def test_each_batch_counts_alike_in_the_sums() -> None:
 def test_every_part_is_read_however_long_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_watch, "_VALUES", 2 * VALUES)
     assert len(heard(by_sign, [0.6, 0.4], 2)) == 1
+
+
+def test_parts_of_one_follower_are_read_together_as_far_as_both_were_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of both is read in two steps, the second in one."""
+    monkeypatch.setattr(label_watch, "_VALUES", 2 * BATCH * VALUES + 1)
+    split = Bottoms().split_model().replace("right", owner="bank")
+    assert len(heard(by_sign, [0.6, 0.4], 2, split=split)) == 1
 
 
 def test_a_run_of_one_epoch_has_no_sums() -> None:
