@@ -403,6 +403,7 @@ def test_an_amplified_sum_counts_the_honest_clients_noise_alone() -> None:
     assert spending.loss.release == SampledGaussian(made.noise.ratio(6), 0.1)
     assert spending.loss.per == "example"
     assert made.noise.ratio(6) < made.noise.ratio(8)
+    assert made.signs(3) is None  # an example's bound is of vectors that are not rotated
 
 
 class Named(Seeded):
