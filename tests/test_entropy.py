@@ -186,6 +186,8 @@ def test_permutation_law() -> None:
 def test_permutation_draws_again_where_two_keys_are_equal() -> None:
     script = [1, 1, 5, 5, 1, 2, 7, 0]
     assert Scripted(*script).permutation(2).tolist() == [1, 0]
+    half_equal = [5, 1, 3, 7, 7, 2]
+    assert Scripted(*half_equal).permutation(3).tolist() == [2, 1, 0]
     assert Seeded(0).permutation(0).tolist() == []
 
 

@@ -195,10 +195,13 @@ class Entropy(ABC):
         """
         while True:
             keys = self.words(2 * count).reshape(2, count)
-            order = np.lexsort(keys).astype(np.int64)
-            sorted_keys = keys[:, order]
-            if not (sorted_keys[:, 1:] == sorted_keys[:, :-1]).all(axis=0).any():
-                return order
+            order = np.argsort(keys[1])
+            if (np.diff(keys[1, order]) == 0).any():  # rare: each has 64 bits
+                order = np.lexsort(keys)
+                sorted_keys = keys[:, order]
+                if (sorted_keys[:, 1:] == sorted_keys[:, :-1]).all(axis=0).any():
+                    continue
+            return order.astype(np.int64)
 
     def generator(self) -> np.random.Generator:
         """Return a NumPy generator seeded from this stream, for values that stay on the machine."""
@@ -266,7 +269,7 @@ class Seeded(Entropy):
 
 
 def _expansion(p: float) -> tuple[list[int], int]:
-    """Return the binary expansion of a probability p in [0, 1), as words of 64 bits.
+    """Return the binary expansion of a probability p in [0, 1), cut into words of 64 bits.
 
     Returns a list of all words after the first, and the first word.
     """

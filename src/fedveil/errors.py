@@ -23,18 +23,12 @@ class FedveilWarning(UserWarning):
 
 
 def did_you_mean(candidates: Sequence[str]) -> str:
-    """Return a suggestion such as " (did you mean X?)", to append to a sentence.
-
-    Returns "" if there are no `candidates`.
-    """
+    """Return a text like " (did you mean X?)" to append to a sentence. "" without candidates."""
     return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a "did you mean" suggestion of the one of `names` that is most similar to `name`.
-
-    Returns "" if none is similar.
-    """
+    """Suggest the one of `names` that is most similar to `name`, as `did_you_mean` does, or ""."""
     return did_you_mean(get_close_matches(name, list(names), 1))
 
 
@@ -65,7 +59,7 @@ class MissingExtra(FedveilError, ImportError):
 
 
 class ExperimentsMissing(FedveilError, ImportError):
-    """The package `experiments` is missing, because fedveil does not run from a checkout."""
+    """The package `experiments` is missing: fedveil does not run from a clone of its repository."""
 
 
 class DataUnavailable(FedveilError):
@@ -73,7 +67,7 @@ class DataUnavailable(FedveilError):
 
 
 class DataInvalid(FedveilError, ValueError):
-    """A data set's files or a user's data function contain something unusable."""
+    """A data set's files, or the result of a user's data function, cannot be used."""
 
 
 class FewCommon(DataInvalid):
@@ -158,7 +152,7 @@ class ClusterUnavailable(RunStopped):
 
 
 class MachineDiffers(RunStopped):
-    """A machine of a cluster computes other update bytes than this machine for the same client."""
+    """A machine of a cluster has other versions or source files, or computes other update bytes."""
 
 
 class StatesUnreachable(RunStopped):
@@ -180,7 +174,7 @@ class FolderInUse(RunFolderError):
 
 
 class SplitInvalid(FedveilError, ValueError):
-    """A split model cannot be trained by its parties."""
+    """The parts or parties of a split model do not fit together, or a name is invalid."""
 
 
 class ExchangeError(FedveilError):
@@ -196,7 +190,7 @@ class ExchangeError(FedveilError):
 
 
 class PartFailed(ExchangeError, ModelInvalid):
-    """A module of this party raised an error. Repeating the step would fail again."""
+    """A module of this party raised an error. If the step were repeated, it would fail again."""
 
 
 class PeerAborted(ExchangeError):
@@ -271,4 +265,4 @@ class AttackImpossible(FedveilError, ValueError):
 
 
 class BundleInvalid(FedveilError):
-    """A model bundle was edited, is signed by others, or belongs to another model."""
+    """A model bundle was edited, has a wrong signature, or belongs to another model."""

@@ -89,7 +89,7 @@ class RunDisplay:
         self._quiet.stop()
 
     def starting(self, what: str) -> None:
-        """Show the name of a step that runs before the first round."""
+        """Show `what`, a step that runs before the first round, in place of the round's metrics."""
         self._doing = what
         self._bar.update(self._task, description=escaped(what))
 
@@ -244,7 +244,7 @@ def _took_of_parties(run: ReadRun) -> dict[str, str]:
 
 
 def _seconds_of(party: ReadRun) -> float:
-    """Return the seconds between a party's first and last event, pauses included."""
+    """Return the seconds between a party's first and last log line, pauses included."""
     times = party.times
     return (times[-1] - times[0]).total_seconds() if times else 0.0
 

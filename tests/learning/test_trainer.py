@@ -152,3 +152,33 @@ def test_batches_are_every_example_once_an_epoch_in_a_new_order() -> None:
     assert first.tolist() != second.tolist()
     (lone,) = clients((6,), 3, (1,))
     assert [batch.tolist() for batch in lone.batches(plan(epochs=3, batch_size=4))] == [[0]] * 3
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("engine", [LoopTrainer, VmapTrainer])
+def test_tiny_numbers_are_zero_in_training_alone(
+    engine: Callable[[nn.Module, TrainingPlan], Trainer], failing: bool
+) -> None:
+    """Noise is drawn and added by the same thread, and needs every number."""
+    seen = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(float(np.float32(1e-39) * np.float32(0.5)))
+            if failing:
+                raise RuntimeError
+            return self.linear(x)
+
+    model = Watched()
+    trainer = engine(model, plan())
+    trainer.start(np.zeros(Layout(model).dimension, np.float32))
+    for _, failures in trainer.train(clients((6,), 3, (4, 2))):
+        assert np.float32(1e-39) * np.float32(0.5) != 0
+        assert all((failure is not None) == failing for failure in failures)
+    assert seen
+    assert not any(seen)
+    assert np.float32(1e-39) * np.float32(0.5) != 0

@@ -151,7 +151,9 @@ def unsplit(task: Pangu, rule: Optimizer, batches: list[Batch]) -> tuple[Joined,
     model = task.split_model().joined()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rule.lr)
     if rule.name == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), rule.lr, weight_decay=rule.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), rule.lr, weight_decay=rule.weight_decay, fused=True
+        )
     losses = []
     for number, batch in enumerate(batches, start=1):
         for group in optimizer.param_groups:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +168,18 @@ def test_held_out_examples_have_a_count_of_their_own() -> None:
     releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=4)
     releases.train[:] = 1
     releases.train[3], releases.looks = 2, 4
-    ids = {"train": np.arange(100, 150), "test": np.array(["x", "y"])}
-    *_, before, last, first, second = releases.table(ids).decode().split("\r\n")[:-1]
-    assert (before, last) == ("train,148,1", "train,149,1")
-    assert (first, second) == ("test,x,4", "test,y,4")
+    names = ["x", "y,z", 'a "b"', "two\nlines", "", "x"]
+    ids = {"train": np.arange(100, 150), "test": np.array(names)}
+    text = StringIO(releases.table(ids).decode(), newline="")
+    times = {103: 2}
+    assert list(csv.reader(text)) == [
+        ["subset", "id", "times"],
+        *(["train", str(n), str(times.get(n, 1))] for n in range(100, 150)),
+        *(["test", name, "4"] for name in names),
+    ]
+    assert list(csv.reader(StringIO(releases.table({"train": [], "test": []}).decode())))[4] == [
+        "train", "3", "2"
+    ]  # fmt: skip
     lines = figures(split_of(job()), "bank", releases, DELTA, None)
     assert lines[-1][::2] == (cost(job(), 4), "an example in the run, sent 4 times")
     bit, row, whole = (line.epsilon for line in lines[:3])

@@ -14,7 +14,8 @@ from fedveil.errors import InvalidValue, JobError
 from fedveil.vertical import Batch, Optimizer, Party, SplitModel, VerticalJob, drive_together, train
 from fedveil.vertical.job_split import make_split
 from fedveil.vertical.remote.handshake import described
-from fedveil.vertical.task import Task
+from fedveil.vertical.split import Part
+from fedveil.vertical.task import Task, initial
 
 STEPS = 6
 
@@ -83,6 +84,48 @@ def test_a_step_is_that_of_the_joined_model() -> None:
     mine, theirs = split.joined().state_dict(), joined.state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     assert top.param_groups[0]["lr"] == 0.025
+
+
+def two_bottoms(rule: Optimizer) -> SplitModel:
+    """One party owns two bottoms of different sizes, with the same rule."""
+
+    def part(name: str, owner: str, inputs: tuple[str, ...], module: torch.nn.Module) -> Part:
+        return Part(name, owner, inputs, (outputs[name],), module, optimizer=rule)
+
+    outputs = {"left": 8, "right": 5, "top": vertical_parts.CLASSES}
+    made = {
+        name: initial(3, name, lambda n=n: torch.nn.Linear(3, n)) for name, n in outputs.items()
+    }
+    made["top"] = initial(3, "top", lambda: vertical_parts.Joint(13, vertical_parts.CLASSES))
+    bottoms = [part(name, "bank", ("data.x",), made[name]) for name in ("left", "right")]
+    top = part("top", "lead", ("left", "right"), made["top"])
+    return SplitModel([*bottoms, top], leader="lead")
+
+
+def test_parts_with_one_rule_are_clipped_and_kept_apart() -> None:
+    rule = Optimizer("adam", lr=0.1, gradient_norm=0.05)
+    split, joined = two_bottoms(rule), two_bottoms(rule).joined()
+    parties = parties_of(split)
+    x, y = Own().whole("train")
+    own = [list(joined.parts[name].parameters()) for name in ("left", "right", "top")]
+    optimizers = [torch.optim.Adam(each, lr=0.1, fused=True) for each in own]
+    for number in range(1, STEPS + 1):
+        given = {
+            "bank": Batch(np.arange(50), {"x": x[:, :3]}),
+            "lead": Batch(np.arange(50), labels=y),
+        }
+        drive_together({name: p.step(number, given[name]) for name, p in parties.items()})
+        joined.zero_grad()
+        Own().loss(joined({"bank.x": x[:, :3]}), y).backward()
+        for each, optimizer in zip(own, optimizers, strict=True):
+            torch.nn.utils.clip_grad_norm_(each, 0.05)
+            optimizer.step()
+    mine, theirs = split.joined().state_dict(), joined.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    state = parties["bank"].state()
+    for part, optimizer in zip(("left", "right"), optimizers, strict=False):
+        for number, held in optimizer.state_dict()["state"].items():
+            assert all(torch.equal(state[f"{part}//{number}/{n}"], v) for n, v in held.items())
 
 
 def test_from_what_was_kept_the_steps_are_the_same_again() -> None:

@@ -83,7 +83,7 @@ def of_any(labels: Int64s, wanted: int, count: int, entropy: Entropy) -> Int64s:
 
 @dataclass(frozen=True)
 class Classes:
-    """Simulates clients with `count` examples each, mostly of one of the classes in `wanted`."""
+    """Simulates clients with `count` examples each, with and without a main class from `wanted`."""
 
     target: Target
     count: int
@@ -130,10 +130,10 @@ class Classes:
     def scores(
         self, wanted: int, shadows: int, cases: int
     ) -> tuple[list[Float64s], list[Float64s]]:
-        """Return the scores of `shadows` simulated clients, and those of `cases` attacked clients.
+        """Return the scores of the attacker's own simulated clients, and of the attacked clients.
 
         Each result has two arrays: scores of clients that hold mostly the class `wanted`, and of
-        others.
+        others. An array has `shadows` scores in the first result, and `cases` in the second.
         """
         data = self.target.dataset
         taught = [self.updates(data.test, wanted, has, shadows) for has in (True, False)]
@@ -155,7 +155,7 @@ def _along(reading: Reading, direction: Float64s) -> float:
 
 
 def property_figures(target: Target, effort: Effort, watch: Watch) -> list[Measured]:
-    """Return metrics for how well the attack detects clients that hold mostly one class."""
+    """Return metrics for how well the attack finds the clients that hold mostly one class."""
     most, shadows, cases = by_effort(effort, (3, 8, 10), (10, 16, 20), (30, 32, 40))
     classes = Classes.of(target, most)
     known: list[list[Float64s]] = []

@@ -117,7 +117,7 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    It tries a few pairs, all with the same noise if `entropy` is seeded. With `sums`, the attacker
+    Tries a few pairs, all with the same noise if `entropy` is seeded. With `sums`, the attacker
     sees the sum of all reports.
     """
     size = len(model)
@@ -167,12 +167,12 @@ class Distinguished:
 
 
 def curves(protection: Protection, rounds: int) -> Family | None:
-    """Return a function that computes the charges of `rounds` reports at another cost, or None.
+    """Return a function from a factor to the charges of `rounds` reports, or None.
 
-    A charge is a privacy loss and its number of releases. The function's argument is a factor for
-    the parameter that decides the protection's cost, such as an epsilon: 1 gives the charges of
-    `protection`, and a larger factor higher charges. The result is None if there is no such
-    parameter, or if the protection is adaptive.
+    The factor changes the parameter that decides the protection's cost, such as an epsilon: 1 gives
+    the charges of `protection`, and larger factors give higher ones. A charge is a privacy loss and
+    its number of releases. The result is None if there is no such parameter, or if the protection
+    is adaptive.
     """
     key = protection.cost_key(protection.settings)
     if key is None or protection.adaptive:

@@ -3,9 +3,9 @@
 SPEAR (Dimitrov et al., NeurIPS 2024). The layer's weight gradient is D X. X [b, features] is the
 batch, and D [neurons, b] are the loss's derivatives before the ReLU. A factorisation L R gives D
 and X up to an unknown b x b matrix Q: D = L Q and X = Q^-1 R. A column of D is zero at each neuron
-that its example leaves silent. The attack seeks directions in L's span with many zeros, by
-iteratively reweighted least squares. Of these it chooses b that predict best which neurons are
-silent.
+that its example leaves silent. So the attack searches, by iteratively reweighted least squares, for
+columns of Q: vectors q for which L q has many zeros. Of these it chooses the b that predict best
+which neurons are silent.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction is zero on a neuron if its product with the neuron's row of `left` is below `zero`.
+    A direction q counts as zero on a neuron if |`left` @ q| is below `zero` there.
     """
 
     left: Float64s
@@ -81,7 +81,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Candidate directions [rank, directions] as columns, and a score for each."""
+    """Candidate directions, the columns of [rank, directions], and a score for each."""
 
     directions: Float64s
     scores: Float64s
@@ -89,7 +89,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples. `shares[i]` is the share of neurons whose activity example i predicts."""
+    """Candidate examples, and the share of neurons on which each agrees with its direction."""
 
     examples: Float64s
     shares: Float64s
@@ -179,9 +179,9 @@ def _starts(
 ) -> Float64s:
     """Draw random unit vectors [number, rank] from which to search for further directions.
 
-    Each is orthogonal to random columns of `known` (directions found before) and to random `rows`.
-    These are the rows of `_Factors.left`, scaled to length 1. Rows whose lengths before the scaling
-    (`lengths`) are small are preferred.
+    Each is orthogonal to some columns of `known`, the directions found before, and to some of the
+    unit vectors `rows`. Both are drawn at random, `rows` mostly among those with small `lengths`,
+    the norms before they were scaled to 1.
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()
@@ -204,8 +204,8 @@ def _starts(
 def _refined(factors: _Factors, directions: Float64s) -> _Found:
     """Recompute each direction from the neurons on which it is zero, and score it.
 
-    The score is the number of these neurons. It is halved if leaving out one of them makes the
-    direction undetermined.
+    The score is the number of these neurons. It is halved if these neurons, or all but one of them,
+    do not determine the direction.
     """
     found, scores = [np.empty((len(directions), 0))], [np.empty(0)]
     for silent in (np.abs(factors.left @ directions) < factors.zero).T:

@@ -121,9 +121,9 @@ def averaged(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[After]:
-    """Attack `trials` clients with the pair's first update, and equally many with its second.
+    """Attack `trials` clients that report the pair's first update, and equally many its second.
 
-    Each client reports its update repeatedly. Returns one result for each number of reports in
+    Each client reports its update again and again. Returns one result for each number of reports in
     `counts`, in ascending order.
     """
     found = [After(count) for count in sorted(counts)]

@@ -86,7 +86,7 @@ def seen(
 def repeated(
     protection: Protection, model: Float32s, update: Float32s, times: int, entropy: Entropy
 ) -> Iterator[Seen]:
-    """Yield the server's view of `times` rounds in which the first client's update stays the same.
+    """Yield the server's view of each of `times` rounds with the same update of the first client.
 
     If a round needs several clients, others take part with updates of zero.
     """

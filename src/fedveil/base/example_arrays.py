@@ -141,14 +141,14 @@ def _column(rows: Array) -> Array | list[Array]:
 
 
 def as_finite(array: Array) -> tuple[Array, Bools]:
-    """Convert examples to float32. Also returns a mask: True if an example is then finite."""
+    """Return examples as float32, and a mask: True if all values of an example are finite."""
     with np.errstate(all="ignore"):
         rows = np.ascontiguousarray(array, np.float32)
     return rows, all_of(np.isfinite(rows))
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Convert examples to int64. Also returns a mask: True if an example fits without rounding."""
+    """Return examples as int64, and a mask: True if all values of an example are unchanged."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

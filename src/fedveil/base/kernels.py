@@ -21,10 +21,10 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Return a decorator that compiles a loop with numba when the loop is first called.
 
-    Without numba, `fallback` is called in place of the loop, and must compute equal bytes. Without
+    Without numba, `fallback` is called instead, and must give the loop's exact bytes. Without
     `fallback`, the loop then runs as plain Python. With `reorder`, numba may reorder sums, so the
-    last bits depend on the kind of machine. With `numbers`, the result is undefined if the data
-    contain NaN.
+    last bits depend on the kind of machine. `numbers` lets numba assume that the data contain no
+    NaN, and ignore the sign of zero.
     """
 
     def choose(loop: Loop) -> Loop:

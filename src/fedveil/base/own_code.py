@@ -124,7 +124,7 @@ def described(error: Exception) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the file and line of the user's code that raised an error, or None for other code."""
+    """Return the file and line of the user's code that raised an error, or None if none did."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)

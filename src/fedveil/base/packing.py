@@ -33,7 +33,7 @@ def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Subtract `lowest` from every value, and pack the lowest `width` bits of each (1 to 64)."""
+    """Subtract `lowest` from every value, and pack the lowest `width` (1 to 64) bits of each."""
     return pack_parts(len(values), lowest, width, lambda part: values[part])
 
 
@@ -155,7 +155,7 @@ def _unpack_numpy(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled(_unpack_numpy)
 def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
-    """Unpack numbers into `out`, and add `lowest`. Returns the largest packed number."""
+    """Set `out` to the packed numbers plus `lowest`. Returns the largest packed number."""
     mask, largest = np.uint64((1 << width) - 1), np.uint64(0)
     eights = len(out) // 8 * 8
     for i in range(0, eights, 8):  # eight numbers start at a byte: the shifts are constant
@@ -172,7 +172,7 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return at least 57 bits of `padded` as a number, starting at bit `bit` of byte `byte`."""
+    """Return at least 57 bits of `padded` as a number: those from bit `bit` of byte `byte` on."""
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load

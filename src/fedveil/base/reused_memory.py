@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def start_reusing() -> None:
-    """Keep the memory of large arrays from now on, until `stop_reusing` is called as often."""
+    """Keep the memory of large arrays from now on, until each call is undone by `stop_reusing`."""
     global _users
     with _lock:
         _users += 1
@@ -40,7 +40,7 @@ def stop_reusing() -> None:
 
 
 def empty(count: int, dtype: npt.DTypeLike) -> Array:
-    """Return an array of `count` undefined entries."""
+    """Return an uninitialised array of `count` entries, in reused memory if possible."""
     size = count * np.dtype(dtype).itemsize
     if not _users or size < _LEAST_BYTES:
         return np.empty(count, dtype)

@@ -92,9 +92,9 @@ def _digests(
 def text_digests(
     texts: npt.NDArray[np.str_], digest_bytes: int, key: bytes = b"", prefix: bytes = b""
 ) -> Uint8s:
-    """Return the digest of `prefix` and each text as UTF-8, one per row.
+    """Return the digest of `prefix` followed by each text as UTF-8, one digest per row.
 
-    `digest_bytes` must be a multiple of 8.
+    The digests have `digest_bytes` bytes, a multiple of 8. `key` is BLAKE2b's key.
     """
     width = texts.dtype.itemsize // 4
     if HAVE_NUMBA and len(texts) >= _FEW and len(prefix) + width <= _BLOCK:

@@ -79,9 +79,9 @@ def read_bytes(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    """Return the text of a regular file in UTF-8, of at most `most` bytes.
+    """Return the text of a regular file of at most `most` bytes. Raises OSError for any other file.
 
-    Raises OSError or UnicodeDecodeError.
+    Raises UnicodeDecodeError if the file is not UTF-8.
     """
     return read_bytes(path, most).decode()
 

@@ -85,7 +85,7 @@ def finite_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating
 
 
 def real_vector(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    """Return `value` as a one-dimensional array of floats, or raise `InvalidValue`."""
+    """Return `value` as a vector of floats, which may be NaN, or raise `InvalidValue`."""
     array = np.asarray(value)
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)

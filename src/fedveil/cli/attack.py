@@ -68,9 +68,10 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class Attack:
-    """A kind of attack: a module under `attacks/` with a function `attack(target, effort, watch)`.
+    """A kind of attack: `name`, `help`, and its module `home` under `attacks/`.
 
-    `trains` is True if the attack needs a trained model, from a finished run or trained for it.
+    The module has a function `attack(target, effort, watch)`. `trains` is True if this needs a
+    trained model. The command then trains one, unless it is given a finished run.
     """
 
     name: str
@@ -273,7 +274,7 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that creates the output folder when needed. `out` is created at once."""
+    """Return a function that returns the output folder: `out`, or one that its first call makes."""
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:

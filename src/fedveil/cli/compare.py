@@ -209,7 +209,7 @@ def _parts(option: str, text: str) -> list[str]:
 
 
 def _named(job: Job, text: str | None) -> list[str]:
-    """Return the protections to compare. By default, these are all that the job allows."""
+    """Return the protections in the option `text`, or by default all that the job allows."""
     from fedveil.studies.comparison import Asked, Comparison
     from fedveil.studies.comparison_choice import side_by_side
 
@@ -226,7 +226,7 @@ def _named(job: Job, text: str | None) -> list[str]:
 
 
 def _levels(text: str | None, fixed: Sequence[str]) -> list[float]:
-    """Return the epsilons in `text`, or the default ones. [] for "own", or if `fixed` sets them."""
+    """Return the epsilons in `text`, or default ones. [] keeps each protection's own epsilon."""
     from fedveil.studies.comparison_choice import EPSILONS, decides_cost
 
     if text == "own" or (text is None and any(map(decides_cost, fixed))):

@@ -123,8 +123,8 @@ def _ended(app: typer.Typer) -> int:
 def _interrupted(end: KeyboardInterrupt) -> int:
     """Print that the command was interrupted and how to resume it. Returns the exit code.
 
-    If Ctrl-C interrupts code in `exec` (such as the creation of a dataclass), CPython exits by the
-    signal although the exception is caught. Another call of `exec` clears that state.
+    If Ctrl-C interrupts code in `exec` (such as the creation of a dataclass), CPython later exits
+    by the signal although the exception is caught. Calling `exec` once more prevents this.
     """
     remark(with_notes("interrupted", end))
     exec("")  # noqa: S102
@@ -172,7 +172,7 @@ def _alike(option: str, near: Iterable[str]) -> list[str]:
 
 
 def _swapped(context: Any, group: TyperGroup, first: str) -> str:
-    """Return a sentence that corrects `JOB run` to `run JOB`, or "" if no command follows."""
+    """Return a sentence that corrects `JOB run` to `run JOB`, or "". `first` is JOB."""
     rest = sys.argv[sys.argv.index(first) + 1 :] if first in sys.argv else []
     name = next(filter(group.commands.get, rest), None)
     if name is None:

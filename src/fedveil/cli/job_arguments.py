@@ -26,7 +26,7 @@ JobPath = Annotated[
 
 
 def set_option(of: str) -> Any:
-    """Return the option `--set` of a command. `of` is its input in words, for the help."""
+    """Return a command's option `--set`. Its help says that it overrides a key of `of`."""
     text = f"KEY=VALUE, such as seed=5: override one key of {of}; may be repeated."
     return typer.Option("--set", help=text)
 
@@ -52,11 +52,10 @@ def load(
     *,
     runs: bool = False,
 ) -> Job:
-    """Load the job of a command, and print the job's warnings.
+    """Load the job file `path`, or else `default`, and print the job's warnings.
 
-    A MindSpore Federated file is translated, with printed notes. `other` is the command to name if
-    the file is a vertical job. If the command trains (`runs`), prints a notice about a job without
-    protection.
+    A MindSpore Federated file is translated, with printed notes. The error for a vertical job ends
+    with `other` and the path. With `runs`, a note is printed if the job has no protection.
     """
     from fedveil.federated.job import Job
 
@@ -114,7 +113,7 @@ def _valid(job: Job, line: str) -> bool:
 
 
 def job_of_run(folder: Path, overrides: list[str] | None) -> Job:
-    """Load the job of a run to resume. Raises JobError for a vertical run."""
+    """Load the job in a run's `folder`, with `overrides`. Raises JobError for a vertical run."""
     from fedveil.federated.job import Job
     from fedveil.record.run_folder import job_of
 

@@ -18,7 +18,8 @@ from fedveil.studies.trial_runs import Trial, best, trials
 def show_trials(job: Job, target: float, start: str, *, as_json: bool) -> None:
     """Run a short trial of each protection at epsilon `target`, and print the results.
 
-    Also prints the best protection's command, which begins with `start`.
+    Also prints the command that runs the whole job under the best protection. The command begins
+    with `start`, such as `fedveil run job.yaml`.
     """
     found = list(trials(job, target, (lambda text: None) if as_json else say))
     units = dict.fromkeys((job.privacy.unit, "example"))
@@ -67,7 +68,7 @@ def _result(trial: Trial) -> str:
 
 
 def _noise(trial: Trial) -> str:
-    """Format the noise's norm as a multiple of the mean update's, or "-" if it is unknown."""
+    """Format the norm of the noise divided by the norm of the mean update, or "-" if unknown."""
     if trial.noise is None:
         return "-"
     return f"{trial.noise:.2f}" if trial.noise < 10 else f"{trial.noise:,.0f}"

@@ -68,7 +68,7 @@ def _watch_parties(folder: Path, console: Console, patience_s: float, wait: Wait
 def _grown(
     folder: Path, read: Callable[[], ReadRun], patience_s: float, wait: Wait
 ) -> Iterator[ReadRun]:
-    """Yield the run whenever it has new records or log lines, until it has ended."""
+    """Yield the run that `read` returns whenever it has new records or log lines, until its end."""
     held, looks = None, _LAST_LOOKS
     while True:
         run = read()

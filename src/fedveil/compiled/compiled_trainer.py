@@ -240,7 +240,7 @@ class CompiledTrainer:
         return Model(self._layers, shape, self._flat, scores_of)
 
     def _begin(self, client: ClientData) -> None:
-        """Prepare to train `client`. Called again if the training is repeated."""
+        """Prepare to train `client`. Called a second time if its training must start again."""
 
     def _train(self, room: Room, client: ClientData) -> None:
         from fedveil.compiled.steps import train

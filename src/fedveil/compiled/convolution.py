@@ -85,9 +85,9 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the convolution that the table row `op` describes, in memory `m`.
+    """Compute the gradients of the convolution in the table row `op`, in the memory `m`.
 
-    The input's gradient is overwritten. Those of the filters and the bias are added to.
+    Overwrites the input's gradient. Adds to the gradients of the filters and the bias.
     """
     if op[f.DX] >= 0:
         border = op[PH] * op[f.XR] + op[PW] * op[f.XC]

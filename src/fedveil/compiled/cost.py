@@ -95,7 +95,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write the gradient of the mean squared error or, with `truth`, the binary cross-entropy."""
+    """Write scale / n * (x - y) for each of n scores x. If `truth`, x is the score's sigmoid."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -114,7 +114,7 @@ def mean_square(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the mean of (output - target) ** 2 to `m`, times `scale`."""
+    """Write the gradient of each example's mean (output - target)² to `m`, times `scale`."""
     _of_numbers(m, scores, y, rows, count, 2 * scale, False)
 
 
@@ -123,7 +123,7 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of the logits' mean binary cross-entropy to `m`, times `scale`."""
+    """Write the gradient of each example's mean binary cross-entropy to `m`, times `scale`."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

@@ -59,12 +59,11 @@ def _apart(length: int) -> int:
 
 @compiled()
 def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
-    """Decide for each operation in the table `ops` if its steps are deferred for this client.
+    """Decide for each operation in the table `ops` whether this client's steps are deferred.
 
-    `examples` is the number of the client's examples over all epochs. Steps are deferred if `hold`
-    is True and the memory suffices. HELD, the number of stored rows, is then 0, and otherwise -1. A
-    weight with deferred steps is read from the copy that all threads share, `shared` entries after
-    the client's own.
+    Steps are deferred if `hold` is True and the memory suffices for `examples` (over all epochs).
+    HELD, the number of stored rows, is then 0, and otherwise -1. A weight with deferred steps is
+    read from the copy that all threads share, `shared` entries after the client's own copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -75,7 +74,10 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store a batch's SGD step: `rows` rows of inputs at m[x] and of output gradients at m[dy]."""
+    """Store an SGD step for later: `rows` rows of a layer's inputs and of its output gradients.
+
+    They begin at m[x] and at m[dy], with rows `xs` and `ys` apart.
+    """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
         to_x = op[HELD_X] + (op[f.HELD] + n) * _apart(inputs)
@@ -154,7 +156,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
 
 @compiled()
 def take_held(ops: Int64s, m: Float32s, w: Int32s, out: Float32s) -> bool:
-    """Write all deferred steps to the update `out`. Returns False if one of them is not finite."""
+    """Write the sums of deferred steps to the update `out`. Returns False if any is not finite."""
     sound = True
     for i in range(len(ops)):
         if ops[i, f.HELD] >= 0:

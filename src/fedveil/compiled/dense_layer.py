@@ -44,10 +44,9 @@ from fedveil.compiled.row_passes import add_rows, has_zeros
 
 @compiled()
 def _shares(op: Int64s) -> tuple[int, int, int, int]:
-    """Return how the dense layer in table row `op` computes a batch by matrix products.
+    """Return the matrix products that compute a batch of the dense layer in table row `op`.
 
-    The result has the number of products, the rows of x in each product, and the distances in
-    memory between rows of the input x and of the output y.
+    The result has their number, the rows of x in each, and the strides of the rows of x and y.
     """
     count, runs, xs, ys = op[f.COUNT], op[TIMES], op[INPUTS], op[OUTPUTS]
     if runs == 1:

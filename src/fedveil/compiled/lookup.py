@@ -16,10 +16,10 @@ _EXACT = 1 << 24
 
 @compiled()
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
-    """Copy the row of the weight that belongs to each token to the token's values.
+    """Copy each token's row of the weight to the token's output, in the memory `m`.
 
-    `values` and `weight` are positions in the memory `m`. With `back`, add the token's values to
-    its row of the weight, or of the weight's gradient.
+    The weight begins at `weight`, the outputs at `values`. With `back`, these are the positions of
+    gradients, and each output's gradient is added to that of the row.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):

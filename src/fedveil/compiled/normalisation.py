@@ -28,7 +28,7 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write a group's value offsets and weight offsets to `w`. Returns where both lists begin."""
+    """Write the offsets of a group's values and weights to `w`. Returns where each list begins."""
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0
@@ -45,7 +45,7 @@ def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
 def norm_groups(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Normalise each group of each example, for the GroupNorm in table row `op`.
 
-    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps).
+    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps) in `m`.
     """
     channels, size = op[f.C] // op[GROUPS], op[f.C] * op[f.H] * op[f.W] // op[GROUPS]
     places, weights = _listed(w, op, channels)
@@ -109,7 +109,7 @@ def _squares(m: Float32s, begin: int, count: int, mean: float) -> float:
 def norm_rows(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
     """Normalise each token's row, which is contiguous, for the LayerNorm in table row `op`.
 
-    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps).
+    `setting` is its eps. Saves the normalised values and 1 / sqrt(variance + eps) in `m`.
     """
     width, kept = op[f.W], op[NORMED] - op[f.X]
     for t in range(op[f.COUNT] * op[f.C]):

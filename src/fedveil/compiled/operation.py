@@ -43,7 +43,7 @@ def up(count: int) -> int:
 def filled(length: int) -> int:
     """Return the padded length, in floats, of a row of `length` entries.
 
-    It is a multiple of 8 but not of 4 kB, so that rows do not evict each other from the cache.
+    It is a multiple of 8 but not of 1,024, so that rows do not evict each other from the cache.
     """
     row = up(length)
     return row + 16 if row % 1024 == 0 else row

@@ -63,7 +63,7 @@ def place_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float3
 
 
 class Copied(Operation):
-    """The start of a residual connection. Later operations work on a copy of the value."""
+    """The start of a residual connection. Later operations work on a copy of its input."""
 
     layers = (Branch,)
     forward, backward = branch, branch_back
@@ -74,7 +74,7 @@ class Copied(Operation):
 
 
 class Added(Operation):
-    """The end of a residual connection. It adds the copied value to the result."""
+    """The end of a residual connection. It adds the input of the connection to the result."""
 
     forward, backward = join, join_back
 

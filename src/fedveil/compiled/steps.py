@@ -24,10 +24,10 @@ def train(
     """Train one client and write its update to `out`. Returns False if a deferred step overflowed.
 
     The client's weights are the first len(start) entries of m. Under SGD without momentum or decay
-    (kind < 0) the loss is scaled by -lr / batch and gradients are added to the weights themselves.
+    (kind < 0), the gradient of a batch's mean loss times -lr is added to the weights themselves.
     `order` has the indices of the examples of all epochs in order. `first` is the first operation
     with weights, `y` the address of the targets, and `weights` the weights of the classes. `begun`
-    is True if m already holds the weights of `start`. Every call ends in that state. `hold` permits
+    is True if m already holds the weights of `start`. After every call it does. `hold` permits
     deferred steps (see `deferred_steps`).
     """
     size = len(start)

@@ -143,7 +143,7 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
         number of rows of the filter
         first column                     a number that is added to every place
         back                             0 or 1
-        distance to prefetch             from the filter to the entries that are needed soon
+        distance to prefetch             entries between the filter and the memory to prefetch
     """
 
     @vector_code(lanes)

@@ -129,7 +129,7 @@ def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 def windows(
     shape: Shape, kernel: Sequence[int], stride: Sequence[int], border: Sequence[int]
 ) -> tuple[int, int]:
-    """Return how many rows and columns of windows fit over an image.
+    """Return the number of rows and of columns of windows that fit over an image.
 
     `shape` is (channels, height, width). The others are (height, width). `border` is the padding.
     """

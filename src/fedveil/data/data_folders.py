@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def folders(subfolder: str) -> Iterator[Path]:
-    """Yield the paths at which the folder `subfolder` of a data set may be.
+    """Yield the folders in which the files of a data set may be, each called `subfolder`.
 
     Raises `DataUnavailable` if FEDVEIL_DATA is set but is not a folder.
     """

@@ -33,11 +33,11 @@ _PACKING_BYTES = 1 << 12
 
 
 class _MirrorFailed(Exception):
-    """A download from a mirror failed. The message says why."""
+    """Raised if a mirror does not send a file. The message says why."""
 
 
 class _NoSuchRange(Exception):
-    """The partial file is longer than the mirror's file."""
+    """Raised if the partial file on this machine is longer than the mirror's file."""
 
 
 def fetch_files(
@@ -71,7 +71,7 @@ def _genuine(path: Path, file: IdxFile) -> bool:
 
 
 def _reporters(files: Sequence[IdxFile], progress: Progress | None) -> list[Progress]:
-    """Return a progress function for each file. `progress` receives the sums over all files."""
+    """Return a progress function for each file. `progress` gets the total bytes of all files."""
     done = [0] * len(files)
     sizes = [file.download_bytes for file in files]
 

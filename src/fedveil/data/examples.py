@@ -66,7 +66,7 @@ class Dataset:
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """The shape of one test example's target. It is empty if targets have different lengths."""
+        """The shape of one example's target. It is empty if targets have different lengths."""
         return self.test.y.shape[1:]
 
     @property
@@ -142,7 +142,7 @@ def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
 
 
 def checked_owners(name: str, owners: Any, count: int) -> Labels:
-    """Return the owner's number for each of `count` training examples. Raises `DataInvalid`."""
+    """Return the number of the owner of each of `count` training examples. Raises `DataInvalid`."""
     try:
         codes = owner_codes(owners)
     except ValueError as error:
@@ -176,7 +176,7 @@ def owner_codes(owners: Any) -> Labels:
 
 
 def held_out(name: str, x: Array, labels: Array, classes: int) -> Dataset:
-    """Check examples without a test part. Returns a data set whose test part `holdout` chooses."""
+    """Check a data set without a test part. Returns it with the test part chosen by `holdout`."""
     train, test = holdout(name, labels)
     return make_dataset(name, (x[train], labels[train]), (x[test], labels[test]), classes=classes)
 

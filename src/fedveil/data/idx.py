@@ -58,7 +58,7 @@ class IdxSet:
 
 
 def read_idx(path: Path, file: IdxFile) -> Array:
-    """Return the array in the file. Raises `DataInvalid` unless it is the published `file`."""
+    """Return the array in the file `path`, or raise `DataInvalid` if it is not that of `file`."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:

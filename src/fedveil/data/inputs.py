@@ -65,8 +65,8 @@ def _several(name: str, part: str, value: Mapping[Any, Any]) -> Array:
 def checked(name: str, part: str, array: Array, *, alone: bool = True) -> Array:
     """Check that an array has real numbers. Returns floats as float32, which must be finite.
 
-    `alone` is True if this is the only input of the examples. An input beside others may have one
-    number per example, and its integers become int64.
+    `alone` is True if examples have only this input. If they have several, integers become int64,
+    and an example's input may be a single number.
     """
     if not is_plain(array):
         for field in array.dtype.names or ():

@@ -61,7 +61,7 @@ class Form:
 
 
 def read(name: str, parts: Sequence[tuple[Any, Any]], form: Form) -> Examples:
-    """Read the records of several groups, each a pair (x, y), in the form `form`.
+    """Read training records, each on its own, in the form `form`. `parts` are pairs (x, y).
 
     If y is None, the targets are the next tokens of x.
     """
@@ -90,7 +90,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset. Both are None for an unusable item."""
+    """Return all x and all y of a map-style Dataset, with None for both of an unusable item."""
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:
@@ -139,8 +139,8 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
     """Convert examples to int64 if `form` has integers, otherwise to float32.
 
-    Integers of at most 16 bits stay as they are. Also returns a mask of the examples that are
-    finite or, as integers, fit exactly.
+    Integers of at most 16 bits stay as they are. Also returns a mask of the valid examples: those
+    that int64 represents exactly, or whose floats are finite.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)

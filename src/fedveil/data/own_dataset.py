@@ -115,9 +115,9 @@ def _current_folder_importable() -> Iterator[None]:
 def _apart(
     name: str, result: Any, targets: Targets, *, tested: bool
 ) -> tuple[list[tuple[Any, Any]], dict[str, Any]]:
-    """Split the result of the user's function into groups of raw training records and the rest.
+    """Split the result of the user's function into raw training records and the remaining entries.
 
-    A group is a pair (x, y). A Dataset's test examples are read only if `tested` is True.
+    The records are pairs (x, y). A Dataset's test examples are read only if `tested` is True.
     """
     if isinstance(result, Mapping) and "clients" in result:
         clients = _clients(name, result)

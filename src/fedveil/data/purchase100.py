@@ -71,7 +71,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the usual archive. Its `labels` are one-hot or integers, numbered from 0 or from 1."""
+    """Read the usual archive. Labels in it are one-hot or integers, numbered from 0 or from 1."""
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):

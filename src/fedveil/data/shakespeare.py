@@ -1,4 +1,4 @@
-"""Shakespeare's plays by speaker: each character of a play is a client, as in LEAF.
+"""Shakespeare's plays by speaker: each role in a play is a client, as in LEAF.
 
 The file is the public tinyshakespeare.txt: speeches, each a line `NAME:` and the lines spoken, with
 an empty line between two speeches. All speeches of a name are joined to one text, which is cut into

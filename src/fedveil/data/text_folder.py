@@ -92,7 +92,7 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 
 
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
-    """Return the owner of each example, or None if there are none.
+    """Return the client of each example, or None if the lines name no clients.
 
     With `apart`, a line without a client belongs to the client of the line before it.
     """
@@ -131,7 +131,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 
 
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
-    """For each line that is not blank, yield its place for error messages and the line as a dict.
+    """Yield the place, for error messages, and the keys of each line that is not blank.
 
     Raises `DataInvalid` for an invalid line. With `apart`, yields {"client": ...} or {} for it.
     """

@@ -64,7 +64,7 @@ def make_task(job: Job) -> Task:
 def load_data(job: Job, name: str | None = None) -> Dataset:
     """Load the dataset `name` (default: the job's own) with the targets that the job's task learns.
 
-    Under `privacy.unit: example`, records are checked one by one: a bad one affects no other.
+    Under `privacy.unit: example`, an invalid record has no effect on any other record.
     """
     apart, writers = job.privacy.unit == "example", job.data.split == "writers"
     targets = make_task(job).targets
@@ -94,7 +94,7 @@ def training_plan(job: Job, round: int = 1) -> TrainingPlan:
 
 
 def make_trainer(job: Job, model: nn.Module, shape: Shape = (), round: int = 1) -> Trainer:
-    """Return the trainer that `training.engine` selects for `round`.
+    """Return the trainer that `training.engine` selects, with the learning rate of `round`.
 
     `shape` is the shape of one example. Under `privacy.unit: example`, the trainer clips each
     example's gradient to the protection's norm.

@@ -180,7 +180,7 @@ class Canaries(Executor):
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:
-        """Return the canaries' result about `claim`, the epsilon of a client that joins all rounds.
+        """Return the result of testing `claim`, the epsilon of a client that joins every round.
 
         Returns None without canaries, or before the first round.
         """

@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago. No round's reports are compared twice."""
+    """The reports from `lag` rounds ago, to pair with this round's. No report is paired twice."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -81,7 +81,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round."""
+        """End the round, and keep its reports to pair with those of later rounds."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -162,8 +162,8 @@ class ReportEvidence:
     def read(self, number: int, reading: Reading, unit: Float64s, update: Update) -> None:
         """Record the evidence in this round's report of canary `number`.
 
-        `reading` is an attacker's estimate from the report. The canary sent `update` if its coin
-        shows 1, otherwise the negative. `unit` is the direction of `update`.
+        `reading` is an attacker's estimate of what the canary sent: `update` if its coin shows 1,
+        otherwise the negative. `unit` is the direction of `update`.
         """
         if reading.empty:
             return
@@ -189,7 +189,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """End the round, in which all canaries' updates were multiplied by `turn`, 1 or -1."""
+        """Add the round's evidence. All canaries multiplied their updates by `turn`, 1 or -1."""
         others = len(self.scores) - 1
         if len(self._shared) and others:
             along = turn * self._directions.along(self._shared)

@@ -1,8 +1,8 @@
 """Evidence about the canaries from each round's sum, as the protection releases it.
 
 A protection may rotate the sum differently in every round (`Protection.domain`) and adds noise
-after the rotation. So noise that a client uses in two rounds cancels only in the difference of sums
-that are still rotated.
+after the rotation. So if a client uses the same noise in two rounds, the noise cancels in the
+difference of the sums as released, but not after the rotations are undone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class SumEvidence:
     sums, if every round has its own rotation. The measured noise is that of
 
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
-    - `spare`: the entries that pad a sum to its length, which are 0 in every update,
-    - `lag`: the difference between the sums of two successive rounds, in their released form,
+    - `spare`: the entries with which a sum is padded before the rotation, 0 in every update,
+    - `lag`: the difference between the sums of two successive rounds, as released (rotated),
     - `calm`: the same difference with the rotations undone, so that equal updates cancel too,
-    - `echo`: the difference between a round's sum and the first round's, in their released form.
+    - `echo`: the difference between a round's sum and the first round's, as released.
     """
 
     def __init__(

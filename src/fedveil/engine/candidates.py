@@ -111,7 +111,7 @@ def candidates(
 
 
 def of_examples(job: Job) -> list[str]:
-    """Return settings, such as "privacy.unit=example", that protect examples, not clients."""
+    """Return the settings that make `job` protect single examples instead of whole clients."""
     changed = {key: to for key, to in _FIXED.items() if getattr(job.training, key) != to}
     undone = (
         f"training.{key}={to if isinstance(to, str) else shown(to)}" for key, to in changed.items()

@@ -76,5 +76,5 @@ class Engine(ABC):
     ) -> Executor:
         """Start and return the executor, which delivers messages to the clients.
 
-        Clients may keep states in `folder`, the run's folder. `event` logs a line.
+        Clients can keep states in `folder`, the run's folder. `event` logs a line.
         """

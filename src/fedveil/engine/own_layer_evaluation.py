@@ -32,9 +32,8 @@ def make_test(
 class OwnLayersTest(ModelTest):
     """Tests each client's model, which includes the client's own layers, and averages the metrics.
 
-    On the test examples, only the models of clients that have trained are tested or, if there are
-    none, a model with the initial layers. On held-out examples, a client's model is tested on its
-    own examples.
+    The test examples test the models of all clients that have trained or, if none has, a model with
+    the initial layers. A client's held-out examples test the client's own model.
     """
 
     def __init__(

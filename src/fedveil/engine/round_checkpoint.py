@@ -53,9 +53,9 @@ class Checkpoint:
     def read(cls, folder: RunFolder, every: int | None = None) -> Checkpoint | None:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
-        The caller must validate the fields: the digest detects damage but is no signature. Raises
-        `RunFolderError` if there is no checkpoint, but more than `every` rounds have records. None
-        for `every` omits this check.
+        The caller must validate the fields: the digest detects damage but is no signature. `every`
+        is the number of rounds between checkpoints. If it is given, and more rounds have records
+        without any checkpoint, raises `RunFolderError`.
         """
         path = folder.path / LATEST
         if not path.exists():
@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if more than `every` rounds are recorded without a checkpoint."""
+    """Raise `RunFolderError` if the folder has the records of more than `every` rounds."""
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""

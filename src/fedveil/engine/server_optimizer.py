@@ -73,7 +73,7 @@ class ServerOptimizer:
     def _moved(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float, part: slice
     ) -> tuple[npt.NDArray[np.float32], dict[str, Vector]]:
-        """Return the new weights and moments of a slice. Raises `RoundVoid` if one is infinite."""
+        """Return the new weights and moments of slice `part`. Raises `RoundVoid` if infinite."""
         before = {name: moment[part] for name, moment in self._moments.items()}
         with np.errstate(over="ignore", invalid="ignore"):
             moved, after = self._direction(aggregate[part], share, before)

@@ -58,12 +58,12 @@ def key_of_cost(protection: Protection) -> str | None:
 
 
 def solve(job: Job, protection: Protection, target: float) -> Solved:
-    """Find the costliest value of a parameter with which a run costs at most epsilon `target`.
+    """Find the value of a parameter at which a run's epsilon is at most, and closest to, `target`.
 
     The parameter is the one that decides what a report costs, such as the noise. Its value has four
     significant digits. The cost is the ledger's forecast at the job's delta, for a client that
-    takes part in every round, with equal weights of clients if the noise requires them. In an
-    adaptive run, `target` is also set as the limit on the total cost.
+    takes part in every round. If noise requires equal weights of clients, the result sets them. In
+    an adaptive run, `target` is also set as the limit on the total cost.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -139,7 +139,7 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
-    """Return the most costly value of a parameter that meets the target, or None if none does.
+    """Return the value of a parameter with the largest epsilon up to the target, or None if none.
 
     `fits(value)` returns True if the value meets the target, and the value's epsilon divided by the
     target. The search begins at `start`.

@@ -315,7 +315,7 @@ class JobFields(CheckedJob):
 
     @property
     def own_names(self) -> list[str]:
-        """The values of all keys that may name the user's own code."""
+        """The values of all keys that can name a user's own code. Some may be built-in names."""
         named = [] if self.has_language_model else [self.model]
         named += [self.data.name, self.task, self.protection.name]
         named += [self.training.lr_schedule, *self.record.callbacks]

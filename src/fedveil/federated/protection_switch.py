@@ -53,10 +53,7 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each block of parameters that the default protection does not read.
-
-        Yields nothing if the job chooses a protection itself, by `name`.
-        """
+        """Yield a warning for each block that has no effect because the job sets no `name`."""
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:
@@ -68,7 +65,7 @@ class Switch(Choice):
 
     @property
     def noised(self) -> bool:
-        """True if the chosen protection adds noise to the aggregate."""
+        """True if clients or the server add noise under the chosen protection."""
         return self.position.noised(self.settings)
 
 

@@ -72,9 +72,9 @@ def asked_spending(protection: Protection, asked: Message) -> Sequence[Spending]
 class OwnLedger:
     """The cost of a client's reports in one run of a Flower app.
 
-    The ledger numbers the reports itself, because a server may repeat or skip round numbers. While
-    all reports cost the same, their losses are composed. If costs differ, a server may have chosen
-    them after seeing earlier reports. Then epsilons and deltas are added.
+    The ledger numbers the reports itself, because a server can repeat or skip round numbers. While
+    all reports cost the same, their losses are composed. If costs differ, epsilons and deltas are
+    added, because a server can choose costs after it has seen earlier reports.
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The file `folder.seal` contains a digest of every other file, and a keyed digest of these digests.
 The key is a file of the same folder. A program that cannot read the key can delete or replace files
-only all at once. A program that may read and write the whole folder can still replace all of it by
+only all at once. A program that can read and write the whole folder can still replace all of it by
 an older copy.
 """
 

@@ -76,9 +76,9 @@ class TextTask(Task, Protocol):
 class Request:
     """A request to continue `prompt` by at most `tokens` tokens.
 
-    The next token is drawn with probability proportional to exp(score / temperature); temperature 0
-    takes the token with the highest score. Generation stops at the end of a document. Each choice
-    has its own random stream, so that a restarted session draws the same tokens.
+    A token is drawn with probability proportional to exp(score / temperature); temperature 0 takes
+    the one with the highest score. The text ends early at an end-of-document token. If `entropy` is
+    seeded, a restarted session draws the same tokens from the same scores.
     """
 
     prompt: bytes
@@ -101,10 +101,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The bytes that follow a prompt.
+    """The text that follows a prompt, in bytes, and what the leader sent to generate it.
 
-    `vectors` is the number of token vectors sent. A token's vector is sent at most `times` times.
-    If `privacy.max_epsilon` ended the text early, `stopped` says so. Otherwise it is empty.
+    `vectors` counts the token vectors sent. A token's vector was sent at most `times` times. If
+    `privacy.max_epsilon` ended the text early, `stopped` says so. Otherwise it is empty.
     """
 
     text: bytes
@@ -143,7 +143,8 @@ def generate(
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
     """Return a function that runs the leader's side of text generation between machines.
 
-    The text is returned only at the end, because a restarted session may continue differently.
+    No token is shown before the text is complete, because a restarted session may draw other
+    tokens.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:
@@ -196,7 +197,7 @@ def assist(party: Party, noise: Entropy) -> Exchange[None]:
 
 
 def figures(split: SplitModel, found: Continuation) -> list[Line]:
-    """Return the epsilons of a bit, a token and the text `found`. Empty without EmbeddingDP."""
+    """Return lines with the epsilon of a bit, a token and the text, or [] without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return []
@@ -300,10 +301,10 @@ def _assist(party: Party, noise: Entropy) -> Exchange[None]:
 def _asked(
     request: Message, leader: str, step: int, seen: int, context: int
 ) -> tuple[int, int] | None:
-    """Check the leader's `request`. Returns the first position and the number of positions.
+    """Check the request of step `step`. Returns its first position and its number of positions.
 
-    `seen` of `context` positions are cached. Returns None if the leader ends the text. Raises
-    ExchangeError for an invalid request.
+    The cache holds `seen` of the model's `context` positions. Returns None if the leader ends the
+    text. Raises ExchangeError for an invalid request.
     """
     if request.get("kind") == "enough":
         check_word(request, leader, "enough", step)

@@ -108,7 +108,7 @@ class PairTokenizer:
 
     @classmethod
     def train(cls, documents: Documents, vocabulary: int) -> PairTokenizer:
-        """Train a tokenizer. Equal documents give an equal tokenizer in any process."""
+        """Train a tokenizer of at most `vocabulary` tokens. It depends only on the arguments."""
         library = _library()
         model = library.Tokenizer(library.models.BPE())
         model.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_CHUNK), "isolated")
@@ -162,7 +162,6 @@ def _library() -> Any:
 
 
 def _pieces(documents: Iterable[bytes]) -> Iterator[str]:
-    """Yield the documents as Latin-1 texts, in pieces of limited length."""
     for document in documents:
         start = 0
         while start < len(document):
@@ -184,10 +183,11 @@ def join(tokens: Iterable[int], pieces: Sequence[bytes | None]) -> bytes:
 
 
 def windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
-    """Cut `tokens` into inputs and labels, both (examples, context). A label is the next token.
+    """Cut `tokens` into examples. Returns their inputs and labels, both (examples, context).
 
-    Every token is in at most one window, which is the unit of privacy. Tokens at the end that do
-    not fill a window are omitted. Both arrays are views of `tokens`.
+    An example is a window of `context` tokens, each labelled with the token after it. Windows do
+    not overlap, so each token is an input of at most one example, the unit of privacy. Tokens at
+    the end that do not fill a window are omitted. Both arrays are views of `tokens`.
     """
     context = integer("context", context, 1)
     count = (len(tokens) - 1) // context

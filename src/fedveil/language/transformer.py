@@ -18,9 +18,8 @@ Two differences from PanGu-alpha are for EmbeddingDP, and cost nothing without i
   of each entry of their sum. With two terms of one size, the sign would reveal little of either.
 
 Initial weights are otherwise GPT-2's: N(0, 0.02²), projections into the residual stream smaller by
-1/sqrt(2 layers), biases 0, and the stream itself at the scale of a word vector. The word table's
-0.02 is for width 1,024; it scales with 1/sqrt(width), so that initial scores do not depend on the
-width.
+1/sqrt(2 layers), and biases 0. The word table's standard deviation is 0.64/sqrt(width), so that
+initial scores do not depend on the width. The gain of the first LayerNorm is the same number.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 class _LinearHead:
     """Computes clipped gradients of a model with one dense layer, in float64.
 
-    A gradient's norm is the norm of the layer's input times that of the output's gradient.
+    A gradient's norm is the input's norm times that of the loss's gradient at the layer's output.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:
@@ -191,7 +191,7 @@ def _add_linear(
     """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
     A contribution is -`share` times the gradient, scaled down to the norm `clip` if it is longer.
-    `one` is 1 if the layer has a bias, otherwise 0. `columns` and `moved` are transposed weights.
+    `columns` (weights) and `moved` are [inputs, outputs]. `one` is 1 with a bias, otherwise 0.
     """
     inputs, outputs = columns.shape
     error = np.empty(outputs)
@@ -289,11 +289,11 @@ class _AnyModel:
         counts: Bools,
         draws: int,
     ) -> tuple[torch.Tensor | None, Bools]:
-        """Compute one row of gradients for each example at the indices `some`.
+        """Return a row of gradients for each of the examples `some`, and a mask of valid rows.
 
-        `counts` is a mask of the examples to compute, and `draws` seeds dropout. Also returns this
-        mask without the examples whose gradients fail. If none are left, the rows are None. An
-        invalid example leaves the rows of the others unchanged to the byte.
+        The mask is `counts`, without examples whose gradients fail. If none are left, the rows are
+        None. An invalid example leaves the others' rows unchanged to the byte. `draws` seeds
+        dropout.
         """
         alone: list[torch.Tensor | None] = []
         while counts.any():
@@ -324,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return the gradients of the examples `some`, one a row, computed in a batch of `rows`."""
+        """Return a row of gradients for each of the examples `some`, from a batch of `rows`."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -335,7 +335,7 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add `moved`, the changes of all parameters, to the whole model's vector `total`."""
+        """Add the changes `moved` of the trainable parameters to the whole vector `total`."""
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

@@ -73,7 +73,7 @@ class Task(ABC):
     def metrics(self, *scored: Array) -> dict[str, Any]:
         """Return the metrics by name.
 
-        Each argument is one of the arrays that the method `scored` returned, over all batches.
+        Each argument is one of the arrays that `scored` returned, with the rows of all batches.
         """
         return {}
 

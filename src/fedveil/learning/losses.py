@@ -52,7 +52,7 @@ LOSSES: dict[str, Loss] = {
 def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes one value per example.
 
-    `WEIGHTED` is the cross-entropy times the weight of the label's class in `class_weights`.
+    The weighted cross-entropy multiplies each example's loss by the weight of its class.
     """
     if name != WEIGHTED:
         return LOSSES[name]
@@ -63,7 +63,7 @@ def each_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`, which computes the mean over a batch.
 
-    `WEIGHTED` divides the sum of the weighted losses by the sum of the weights, as torch does.
+    For the weighted cross-entropy it is the weighted mean, as in torch.
     """
     if name == "cross_entropy":
         return functional.cross_entropy  # saves one call in every step
@@ -76,8 +76,8 @@ def mean_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
 def separate_loss(name: str, class_weights: Sequence[float] | None = None) -> Loss:
     """Return the loss function `name`: the sum of the examples' losses divided by their number.
 
-    With `WEIGHTED`, the other examples' classes do not change an example's weight, as a privacy
-    guarantee for single examples requires.
+    Unlike `mean_loss`, it never divides by the batch's class weights. So no example changes
+    another's weight, as a privacy guarantee for single examples requires.
     """
     each = each_loss(name, class_weights)
     return lambda outputs, y: each(outputs, y).mean()

@@ -68,7 +68,7 @@ def tanh_cnn(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def lenet_smooth(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return the LeNet of Zhu et al. (2019) for gradient attacks: sigmoids and wide weights."""
+    """Return the LeNet of Zhu et al. (2019) for gradient attacks: sigmoids and large weights."""
     if len(shape) != 3:
         raise ModelInvalid(
             f"model = lenet_smooth needs images [channels, height, width], not {tuple(shape)}"
@@ -101,12 +101,12 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def filters_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear classifier on fixed oriented filters, with 7,850 parameters for MNIST."""
+    """Return a linear classifier on fixed Gabor filters, with 7,850 parameters for MNIST."""
     return _head_on(OrientedFilters(shape), classes)
 
 
 def scattering_linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a linear classifier on oriented filters of first and second order.
+    """Return a linear classifier on two layers of fixed Gabor filters.
 
     It has 39,210 parameters for ten classes. Use it if noise costs little accuracy.
     """

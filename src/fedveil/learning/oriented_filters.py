@@ -34,9 +34,9 @@ class FilterBank:
 
     Each of `wavelengths` is a scale: the width in pixels of a stroke and the gap beside it. `width`
     is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the number
-    of pixels between two positions of a filter. `pool` is the side of the averaged squares in
-    pixels, a multiple of the stride. `norm` is the L2 norm of every image's features. With `twice`,
-    the moduli at the first scale are filtered once more (scattering of second order).
+    of pixels between two positions of a filter. Filter outputs are averaged over squares with sides
+    of `pool` pixels, a multiple of the stride. `norm` is the L2 norm of every image's features. If
+    `twice` is True, the first scale's outputs are filtered once more (second-order scattering).
     """
 
     orientations: int = 8
@@ -108,9 +108,9 @@ class OrientedFilters(nn.Module):
         return self.bank.norm * features
 
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
-        """Return the strengths of each plane (one channel of an image) as a row of norm 1.
+        """Return a row of norm 1 for each of the `planes` (image channels).
 
-        A strength is a filter pair's mean modulus over a square, minus the mean over directions.
+        It has the mean modulus of each filter pair over each square, minus the mean over all pairs.
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)
@@ -119,7 +119,7 @@ class OrientedFilters(nn.Module):
 
 
 def _moduli(planes: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return sqrt(even^2 + odd^2) of each filter pair, [planes, orientations, height, width]."""
+    """Return sqrt(even² + odd²) of each filter pair's outputs, [planes, pairs, height, width]."""
     padded = nn.functional.pad(planes, [filters.shape[-1] // 2] * 4, mode="replicate")
     answers = nn.functional.conv2d(padded, filters, stride=stride)
     return (answers[:, 0::2].square() + answers[:, 1::2].square() + _DUST).sqrt()

@@ -19,11 +19,11 @@ _Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Branch(nn.Module):
-    """The start of a residual connection. Later layers work on a copy of the value."""
+    """The start of a residual connection. Later layers work on a copy of its input."""
 
 
 class Join(nn.Module):
-    """The end of a residual connection. It adds the value that the last open `Branch` copied."""
+    """The end of a residual connection. It adds the input of the last open `Branch`."""
 
 
 class Heads(nn.Module):

@@ -82,9 +82,9 @@ class TrainedPart:
     def seen_apart(self, x: Array, usable: Bools, device: str = "cpu") -> tuple[Array, Bools]:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
-        No example affects another, if the fixed layers treat as many examples independently as
-        their attribute `examples_at_once` states. An example in the mask `usable` becomes unusable
-        and is replaced by zeros if the model cannot process it, or if its features are not finite.
+        The mask is `usable`, without examples that the model cannot process or whose features are
+        not finite. They are replaced by zeros. No example affects another, provided each fixed
+        layer treats up to `examples_at_once` (its attribute) examples independently.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):

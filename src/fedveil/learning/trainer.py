@@ -17,7 +17,7 @@ from torch import nn
 from fedveil.base.array_types import Array, Bools, Float32s, Int64s
 from fedveil.base.example_arrays import is_plain
 from fedveil.entropy import Entropy
-from fedveil.learning.device import seed_torch
+from fedveil.learning.device import seed_torch, tiny_is_zero
 from fedveil.learning.losses import mean_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.weight_layout import Layout
@@ -83,9 +83,9 @@ class ClientData:
 
     @classmethod
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
-        """Return a client's data from arrays of examples `x` and targets `y` of any kind.
+        """Return a client's data from arrays of examples `x` and targets `y`, plain or structured.
 
-        `usable` is a mask of the examples that count (None: all). Only plain arrays support it.
+        `usable` is a mask of the examples that count (None: all). Only plain arrays can have one.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -184,7 +184,8 @@ class OneByOne(OneThread, ABC):
         for client in clients:
             failure: Exception | None = None
             try:
-                self._train_one(start, client)
+                with tiny_is_zero():
+                    self._train_one(start, client)
                 self._layout.change(self._weights, self._row[0])
             except Exception as error:  # the user's model or task may raise anything
                 failure = error
@@ -275,9 +276,9 @@ def change_gradients(
     plan: TrainingPlan,
     terms: Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """Change the gradients of `parameters` before a step, for example by clipping them.
+    """Change the gradients of `parameters` before a step, by correction, FedProx and clipping.
 
-    `start` are the round's initial weights. `terms`, if given, are first added to the gradients.
+    `terms` is the client's correction, if any. `start` are the round's initial weights.
     """
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedveil.base.array_types import Float32s, Int64s
 from fedveil.errors import ModelInvalid
-from fedveil.learning.device import seed_torch
+from fedveil.learning.device import seed_torch, tiny_is_zero
 from fedveil.learning.losses import each_loss
 from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
@@ -72,7 +72,8 @@ class VmapTrainer(OneThread):
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:
-            self._train(clients, torch.from_numpy(updates))
+            with tiny_is_zero():
+                self._train(clients, torch.from_numpy(updates))
         except Exception as error:  # the user's model may raise anything
             failure = error
         if failure is None or len(clients) == 1:

@@ -159,7 +159,7 @@ class Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a shared parameter or buffer to its name in the layout."""
+    """Return {other name: name in the layout} for all parameters and buffers with several names."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     pairs = [

@@ -97,7 +97,7 @@ class Dialer:
     def _consider(self, wrong: FedveilError | None) -> None:
         """Make the link fail with the error `wrong` if several attempts in a row ended with it.
 
-        `wrong` is None if a later attempt to connect may succeed.
+        `wrong` is None after an attempt that failed for a reason that may pass.
         """
         if self._stopped.is_set() or self._link.is_over:
             return
@@ -152,7 +152,7 @@ class Dialer:
             yield from self._link.frames(stream)
 
     def _why(self, error: Any) -> str:
-        """Return why a stream ended. Makes the link fail if the leader refused it permanently."""
+        """Return why a stream ended. If the leader's refusal is permanent, makes the link fail."""
         code, details = error.code(), error.details() or "no reason given"
         peer, address = self._link.peer, self._address
         if code == grpc.StatusCode.FAILED_PRECONDITION:

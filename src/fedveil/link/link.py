@@ -6,7 +6,7 @@ carries frames:
     frame := number (8 bytes) arrived (8 bytes) kind (1 byte) body
     kind  := 0  only an acknowledgement, number 0
            | 1  a message, body its encoding
-           | 2  the last frame of this side, body a sentence: empty if all is well
+           | 2  the last frame of this side, body the reason: empty if all is well
            | 3  a refusal, body the reason; the last frame of this side
 
 `arrived` is the number of messages received from the other side. A new session number shows that
@@ -46,8 +46,8 @@ class Link:
 
     A stream is one connection, which may break and be replaced. `send` only queues a message.
     `receive` raises LinkLost after `patience_s` seconds without a stream, or after twice as long
-    with a silent stream. If the peer's process was replaced, `send` and `receive` raise
-    PeerRestarted until `begin` is called. Only one thread may send and receive.
+    with a silent stream. After the peer's process was replaced, `send` and `receive` raise
+    PeerRestarted until this party calls `begin`. Only one thread may send and receive.
     """
 
     def __init__(self, peer: str, *, patience_s: float = 600.0) -> None:
@@ -154,10 +154,7 @@ class Link:
             return self.session, self._peer_session, self._arrived
 
     def attach(self, session: bytes, known: bytes, arrived: int) -> int:
-        """Register a new stream to a process of the peer, and return the stream's number.
-
-        The arguments are the fields of that process's `Greeting`.
-        """
+        """Register a stream to the process that sent a `Greeting`. Returns the stream's number."""
         with self._lock:
             if session != self._peer_session:
                 if self._peer_session:

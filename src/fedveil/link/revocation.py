@@ -62,7 +62,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Return a fault of `chain`, if any: a revoked certificate, or an issuer without a list."""
+        """Describe the first certificate in `chain` that is revoked or that no list covers."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault
@@ -151,7 +151,7 @@ def _newest(
 
 
 def _covers(one: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Return True if the revocation list `one` is for certificates of this issuer and kind."""
+    """Return True if the list `one` covers certificates of the issuer and kind of `certificate`."""
     scope = _scope(one)
     if one.issuer != certificate.issuer:
         return False

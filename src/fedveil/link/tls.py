@@ -4,7 +4,7 @@
     DIR/PARTY/authority.pem  the authority that PARTY trusts
     DIR/PARTY/certificate.pem
     DIR/PARTY/key.pem        known to PARTY only
-    DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own: `tls_settings`
+    DIR/PARTY/tls.yaml       only if PARTY has a PKI of its own (see `tls_settings`)
 
 Each party gets only its own folder. A certificate names its party by a DNS name or an IP address
 among the subject's alternative names.
@@ -112,7 +112,7 @@ class Credentials:
             raise PeerRefused(fault)
 
     def check_usage(self, *, listens: bool) -> None:
-        """Raise CertificateError if this party's certificate does not fit its end of the link.
+        """Raise CertificateError if this party's certificate is not valid for its end of the link.
 
         `listens` is True at the leader's end, which is a TLS server. A follower is a TLS client.
         """
@@ -167,10 +167,10 @@ class Credentials:
 
 
 def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825) -> list[Path]:
-    """Write a certificate authority, and for each party a folder with its certificate and key.
+    """Write a folder for each party, with its key, certificate and authority. Returns the folders.
 
-    Returns the paths of the parties' folders. The parties' certificates are valid for `days` days.
-    An existing folder is never overwritten.
+    The certificates are valid for `days` days. Uses the certificate authority in `folder`, or
+    creates one there. Raises CertificateError if a party's folder exists.
     """
     integer("days", days, 1, AUTHORITY_DAYS)
     _check_parties(folder, parties)

@@ -1,7 +1,7 @@
 """`tls.yaml` in a party's folder: its TLS files, its key's password, names and rights of parties.
 
 All keys are optional, and paths are relative to the folder. Errors never show the values of
-`password_file` and `password_env`, which a user may confuse with the password itself.
+`password_file` and `password_env`, because a user may have written the password itself there.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ class AdaptiveBudget:
     """Sets the next round's epsilon from the angle between the last two global models.
 
     The next epsilon is eps / A, where A = 1 - angle / π. The angle is between the flattened models
-    before and after a round. In every round, eps is the epsilon of the constructor.
+    before and after a round. `eps` is always the constructor's.
 
     Privacy: a round's epsilon depends on earlier outputs. So only the sum of the rounds' pure
     losses bounds the total loss of a run. Tighter composition is not valid.
 
     Source: Zhang Hao, Towards federated learning local differential privacy design, 2022, algorithm
-    2. Contrary to the source, the total budget grows: eps / A is never below eps.
+    2. Contrary to the source, no round costs less than eps, so a run costs more than at a constant
+    eps.
 
         >>> from fedveil.mechanisms import AdaptiveBudget
         >>> budget = AdaptiveBudget(eps=1.5)

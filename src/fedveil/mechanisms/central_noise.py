@@ -144,8 +144,8 @@ class CentralSum(CentralNoise):
     """Central noise for clients' sums of clipped contributions. The sums are not clipped.
 
     Every contribution moves a client's sum by a vector of whole multiples of `step`, whose L2 norm
-    is at most `clip` (see `privacy.grid_sensitivity`). Entries of a sum are limited to 2^24 steps
-    in absolute value. This limit costs no privacy.
+    is at most `clip` (see `privacy.grid_sensitivity`). Entries of a client's sum are limited to
+    2^24 steps in absolute value, which costs no privacy.
 
     Privacy: that of `CentralNoise`, but for the replacement of one contribution instead of a
     client's whole vector. The noise's standard deviation is 2 · clip times the constructor's

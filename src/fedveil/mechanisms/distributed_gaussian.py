@@ -47,10 +47,10 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in grid steps. Each client adds one share to its vector.
 
-    `shares` is the smallest number of shares that a sum may contain. A sum of exactly this many
-    shares has noise of standard deviation `ratio` · √square, where `square` is the squared
-    sensitivity in steps². By default, `square` is 4 · `limit`, and `limit` bounds the squared norm
-    of a vector. `clients` is the largest number of vectors in a sum.
+    A sum has at least `shares` shares and at most `clients` vectors. With exactly `shares` shares,
+    its noise has a standard deviation of `ratio` times the sensitivity. `limit` is the largest
+    squared norm of a vector, and `square` is the squared sensitivity (default: 4 · `limit`), both
+    in steps².
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -80,7 +80,7 @@ class NoiseShares:
         return self._noise.variance
 
     def ratio(self, shares: int) -> float:
-        """Return the noise's standard deviation over the sensitivity, in a sum of `shares`."""
+        """Return noise deviation / sensitivity for a sum that contains `shares` shares."""
         shares = integer("shares", shares, 1)
         variance = (shares * self.share_variance - SMOOTHING) / (1 + float(SLACK))
         return math.sqrt(variance / self.square) * (1 - 2.0**-50)
@@ -105,14 +105,12 @@ class DistributedGaussian(NoiseShares):
     1. x is shortened to the L2 norm `clip` if it is longer. With `rotation` it is padded with zeros
        to `length` entries and rotated in blocks of `block` entries (`hadamard.rotate`). The
        rotation's signs are public.
-    2. Each entry of x / step is rounded at random to one of the two nearest whole numbers, such
-       that its mean is kept to 2^-32. This gives z. If Σ z² is above `limit`, all entries are
-       rounded again. That has probability at most 2^-20. After eight attempts all entries are
-       rounded towards zero.
+    2. Each entry of x / step is rounded up or down at random to a whole number, whose expected
+       value is the entry to within 2^-32. This gives z. If Σ z² is above `limit`, which has
+       probability at most 2^-20, all entries are rounded again. After eight attempts all entries
+       are rounded towards zero.
     3. The entries of N are independent discrete Gaussians with parameter `share_variance`. They are
        drawn exactly and do not depend on x.
-
-    `mean(total, shares, signs)` turns a sum of `shares` such vectors into their mean.
 
     Privacy: if one whole vector is replaced, the sum of m shares has at most the privacy loss of
     `Gaussian(ratio(m))`, Gaussian noise whose standard deviation is `ratio(m)` times the
@@ -120,12 +118,12 @@ class DistributedGaussian(NoiseShares):
     counts only honest clients: an attacker who makes a share knows its noise and can subtract it.
 
     Wrapping: the ring of 2^bits numbers holds an honest sum of `clients` shares, except with
-    probability 2^-40. This probability does not hold for vectors that were chosen with knowledge of
-    the round's signs. Privacy does not depend on wrapping.
+    probability 2^-40. Wrapping can be likelier if vectors were chosen with knowledge of the round's
+    signs. Privacy does not depend on wrapping.
 
     `entry_bits` sets the step: 2^entry_bits steps cover the range from -8 r to 8 r, where r is clip
-    / √n, the root mean square of a rotated entry of a vector of norm `clip`. Without rotation they
-    cover the range from -clip to clip.
+    / √length, the root mean square of the entries of a rotated vector of norm `clip`. Without
+    rotation they cover the range from -clip to clip.
 
     `apart`, a distance below 2 · clip, makes the sensitivity smaller, and so the noise. With it the
     caller promises that any two possible vectors of a client are at most `apart` from each other,
@@ -263,7 +261,7 @@ class DistributedGaussian(NoiseShares):
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean of `shares` clients' vectors, given the sum `total` of their shares.
+        """Return the mean vector of `shares` clients, given `total`, the sum of what `share` made.
 
         `total` is in units of `step`, and is overwritten. `signs` are those of the rotation.
         """
@@ -285,7 +283,7 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Shares of noise for clients' vectors, each the sum of one clipped contribution per example.
+    """Shares of noise for clients' sums of clipped contributions, one for each example of a client.
 
     A client's vector x is not clipped. Each contribution moves x by a vector of whole multiples of
     `step`, whose L2 norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
@@ -324,13 +322,13 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the possible block lengths of a rotation: powers of two, in ascending order."""
+    """Return the block lengths that a rotation can use: powers of two, in ascending order."""
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 
 
 def ring_bits(reach: int) -> int:
-    """Return the number of bits of the smallest ring that can hold sums from -reach to reach."""
+    """Return how many bits a ring needs for sums from -reach to reach, with 25% to spare."""
     return (2 * math.ceil(reach * (1 + _BAND))).bit_length()
 
 

@@ -85,7 +85,7 @@ class EmbeddingDP:
         return result
 
     def bits(self, values: Array, entropy: Entropy | None = None) -> Packed:
-        """Return the perturbed bits of `values` in C order, packed with the lowest bit first."""
+        """Return the perturbed bits of `values` in C order, eight per byte, lowest bit first."""
         flat = values_of("values", values).reshape(-1)
         packed = _quantised(flat)
         if self.eps is not None and len(packed):
@@ -106,7 +106,8 @@ class EmbeddingDP:
 
         `values` has one example per row, and `keys` identifies the examples. For a key that was
         used before, the result repeats the bits stored in `memory`, without reading `values`. This
-        costs no privacy. The memory's width must be `packed_size` of one example's bits.
+        costs no privacy. The memory's `width` must be the bytes of one example: its number of
+        values / 8, rounded up.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):

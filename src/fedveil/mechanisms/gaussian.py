@@ -200,8 +200,8 @@ def _grid(sigma: float, clip: float, dimension: int) -> Grid:
 def step_below(sigma: float, clip: float, dimension: int, least: float = 0.0) -> float:
     """Return the largest power of two that is at most max(limit, `least`), as a grid step.
 
-    The limit is the smaller of a fixed fraction of `sigma`, the noise's standard deviation, and a
-    fixed fraction of `clip` / √dimension.
+    The limit is a fixed small part of the noise's standard deviation `sigma` or of `clip` /
+    √dimension, whichever is smaller. Vectors have `dimension` entries.
     """
     coordinate = clip / math.sqrt(max(dimension, 1))
     wanted = min(sigma / _LEAST_STEPS_PER_SIGMA, coordinate / STEPS_PER_COORDINATE)
@@ -217,8 +217,8 @@ def noise_in_steps(sigma: float, step: float) -> DiscreteGaussian:
 def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     """Return `vector` in units of `step`, clipped to the norm `clip` and rounded towards zero.
 
-    The result m satisfies step · |m| <= clip in exact arithmetic. `clip` is at most 2^30 steps. If
-    `step` is a power of two and nothing is clipped, each entry loses less than one step.
+    The result m satisfies step · |m| <= clip in exact arithmetic. `clip` must be at most 2^30
+    steps. If `step` is a power of two and nothing is clipped, each entry loses less than one step.
     """
     return join_parts(len(vector), clipping_to_grid(vector, clip, step))
 

@@ -2,8 +2,8 @@
 
 `MaxNorm` and `Marvell` add noise of mean 0. Neither states an epsilon: the proofs are for one
 gradient, and assume that the gradients of a class are Gaussian. If the noise is drawn anew in each
-of n epochs, an attacker who adds up an example's gradients faces noise with 1/n of the power. Only
-LabelDP gives a bound that holds for every attacker.
+of n epochs, averaging an example's n gradients reduces the noise's variance to 1/n. Only LabelDP
+gives a bound that holds for every attacker.
 
 Source: O. Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022.
 """
@@ -72,8 +72,8 @@ class Marvell:
 
         g + N(0, along_c n nᵀ + across_c (I - n nᵀ)).
 
-    The noise is computed from the normal numbers `own(k)` of the example. Its mean squared length
-    is `power` · |Δ|². For this mean squared length, the variances along_c and across_c minimise
+    The noise's mean squared length is `power` · |Δ|². For this length, the variances along_c and
+    across_c minimise
 
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
@@ -174,7 +174,7 @@ class NoiseLaw:
 
 
 def most_auc(divergence: float) -> float:
-    """Return the largest AUC of an attacker on one gradient, by a `NoiseLaw`'s `divergence`."""
+    """Return the largest AUC of an attack on one gradient, given its `NoiseLaw.divergence`."""
     return 1.0 if divergence >= 4 else 0.5 + math.sqrt(divergence) / 2 - divergence / 8
 
 

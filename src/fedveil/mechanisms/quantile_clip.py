@@ -85,7 +85,7 @@ class QuantileClip:
         return self.first * _ROOM
 
     def check(self, clip: float) -> float:
-        """Return `clip`. Raises `InvalidValue` if this clip cannot occur."""
+        """Return `clip`. Raises `InvalidValue` outside first · 2^-20 .. first · 2^20."""
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
@@ -102,7 +102,7 @@ class QuantileClip:
         return joint
 
     def parted(self, mean: Float64s, clip: float) -> tuple[Float64s, float]:
-        """Return the mean of the clipped vectors, and the share with a norm up to `clip`.
+        """Return the mean of the clipped vectors, and the share of vectors no longer than `clip`.
 
         `mean` is the mean of the vectors that `joint` returned for this clip.
         """

@@ -73,5 +73,4 @@ class BinaryRandomizedResponse:
 
 
 def _lie_floors(e: Fraction, bits: int) -> list[int]:
-    """Return [floor(2^bits * Pr[a bit is flipped])], if e^eps equals the fraction `e`."""
     return [(e.denominator << bits) // (e.denominator + e.numerator)]

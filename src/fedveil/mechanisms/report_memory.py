@@ -21,8 +21,8 @@ class ReportMemory:
     """Stores one report of `width` bytes for each key. A key is an example's number or id.
 
     Privacy: repeating a stored report reveals nothing new, so an example is charged once. A process
-    that may be interrupted must save `to_state` before a new report leaves. Otherwise it would draw
-    a second report after a restart, and have to charge it.
+    that may be interrupted must save `to_state` before it sends a new report. Otherwise it would
+    draw a second report after a restart, and charge the example again.
     """
 
     def __init__(self, width: int) -> None:

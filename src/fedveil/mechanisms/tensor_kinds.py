@@ -41,7 +41,7 @@ def values_of(name: str, tensor: Any) -> Array:
 
 
 def same_kind(tensor: Any, values: Array) -> Any:
-    """Convert `values` to the library, dtype and device of `tensor`. The memory may be shared."""
+    """Convert `values` to the library, dtype and device of `tensor`, without a copy if possible."""
     library = _library_of(tensor)
     if library is None:
         return values.astype(tensor.dtype, copy=False)

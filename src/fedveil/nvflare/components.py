@@ -66,8 +66,8 @@ class SiteTaskFilter(Filter):  # type: ignore[misc]
     (WEIGHT_DIFF), which NVFlare's own aggregators can average. Otherwise, and for a protection
     whose reports are not arrays, a report leaves as a message for `ProtectedAggregator` or
     `ProtectedController`. The filter admits only tasks whose name is in `train_tasks` and, under
-    secure aggregation, the tasks with its other messages. Secure aggregation needs `server`, the
-    name of a block of the policy's `servers`.
+    secure aggregation, the tasks named `fedveil_phase`. Secure aggregation needs `server`, the name
+    of a block of the policy's `servers`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class ProtectedAggregator(Aggregator):  # type: ignore[misc]
         return True
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """Return the mean update of the round's reports, or zeros. Begins a new round."""
+        """Return the round's mean update, or zeros if the round is void. Begins a new round."""
         reports = self._round(fl_ctx)
         self.reset(fl_ctx)
         try:

@@ -37,9 +37,10 @@ _LOOK_S = 0.05
 class ProtectedController(ModelController):  # type: ignore[misc]
     """Trains for `rounds` rounds under `protection`, which must equal that of the sites' filters.
 
-    Secure aggregation needs `sites`, the sites' names. A site's index in this list is its number.
-    With active security it also needs `keys`, the sites' public keys in the same order. A round
-    with too few answers does not change the model. `timeout_s` limits each message, in seconds.
+    Secure aggregation needs `sites`, the sites' names. A site's index in this list is its client
+    number. With active security it also needs `keys`, the sites' public keys in the same order. A
+    round with too few answers does not change the model. The controller waits at most `timeout_s`
+    seconds for the answers to each message.
     """
 
     def __init__(

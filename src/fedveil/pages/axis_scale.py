@@ -29,7 +29,11 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float) -> float | None:
-        """Return the position of `value` on the axis, from 0 to 1. None if it cannot be shown."""
+        """Return the position of `value` on the axis, from 0 to 1.
+
+        Returns None for NaN, a value that is too large or, on a logarithmic axis, one that is too
+        small.
+        """
         if not _is_shown(value, log=self.log):
             return None
         if self.log:
@@ -91,10 +95,10 @@ def _log(low: float, high: float, axis: Axis, tight: bool) -> Scale:
 
 
 def _step(extent: float, *, divisor: float, least: float) -> float:
-    """Return the distance between two labels of an axis, in the unit of its values.
+    """Return the distance between two labels of an axis of length `extent`.
 
-    It is a round multiple of `divisor`, the size of the labels' unit, and at least `least` times
-    this size. `extent` is the length of the axis.
+    It is a round multiple of `divisor`, the labels' unit such as 1e6 for MB, and at least `least`
+    of these units.
     """
     rough = extent / _LABELS / divisor
     power = math.floor(math.log10(rough))

@@ -102,7 +102,7 @@ def _match(pattern: str, figure: Measured) -> re.Match[str] | None:
 
 
 def could(finding: Finding, figure: Measured) -> str:
-    """Return the end of a sentence "An attacker could ...", about one metric of a result."""
+    """Return how a sentence "An attacker could ..." ends, for the metric `figure` of a finding."""
     value, guess = shown(figure, figure.value), shown(figure, figure.guess)
     if figure.name.endswith("AUC"):  # the share of pairs that are ranked right
         value, guess = _percent(figure.value), _percent(figure.guess)

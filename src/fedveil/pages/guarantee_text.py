@@ -16,10 +16,7 @@ RUN = "run_every_round"
 
 
 class Says(NamedTuple):
-    """Texts that explain one of the ledger's epsilons.
-
-    `name` is the epsilon's label. `bounds` names the information that the epsilon covers.
-    """
+    """The label of one of a record's epsilons, and the information that the epsilon covers."""
 
     name: str
     bounds: str
@@ -61,7 +58,7 @@ def figure_of(record: Record, key: str) -> Figure:
 
 
 def figure_lines(record: Record) -> list[str]:
-    """Return a line for each different epsilon, and for each value that is sent in clear."""
+    """Return a line for each different epsilon of a record, and for each value sent in clear."""
     found: dict[str, list[str]] = {}
     for key, says in figures(record).items():
         figure = figure_of(record, key)
@@ -88,7 +85,7 @@ def attackers(job: Mapping[str, Any]) -> str:
 
 
 def right(figure: Figure) -> str:
-    """Describe the best attacker's success rate under `figure`, as a percentage rounded up."""
+    """Return the end of a sentence: how often the best attacker is right under `figure`."""
     percent = math.ceil(1000 * (1 - attacker_wrong(*figure))) / 10
     if percent < 100:
         return f"is right at most {percent:.1f}% of the time"
@@ -96,7 +93,7 @@ def right(figure: Figure) -> str:
 
 
 def meaning(record: Record) -> str:
-    """Return a sentence that explains the whole run's epsilon, and names the attacker."""
+    """Return a sentence that explains the epsilon of the whole run, and against whom it holds."""
     figure = figure_of(record, RUN)
     if figure.promise == "none":
         return "Nothing is guaranteed: what is sent may reveal everything about a client."
@@ -118,7 +115,7 @@ def meaning(record: Record) -> str:
 
 
 def returned(job: Mapping[str, Any]) -> str:
-    """Describe the protection of the gradients that the leader of a vertical run returns."""
+    """Describe the protection of the gradients that a vertical run's leader sends back."""
     privacy = job["privacy"]
     if privacy.get("label_dp"):
         return "The gradients that the leader returns reveal no more of a label than its account."

@@ -14,7 +14,7 @@ from fedveil.record.recorder import Record
 class MachineTotals:
     """One machine's totals over the rounds for which it was ready.
 
-    This machine worked for `busy_s` seconds. For `wall_s` seconds, at least one machine worked.
+    It worked in `busy_s` of the `wall_s` seconds in which any machine of the cluster worked.
     """
 
     clients: int = 0

@@ -32,9 +32,9 @@ def in_notebook() -> bool:
 
 
 class LiveView:
-    """Displays a run's progress. Call it with the record of every round.
+    """Displays a run's progress. Call it with the record of every round, and `warn` with a warning.
 
-    Call `warn` with each early warning. `show` displays HTML in place of the previous HTML.
+    `show` displays HTML in place of the previous HTML.
     """
 
     def __init__(self, job: Mapping[str, Any], show: Callable[[str], None] | None = None) -> None:

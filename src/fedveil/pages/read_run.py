@@ -80,13 +80,13 @@ class ReadRun:
         return [datetime.fromisoformat(event.partition(" ")[0]) for event in self.events]
 
     def all_said(self, beginning: str) -> list[str]:
-        """Return the rest of each different event that starts with the text `beginning`."""
+        """For each different event that starts with `beginning`, return the text that follows."""
         texts = (event.partition(" ")[2] for event in self.events)
         found = (text.removeprefix(beginning) for text in texts if text.startswith(beginning))
         return list(dict.fromkeys(found))
 
     def said(self, beginning: str) -> str:
-        """Return the rest of the last event that starts with the text `beginning`, or ""."""
+        """Return the text after `beginning` in the last event that starts with it, or ""."""
         for event in reversed(self.events):
             _, _, text = event.partition(" ")
             if text.startswith(beginning):

@@ -196,7 +196,7 @@ def _promises(run: ReadRun, last: Record) -> list[Part]:
 
 
 def _open(last: Record) -> Iterator[str]:
-    """Yield sentences on what the guarantee does not cover, and on what it relies."""
+    """Yield sentences about what is not protected, and about what the protection relies on."""
     for what in last["in_clear"]:
         yield f"Sent in the clear, with no finite epsilon: {what}."
     if figure_of(last, "run_every_round").promise == "none":
@@ -242,7 +242,7 @@ def _machines(run: ReadRun) -> Iterator[Part]:
 
 
 def _lost(records: Sequence[Record]) -> Iterator[Part]:
-    """Yield a table of reasons for missing reports, and a line for each void round."""
+    """Yield a table that counts missing reports by reason, and a line for each void round."""
     rows = []
     for kind in (*LOST, UNUSABLE):
         times: Counter[str] = Counter()
@@ -266,7 +266,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
     """Yield a section with the results of attacks and audits, and their pictures.
 
-    With `concluded`, the page already has the conclusions, so they are left out here.
+    With `concluded`, leaves out the conclusions, which the page's beginning already has.
     """
     parts: list[Part] = []
     for finding in run.findings:

@@ -47,7 +47,8 @@ def vertical_ending(
 ) -> Ending:
     """Return the three conclusions of a vertical run.
 
-    `apart` is True if the parties are on different machines.
+    `accounts` are the lines of all parties' epsilons. `apart` is True if the parties are on
+    different machines.
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
@@ -257,7 +258,7 @@ def _next_of_vertical(run: ReadRun, leader: ReadRun, worst: Line | None) -> tupl
 
 
 def _next_apart(run: ReadRun, leader: ReadRun, worst: Line | None) -> tuple[str, str]:
-    """Return the next step for a party on its own machine, in short and in detail."""
+    """Return the next step in short and in detail. `worst` is None if nothing is protected."""
     if leader.ended is None or not leader.finished:
         folder = quote(str(run.folder))
         return "let it finish", f"this party's command with `--resume {folder}` resumes it"

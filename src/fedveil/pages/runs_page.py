@@ -97,7 +97,7 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Return the names of the runs whose text equals that of `best`, or "all runs" if all do."""
+    """Return the names of the runs in `shown` whose text equals that of `best`, or "all runs"."""
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
 

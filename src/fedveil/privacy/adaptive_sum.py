@@ -5,8 +5,8 @@ Gaussian loss (Smith and Thakurta, 2022). Different charges cost the sum of thei
 Roth, Ullman and Vadhan, 2016) or the epsilon of a Rényi filter (`renyi_filter`), whichever is
 smaller.
 
-Each of these bounds holds at the stated delta. If earlier results also decide whether all charges
-are equal, a limit on epsilon holds at twice the delta.
+Each of these epsilons holds at the delta for which it is computed. If earlier results also decide
+whether all charges are equal, a limit on a run's epsilon holds at twice that delta.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AdaptiveSum:
         return total
 
     def add(self, kind: Kind, times: int = 1) -> None:
-        """Add the cost of `times` equal reports. `kind` has the charges of one of them."""
+        """Add the charges of `times` reports, each of which costs all the charges in `kind`."""
         self._pending[kind] += times
 
     @property
@@ -70,7 +70,7 @@ class AdaptiveSum:
         return other
 
     def figure(self, delta: float) -> Figure:
-        """Return the epsilon of all charges at `delta` or, if it is no larger, at delta = 0."""
+        """Return the joint epsilon at `delta`, or at delta = 0 if it is not larger there."""
         pure, tight = self._at(0.0), self._at(delta)
         return Figure(pure, 0.0) if pure <= tight and pure < math.inf else Figure(tight, delta)
 
@@ -88,7 +88,7 @@ class AdaptiveSum:
         return min(added, cost([(PrivacyLoss.of_release(one), 1)], delta))
 
     def settle(self) -> None:
-        """Add to the sums the charges that `add` has counted, so that the next `figure` is fast."""
+        """Add the charges queued by `add` to the sums, so that the next `figure` is fast."""
         for kind, times in self._pending.items():
             for loss, n in kind:
                 count = n * times

@@ -33,9 +33,9 @@ _THRESHOLDS = 512
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of an audit: epsilon is at least `bound`, with this confidence.
+    """Result of an audit: with this `confidence`, the mechanism's epsilon is at least `bound`.
 
-    `reachable` is the largest `bound` that this number of `trials` could have given.
+    `reachable` is the largest `bound` that `trials` outputs for each input can give.
 
         >>> from fedveil.privacy import PrivacyLoss
         >>> from fedveil.privacy.audit import Audit
@@ -154,8 +154,8 @@ def lower_bound(
     `mechanism` is a function of (input, entropy), or an object with such a method named
     `privatize`, `perturb` or `select`. The bound is for epsilon at `delta`. It is above the true
     epsilon with probability at most 1 - `confidence`. It is 0 if no difference was found, and at
-    most about log(trials / 15) at the default confidence. `score` is a function of one output.
-    Without it, scores are trained on the outputs.
+    most about log(trials / 15) at the default confidence. `score` maps one output to a number that
+    differs between the inputs. Without it, scores are trained on the outputs.
 
     Outputs may be numbers, arrays, text, bytes, or dataclasses, mappings and sequences of these.
     """

@@ -1,9 +1,9 @@
 """A lower bound on epsilon from random choices whose true values an auditor knows.
 
-A choice with the epsilon eps reports the truth with probability `chance(eps)`. If k of n choices
-report the truth, every epsilon at which k or more is too unlikely is refuted (Clopper and Pearson).
-If a mechanism wrongly uses one random draw for two choices, counting pairs of choices refutes its
-claim.
+A choice, such as a bit of randomised response, reports its true value with probability
+`chance(eps)` at the epsilon eps. If k of n choices do, every epsilon at which k or more is too
+unlikely is refuted (Clopper and Pearson). If a mechanism wrongly uses one random draw for two
+choices, the number of pairs in which both report the truth refutes its claim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST, _MOST = 1e-9, 700.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of random choice in a report, which reports the truth or does not.
+    """A kind of random choice in a report, such as a randomised bit: it reports the truth or not.
 
     A report has `count` choices of this kind, in the same order in every report. `claim` is the
     claimed epsilon of one choice, at delta = 0. `chance(eps)` is the probability that a choice with
@@ -55,10 +55,10 @@ class Counted:
         return _largest(chance, self._least_share(self.hits, error))
 
     def unseen(self, chance: Callable[[float], float], claim: float, *, error: float) -> float:
-        """Return the largest true epsilon at which the counts would probably not refute `claim`.
+        """Return the largest true epsilon at which `claim` would probably not be refuted.
 
-        The result is infinite if the counts could not refute the claim even if all choices reported
-        the truth. `chance` and `error` are as in `lower_bound`.
+        It depends only on the number of choices. It is infinite if even a truthful report in every
+        choice would not refute the claim. `chance` and `error` are as in `lower_bound`.
         """
         low, high = -1, self.tries
         if not self._refutes(high, chance(claim), error):

@@ -46,7 +46,7 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest epsilon of any client at `delta`. `kinds[i]` are kind i's charges."""
+        """Return the largest epsilon at `delta` of any client. `kinds[i]` is what kind i costs."""
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -57,7 +57,7 @@ class Tally(ABC):
         return {"clients": self._clients, self._name: self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any], times: Sequence[int]) -> None:
-        """Load an untrusted result of `to_state`. `times` has each kind's number of rounds."""
+        """Load an untrusted result of `to_state`. `times[i]` counts the rounds with kind i."""
         self._clients = in_order(take_array(state, "clients", np.uint64, (None,)).copy())
         shape = (None, len(self._clients))
         self._columns = take_array(state, self._name, self._columns.dtype, shape).copy()
@@ -65,7 +65,7 @@ class Tally(ABC):
 
     @abstractmethod
     def _check(self, times: Sequence[int]) -> None:
-        """Raise `MessageInvalid` unless the charges are possible in `times` rounds of each kind."""
+        """Raise `MessageInvalid` unless the charges can stem from `times[i]` rounds of kind i."""
 
     def _places(self, clients: Clients) -> npt.NDArray[np.intp]:
         """Return the column numbers of `clients`. A new client gets a column of zeros."""
@@ -85,7 +85,7 @@ class Tally(ABC):
 
 
 class Counts(Tally):
-    """Each client's number of reports with each combination of charges: 4 bytes for each pair."""
+    """Each client's number of reports with each combination of charges, in 4 bytes per number."""
 
     _name = "counts"
 
@@ -117,7 +117,7 @@ class Counts(Tally):
 
 
 class Sums(Tally):
-    """Each client's sums of epsilons and of deltas, as decimals rounded up: 16 bytes per client."""
+    """Each client's sums of epsilons and of deltas, rounded up: 16 bytes per client."""
 
     _name = "sums"
 
@@ -148,7 +148,7 @@ class Sums(Tally):
 
 
 def in_order(clients: Clients) -> Clients:
-    """Return an untrusted state's client numbers. Raises `MessageInvalid` unless they ascend."""
+    """Return client numbers from an untrusted state. Raises `MessageInvalid` unless they ascend."""
     if (clients[1:] <= clients[:-1]).any():
         raise MessageInvalid("clients are not in their order, or twice")
     return clients

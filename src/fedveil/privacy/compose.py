@@ -4,9 +4,9 @@ At delta = 0, pure losses add up. For delta > 0, whole privacy curves are compos
 only states (epsilon, delta), the curve is that of the worst mechanism that the statement allows
 (Kairouz, Oh and Viswanath, 2015). Every result is an upper bound, floating-point errors included.
 
-This is valid for losses that were fixed before the first release. If losses were chosen after
-seeing earlier outputs, their epsilons and deltas are added instead (`adaptive`), which is a valid
-privacy filter (Rogers, Roth, Ullman and Vadhan, 2016).
+Composed curves are valid for losses that were fixed before the first release. If losses were chosen
+after seeing earlier outputs, their epsilons and deltas are added instead (`adaptive`), which is a
+valid privacy filter (Rogers, Roth, Ullman and Vadhan, 2016).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Normal:
         return [(Tilted(origin, distance * float(step), weights, 1e-10), 1)]
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon at `delta`, by theorem 8 of Balle and Wang (2018)."""
+        """Return the joint epsilon at `delta`, by theorem 8 of Balle and Wang (2018)."""
         log_ndtr, distance = special().log_ndtr, math.sqrt(self.square)
 
         def log_delta(epsilon: float) -> float:
@@ -252,7 +252,7 @@ def _untilt(
 
 
 def _total(groups: Sequence[_Group], tilt: float) -> tuple[Tilted, float]:
-    """Return the tilted distribution (`loss_sum`) of the sum of all losses, and the tilt used."""
+    """Return the tilted distribution (`loss_sum`) of the sum of all losses, and its tilt."""
     while True:
         try:
             parts = [part for group in groups for part in group.tilted(tilt)]

@@ -42,13 +42,13 @@ def least_advantage(right: int, guesses: int, confidence: float) -> float:
 def curve_bound(
     right: int, guesses: int, family: Family, *, delta: float, confidence: float
 ) -> float:
-    """Return a lower bound on epsilon at `delta`: the largest one of a refuted member of `family`.
+    """Return a lower bound on epsilon at `delta`, from guesses about which of two inputs was used.
 
-    It is 0 if no member is refuted. `right` of `guesses` independent guesses were right. Half of
-    the guesses were about each input. `family(factor)` returns the charges of one member, pairs of
-    a loss and its number of releases. A larger factor gives larger losses. `family(1)` returns the
-    claimed charges. The bound is wrong with probability at most 1 - `confidence`, if the release
-    follows the curve of a member.
+    `right` of `guesses` independent guesses were right. Each input was used in half of them.
+    `family(factor)` returns the charges of a hypothetical release: pairs of a loss and its number
+    of releases. A larger factor gives larger losses, and `family(1)` returns the claimed charges.
+    The result is the epsilon of the largest refuted factor, or 0. It is above the true epsilon with
+    probability at most 1 - `confidence`, if the release follows the curve of a factor.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

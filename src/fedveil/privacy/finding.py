@@ -73,7 +73,7 @@ class Measured:
         return self.high < self.guess if self.is_error else self.low > self.guess
 
     def claim(self, finding: float) -> float:
-        """Return the epsilon claimed for this bound: its own, or `finding`, that of the finding."""
+        """Return the epsilon claimed for this bound, or `finding` if the bound has none."""
         return finding if math.isnan(self.epsilon) else self.epsilon
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return in words how far the claim is from the closest bound, or "" if infinitely far."""
+        """Return in words the gap between the claim and the closest bound, or "" if infinite."""
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

@@ -76,7 +76,7 @@ class Line(NamedTuple):
 class Ledger:
     """Records the privacy loss of every client of a run.
 
-    With `adaptive`, a round's losses may depend on earlier rounds. The ledger then adds epsilons
+    With `adaptive`, a round's losses can depend on earlier rounds. The ledger then adds epsilons
     and deltas (basic composition), which stays valid.
     """
 
@@ -106,8 +106,8 @@ class Ledger:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
         Rounds must come in order, because nothing more can be recorded for earlier ones. With
-        `ahead`, earlier rounds can still be recorded. Use it for an interrupted round that will be
-        recorded again.
+        `ahead`, earlier rounds can still be recorded. Use it for an interrupted round, whose
+        repetition is charged again.
         """
         self._record(spendings, round, clients)
         if ahead:

@@ -164,7 +164,7 @@ class PrivacyLoss:
 
     @classmethod
     def of_release(cls, release: Release, per: Per = "update") -> PrivacyLoss:
-        """Return a loss that only the distribution of `release` states. Its epsilon is infinite."""
+        """Return the loss of `release`, by its distribution. The stated epsilon is infinite."""
         return cls(math.inf, 1.0, per, release=release)
 
     @classmethod

@@ -59,7 +59,7 @@ class Tilted:
 
     @cached_property
     def _runs(self) -> tuple[Float64s, Float64s, Float64s]:
-        """Return log sum, lowest loss and highest loss of each block of neighbouring weights."""
+        """Return log weight, lowest loss and highest loss of each block of neighbouring losses."""
         size = len(self.weights)
         run = 16 if size > 1024 else 1
         weights: Float64s = np.add.reduceat(self.weights, np.arange(0, size, run))

@@ -63,7 +63,7 @@ class MeasuredNoise:
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
+        """Return a lower bound on how far replacing a client moves `rounds` releases together.
 
         The unit is the standard deviation of the noise. The arguments are as in `lower_bound`.
         """
@@ -76,10 +76,10 @@ class MeasuredNoise:
         return max(_ratio(distance, sigma) for distance, sigma in distances)
 
     def distance_of_least(self, moved: float, *, error: float) -> float:
-        """Return a lower bound on how far replacing a client moves the least noisy release.
+        """Return a lower bound on `moved` over the noise's sigma in the least noisy release.
 
-        It moves every release by `moved`. The unit is the standard deviation of the noise. Unlike
-        in `distance`, the releases may depend on each other.
+        `moved` is how far replacing a client moves every release. The bound is wrong with
+        probability at most `error`. Unlike in `distance`, the releases may depend on each other.
         """
         if not self.releases:
             return 0.0
@@ -94,12 +94,12 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on the distance by which replacing a client moves `rounds` releases.
+    """Return a lower bound on how far replacing a client moves `rounds` releases together.
 
     The bound is in standard deviations of the noise, and too large with probability at most
-    `error`. `moves[i]` is how far client i's update shifts a release in the direction of this
-    update, on average over the rounds, in the units of `noise`. Also returns by how much the bound
-    was lowered because the mean of `moves` is uncertain.
+    `error`. `moves[i]` is how far client i's update moves a release in the update's own direction,
+    averaged over the rounds, in the units of `noise`. Also returns by how much the bound was
+    lowered because the mean of `moves` is uncertain.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

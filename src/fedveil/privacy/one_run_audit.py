@@ -41,11 +41,11 @@ _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
-    """Return how many of the `guesses` scores farthest from 0 are positive, and how many negative.
+    """Return how many of the scores farthest from 0 are positive, and how many negative.
 
-    Each score belongs to a canary, a test input that a fair coin put into the run or left out. A
-    score must be likelier positive if the canary is in. Averaged over the coin, the distribution of
-    a score must be symmetric about 0.
+    `guesses` is the number of these scores. Each belongs to a canary, a test input that a fair coin
+    put into the run or left out. A score must be likelier positive if the canary is in. Averaged
+    over the coin, the distribution of a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -96,9 +96,9 @@ def lower_bound(
 def gaussian_lower_bound(
     canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on epsilon that is valid only for a run with Gaussian noise.
+    """Return a lower bound on epsilon at `delta` > 0, valid only for a run with Gaussian noise.
 
-    It is larger than that of `lower_bound`, whose arguments it takes.
+    It is larger than that of `lower_bound`, which takes the same arguments.
     """
     # The tested hypothesis is that replacing a canary is at least as hard to detect as telling N(0,
     # 1) from N(mu, 1). Here mu is the distance at which these two are exactly (epsilon,
@@ -314,10 +314,11 @@ def expected_share(mu: float, share: float) -> float:
 
 
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
-    """Return True if the guesses about `m` canaries refute the privacy of Gaussian noise at `mu`.
+    """Return True if the guesses about `m` canaries refute a hypothesis about Gaussian noise.
 
-    `mu` is the distance of two means in standard deviations. A true hypothesis is refuted with
-    probability at most `error` (Mahloujifar, Melis and Chaudhuri, 2024, algorithm 3).
+    It says that replacing a canary is no easier to detect than telling N(0, 1) from N(`mu`, 1). If
+    it is true, it is refuted with probability at most `error` (Mahloujifar, Melis and Chaudhuri,
+    2024, algorithm 3).
     """
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m

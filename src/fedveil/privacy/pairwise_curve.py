@@ -19,7 +19,7 @@ _BATCH = 1 << 20
 def ordered_pairs(table: Float64s) -> Pairs:
     """Return all ordered pairs of different rows, as pairs of row indices.
 
-    If reversing rows and columns leaves the table unchanged, mirrored pairs are returned once.
+    If reversing both axes leaves the table unchanged, mirrored pairs are returned once.
     """
     count = len(table)
     i, j = np.triu_indices(count, 1)
@@ -34,9 +34,9 @@ def largest_curve(
     """Return the pointwise largest privacy curve over `pairs` of rows.
 
     The rows of `table` are output distributions. Entry k + high of the curve is delta at epsilon =
-    k * largest / high, for k = -high..high. `error` is added to every loss. No finite loss is above
-    `largest`. An output that only the first row of a pair can produce has infinite loss if
-    `infinite` is True, otherwise the loss `largest`.
+    k * largest / high, for k = -high..high. `error` is added to every loss. `largest` must be at
+    least the largest finite loss. An output that only the first row of a pair can produce has
+    infinite loss if `infinite` is True, otherwise the loss `largest`.
     """
     step = largest / high
     logs = np.full(table.shape, NEVER)

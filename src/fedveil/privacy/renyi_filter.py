@@ -1,4 +1,4 @@
-"""The epsilon of losses whose order and number are chosen depending on earlier results.
+"""The epsilon of losses that are chosen one after the other, depending on earlier results.
 
 For each order a of a fixed grid, a loss L has the Rényi cost log E[exp((a - 1) L)] / (a - 1). Costs
 of one order add up, even if each loss is chosen adaptively, as long as the sum stays within a fixed

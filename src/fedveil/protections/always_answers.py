@@ -20,8 +20,9 @@ from fedveil.protections.base import ClientRound, Protection, Update
 class Reply(NamedTuple):
     """A client's answer to the request for a report.
 
-    `message` is the answer, and `half` the `ClientRound` that made it. `unusable` is the error that
-    made the client's update unusable, or None. After an error, `message` reports an update of zero.
+    `message` is the answer, and `half` the `ClientRound` that made it. If no usable update was
+    made, `unusable` is the error, and `message` reports an update of zero. Otherwise `unusable` is
+    None.
     """
 
     half: ClientRound
@@ -41,12 +42,11 @@ def answer_trained(
     """Train, and return the client's answer to `message`, which asks for the report.
 
     `train` returns the update and the client's number of examples. `half` takes that number and
-    returns the client's `ClientRound`. If the update is unusable, `spare` returns another
-    `ClientRound` in the same state, which reports an update of zero.
+    returns the client's `ClientRound`. If training or the report fails, `spare` returns another
+    `ClientRound` in the same state, which reports an update of zero. The error is then returned in
+    the `Reply`, for the client's own log. Errors that `message` itself causes are raised.
 
-    Under a protection without a guarantee, any error that prevents a report is raised. Under a
-    protection with a guarantee, or if `always` is True, only errors that `message` itself causes
-    are raised. Every other error is returned in the `Reply`, for the client's own log.
+    Under a protection without a guarantee, all errors are raised, unless `always` is True.
     """
     try:
         update, examples = train()

@@ -76,8 +76,8 @@ class JobContext:
       included. It is None unless the code that makes the updates guarantees a distance below twice
       the norm clip.
     - `combining` says how the server combines reports, for example by their mean.
-    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size. If
-      clients take secret turns (`turn_rate` below 1), it is the number of all clients.
+    - `poisson` is True if cohorts are secret. `clients_per_round` is then their expected size. With
+      secret turns (`turn_rate` below 1), `clients_per_round` is the number of all clients.
     """
 
     weighting: Weighting
@@ -349,7 +349,7 @@ class Protection(Description):
         return Seeded(self.context.seed, "central noise", round) if known else Secure()
 
     def reseeded(self, seed: int) -> Self:
-        """Return a copy whose server draws other noise, derived from `seed` if noise is seeded."""
+        """Return a copy whose server noise derives from `seed`. Secure noise is not affected."""
         made = copy.copy(self)
         made.context = replace(self.context, seed=seed)
         return made

@@ -46,9 +46,9 @@ def build(name: str, settings: Settings, context: JobContext) -> Protection:
 def fault_phases(position: type[Protection]) -> dict[str, str | None]:
     """Map the phase names of all protections to phases of the protection `position`.
 
-    A plan of simulated faults may name any of them. A phase of `position` maps to itself. Any other
-    phase maps to the training phase of `position`, or to None if it comes after training in its own
-    protection.
+    So a plan of simulated faults can name the phases of any protection. Names that `position` has
+    map to themselves. Phases of others map to the training phase of `position` if they come before
+    or at training in their protection, and to None if they come later.
     """
     names: dict[str, str | None] = {}
     for other in (*POSITIONS.values(), position):

@@ -70,7 +70,7 @@ class Clipping:
     With a fixed clip, the mechanism's input is the update, and messages do not mention the clip.
     With a moving clip (`QuantileClip`), the input is the update followed by its clip bit, which
     says whether the update was shortened. The input has `length` entries and a norm of at most
-    `norm`. Clients accept every clip that can occur in a run.
+    `norm`. Clients accept every clip in the range of `QuantileClip`.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class Clipping:
     def words(self, state: State) -> Message:
         """Return the message fields with which the server sends the clip in `state` to clients.
 
-        The result is empty if the clip is fixed. Raises an error if no round can have this clip.
+        The result is empty if the clip is fixed. Raises an error if the clip is outside the range
+        of `QuantileClip`.
         """
         if self.moving is None:
             return {}

@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key that limits a phase's time and its seconds, or None for the engine's."""
+        """Return the key that limits the time of a phase, and the seconds. None: no such key."""
         return None
 
     @classmethod
@@ -78,7 +78,8 @@ class Description(Audited):
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        If the class attribute `cost_parameter` is a name, smaller values of that key cost less.
+        By default, it is the one in the class attribute `cost_parameter`. If that is only a name,
+        smaller values cost less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named
@@ -111,7 +112,7 @@ class Description(Audited):
 
     @classmethod
     def most_per_operator(cls, settings: Any, clients: int) -> int | None:
-        """Return how many of a round's `clients` one operator may run, or None if any number."""
+        """Return how many of a round's `clients` one operator can safely run. None: any number."""
         return None
 
     @classmethod

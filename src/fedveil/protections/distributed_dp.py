@@ -151,17 +151,17 @@ class DistributedDP(Clipped, SecureSum):
     update is unusable sends its share of noise around zero. Clients have equal weights.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
-    everyone who sees the sum, including the server. Before a round, ratio = noise_multiplier. That
-    is the ratio for the smallest number of survivors, if a share 1 - assume_honest of the cohort
+    everyone who sees the sum, including the server. Before a round, ratio is `noise_multiplier`:
+    the ratio if the fewest permitted clients survive, and a share 1 - assume_honest of the cohort
     adds no noise. After the round, ratio follows from the actual number of survivors. The guarantee
     relies on secure aggregation. Without `active_security`, it also relies on a server that follows
     the protocol. The members of a sum are public, so sampling does not amplify the guarantee.
 
-    Secret turns (`JobContext.turn_rate` q below 1): each client adds its update with probability q,
-    decided in secret, and otherwise its share of noise around zero. Then sampling does amplify, to
-    `SampledGaussian(ratio, q)`, against the server too. Every client trains in every round, so the
-    time of an answer does not reveal the decision. The mean divides by the expected number, q *
-    survivors.
+    Secret turns (`JobContext.turn_rate` q below 1): each client decides in secret, with probability
+    q, to add its update. Otherwise it adds an update of zero. It always adds its share of noise.
+    Then sampling does amplify, to `SampledGaussian(ratio, q)`, against the server too. Every client
+    trains in every round, so the time of an answer does not reveal the decision. The mean divides
+    by the expected number, q * survivors.
 
     Under `privacy.unit: example`, the update is a client's sum over its secretly sampled batch, to
     which each example adds a vector of norm at most `clip` (`DistributedSum`). The guarantee is
@@ -273,7 +273,7 @@ class DistributedDP(Clipped, SecureSum):
 
     @staticmethod
     def audit_cases(eps: float) -> Iterator[Case]:
-        """Yield audit cases: noisy sums of an update and three zeros, for fixed and moving clip."""
+        """Yield audit cases: noisy sums of an update and three zero updates."""
         multiplier = ratio_for(eps, 1e-3, 1)
         staying = DistributedGaussian(1.0, multiplier, **_FOUR, dimension=2)
         signs, zero = np.array([1, -1], np.int8), np.zeros(2, np.float32)
@@ -365,7 +365,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noisy sum, in the units of updates, as a vector of the space from `domain()`.
 
-        The rotation is not undone yet. With a moving clip, the result is the decoded sum.
+        With a fixed clip, its rotation is not undone. With a moving clip, it is decoded.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

@@ -89,8 +89,8 @@ class DPEncrypt(Protection):
 
     Under `privacy.unit: example`, the update is a sum of clipped contributions and is not clipped
     itself. (dp_eps, dp_delta) then holds for one example that is certainly in the round's batch.
-    The stated cost of a report is smaller, because the example may not be in the batch
-    (`GaussianSum`).
+    The stated cost of a report is smaller, because the example is in the batch only with some
+    probability (`GaussianSum`).
     """
 
     name = block = "dp_encrypt"
@@ -221,13 +221,13 @@ class _Form(Protocol):
         """Return the report's fields: the encoded `update` with noise from `entropy`."""
 
     def blank(self) -> dict[str, Value]:
-        """Return a report's fields with undefined values, from which its length is computed."""
+        """Return the fields of a report with arbitrary values, to compute a report's length."""
 
     def read(self, message: Message) -> npt.NDArray[Any]:
         """Return an untrusted report's values, in grid steps. Every field is checked."""
 
     def fold(self, message: Message, into: Sum) -> None:
-        """Add an untrusted report to the sum `into`. For a wrong one, raises an error instead."""
+        """Add an untrusted report to the sum `into`. Raises an error if a field is invalid."""
 
     def empty_sum(self) -> Sum:
         """Return a sum of no reports."""

@@ -175,9 +175,9 @@ def _add_below_numpy(
 def _add_below(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Add `factor * vector` to `units`, if the bit pattern of each entry is below `limit`.
+    """Add `factor * vector` to `units`, if the magnitude of every entry is below a bound.
 
-    Returns False, and adds nothing, if a pattern reaches `limit`.
+    `limit` is the bound's `_pattern`. Returns False, and adds nothing, if an entry reaches it.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

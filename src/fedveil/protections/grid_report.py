@@ -48,7 +48,7 @@ class GridReport:
         return {"multiples": packed, "step": self.step}
 
     def blank(self) -> dict[str, Value]:
-        """Return a report's fields with undefined values, from which its length is computed."""
+        """Return the fields of a report with arbitrary values, to compute a report's length."""
         return {"multiples": np.empty(self._size, np.uint8), "step": self.step}
 
     def read(self, message: Message) -> npt.NDArray[Any]:

@@ -31,7 +31,7 @@ def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
 
 
 def check_noised_sum(name: str, context: JobContext) -> None:
-    """Raise `InvalidValue`, which names the protection, if weights are unequal or delta is 0."""
+    """Raise `InvalidValue` about `name` if clients' weights are unequal or delta is 0."""
     if context.weighting != "equal":
         raise InvalidValue(f"{name} needs server.weighting = equal")
     if context.delta == 0:

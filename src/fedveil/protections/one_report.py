@@ -16,8 +16,9 @@ from fedveil.protections.phased import PhasedRound
 class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report.
 
-    It checks the sender and the round of a report, and subclasses add up the rest. A round's
-    clients can be divided among several objects of this class, which `merge` combines at the end.
+    It checks the sender and the round of a report. Subclasses check the other fields and add them
+    up. A round's clients can be divided among several objects of this class, which `merge` combines
+    at the end.
     """
 
     mergeable = True

@@ -74,7 +74,7 @@ class PhasedRound(ABC):
         raise InvalidValue("this half cannot be merged with another")
 
     def aggregate(self) -> Aggregate:
-        """Return the aggregate. It is computed once, and may overwrite the sums."""
+        """Return the aggregate. It is computed once, and can overwrite the sums."""
         if not self._answered and not self.may_be_empty:
             raise RoundVoid("report", 0, 1)
         if self._told is None:
@@ -103,7 +103,8 @@ class PhasedRound(ABC):
     def _aggregate(self) -> Aggregate:
         """Compute the round's aggregate from the sums.
 
-        It is called only if a client has answered the last phase, or if `may_be_empty` is True.
+        It is called only if a client has answered the last phase, or if the class allows an empty
+        round (`may_be_empty`).
         """
 
 

@@ -62,9 +62,9 @@ class Domain:
     """The vector space in which a round's sum is released, before it is decoded.
 
     `length` is its number of dimensions. `encode` maps an update into the space and preserves its
-    norm. `decode` is the transpose of `encode`, and may return more entries than an update has.
-    Updates do not affect these additional entries. `moves` is True if the space differs from round
-    to round.
+    norm. `decode` is the transpose of `encode`, and can return more entries than an update has.
+    Updates do not affect the additional ones. `moves` is True if the space differs from round to
+    round.
     """
 
     length: int

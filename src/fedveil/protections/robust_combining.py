@@ -33,7 +33,7 @@ class Sum(Protocol):
     def merge(self, other: Any) -> None: ...
 
     def value(self, divisor: int = 1) -> npt.NDArray[np.float64]:
-        """Return the sum divided by `divisor`. Call it once, at the end: it may use up the sum."""
+        """Return the sum divided by `divisor`. Call it once, at the end: it can change the sum."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Combining:
     norm_bound: float = 1.0
 
     def sum(self, plain: Sum) -> Sum:
-        """Return an empty sum that combines reports as chosen. `plain` is one that only adds."""
+        """Return an empty sum that combines reports as chosen. `plain` is an empty plain sum."""
         if self.kind == "norm_bound":
             return BoundedSum(plain, self.norm_bound)
         if self.kind == "mean":

@@ -66,11 +66,11 @@ class Unary(Protection):
     d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
     unbiased estimate of the mean of the clipped and rounded values.
 
-    With `adaptive`, every round has its own epsilon (`AdaptiveBudget`), computed from the weights
-    before and after the last aggregate, whatever the server optimiser is. It is never below the
-    job's `eps`, so a client refuses a smaller one as invalid. A client also refuses an epsilon at
-    which a single report would exceed `total_eps`. It cannot check the epsilon further, so
-    deployments need `total_eps`.
+    With `adaptive`, every round has its own epsilon (`AdaptiveBudget`), computed from the last
+    round's weights, and from these weights plus its aggregate. It is never below the job's `eps`,
+    so a client refuses a smaller one as invalid. A client also refuses an epsilon at which a single
+    report would exceed `total_eps`. It cannot check the epsilon further, so deployments need
+    `total_eps`.
 
     `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
     on the sum of pure losses, which is also valid if they were chosen adaptively.
@@ -124,7 +124,7 @@ class Unary(Protection):
 
     @classmethod
     def audit_cases(cls, eps: float) -> Iterator[Case]:
-        """Yield audit cases: a report of one parameter, as bits and as the sum of their states."""
+        """Yield audit cases: a report of one parameter, once as bits and once as a sum."""
         for report in get_args(ReportKind):
             unary = UnaryEncoding(cls.kind, eps / 2, cells=4, report=report)
             values = np.array([-4.0]), np.array([4.0])  # beyond the clip

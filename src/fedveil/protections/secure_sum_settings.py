@@ -115,7 +115,7 @@ class SecureSumSettings(Settings):
         return sharing if degree is None else min(sharing, degree + 1)
 
     def most_colluding(self, clients: int) -> int | None:
-        """Return how many of `clients` may collude with the server without unmasking others.
+        """Return how many of `clients` can collude with the server without unmasking any other.
 
         Returns None if more clients share secrets than secure aggregation supports.
         """
@@ -208,11 +208,10 @@ def shared_weaker(
 ) -> str | None:
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
-    `asked` applies to a round of `clients` clients, and `demanded` to a round of `expected` clients
-    (None: unknown). `asked` must have at least the threshold of `demanded`, and at least its ratio
-    of threshold to neighbours. If `expected` is None, the threshold must be more than half of the
-    neighbours instead. In a round of `clients` clients, `asked` must also have at least as many
-    neighbours as `demanded`.
+    `asked` is for rounds of `clients` clients, `demanded` for rounds of `expected` clients. `asked`
+    must have at least the threshold of `demanded`, and at least its threshold / neighbours. If
+    `expected` is None (unknown), the threshold must be above half of the neighbours instead. In a
+    round of `clients`, `asked` must also have at least as many neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

@@ -193,7 +193,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Adds up the signs in each dimension, and counts the magnitude bits and those that are 1."""
+    """Adds up the signs in each dimension. Counts the magnitude bits, and the 1s among them."""
 
     sums = ("_signs", "_bits", "_ones")
 

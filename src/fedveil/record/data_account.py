@@ -25,9 +25,10 @@ _CLIENT = 0
 
 
 class DataAccount:
-    """An account in a file. Only one process at a time may charge it.
+    """The account in the file `path`. Only one process at a time may charge it.
 
-    Charges may depend on earlier results, so they add up as in `privacy.adaptive_sum`.
+    `unit` says whose data it covers, "client" or "row". `privacy.adaptive_sum` composes the
+    charges, because each may depend on the results of earlier ones.
     """
 
     def __init__(self, path: Path, unit: str) -> None:

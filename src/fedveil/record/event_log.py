@@ -69,7 +69,7 @@ def anchor(party: str, head: tuple[int, str]) -> str:
 
 
 def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield other parties' chains recorded in a log: party, number of lines, last digest."""
+    """Yield each `anchor` line in a log as (other party, its number of lines, its last digest)."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
             yield found[1], int(found[2]), found[3]
@@ -78,7 +78,7 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
     """Return sentences about lines of a log that were changed, removed or added.
 
-    `said` are the states of this log's chain that other parties have recorded (`anchor`).
+    `said` has the states of this log that other parties recorded: number of lines, last digest.
     """
     lines, digests = _lines(path), [one.decode("ascii", "replace") for one in _lines(_of(path))]
     head, heads = _START, [_START]

@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError, ModelInvalid
 
 
 def beginning(unit: str, done: int) -> str:
-    """Return a phrase for the log: "began", or "went on after round 3" if round 3 is `done`."""
+    """Return a log phrase: "began", or if 3 are `done`, "went on after `unit` 3"."""
     return f"went on after {unit} {done}" if done else "began"
 
 
@@ -37,7 +37,7 @@ def introduce(event: Callable[[str], None], what: str, began: float, lines: Iter
 def how_to_resume(
     note: Callable[[], str], ends: type[FedveilError] = FedveilError
 ) -> Iterator[None]:
-    """A context that adds `note()`, which says how to resume the run, to errors of type `ends`."""
+    """A context that adds `note()`, on how to resume, to Ctrl-C and errors of type `ends`."""
     try:
         yield
     except (ends, KeyboardInterrupt) as end:

@@ -52,7 +52,7 @@ def is_share(name: str) -> bool:
 
 
 def digits(name: str, value: float) -> str:
-    """Format a metric for people: three digits, or a percentage. NaN becomes "undefined"."""
+    """Format a metric for people: three significant digits, or a percentage. NaN is "undefined"."""
     if math.isnan(value):
         return "undefined"
     # A metric of the user's own may have this name and another range.

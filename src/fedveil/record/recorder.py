@@ -119,7 +119,7 @@ class Metrics:
 
     @classmethod
     def vouched(cls, folder: RunFolder, size: int, digest: str) -> Metrics:
-        """Read the first `size` bytes of the metrics. Raises an error unless `digest` matches."""
+        """Read the first `size` bytes of the metrics, and check that `digest` is their SHA-256."""
         path = folder.path / METRICS
         if size == 0:
             return cls()

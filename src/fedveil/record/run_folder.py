@@ -110,7 +110,7 @@ class RunFolder:
 def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None:
     """Raise RunFolderError if `path` cannot be a new run's folder.
 
-    If it contains a run, the error says how `command` resumes that.
+    If it contains a run already, the error says how `command` resumes this run.
     """
     if path is None:
         return
@@ -150,7 +150,7 @@ def job_of(path: Path) -> Path:
 def held_in(path: Path, name: str, what: str) -> Path:
     """Return the path of file `name` in folder `path`. Raises `RunFolderError` if it is missing.
 
-    `what` completes the error's sentence "`path` is not ...", such as "a run folder".
+    The error says that `path` is not `what`, such as "a run folder".
     """
     if (path / name).is_file():
         return path / name

@@ -98,7 +98,7 @@ def look_where_a_run_looked(path: Path) -> bool:
 
 
 def import_roots(name: str) -> Iterator[Path]:
-    """Yield the folder from which a user's module was imported. `name` is `module:function`."""
+    """Yield the folder, if any, from which the module in `name` (`module:function`) came."""
     module_name, is_own, _ = name.partition(":")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if is_own and file is not None:

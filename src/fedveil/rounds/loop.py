@@ -108,7 +108,7 @@ class Outcome:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def result(self, call: Callable[[], T]) -> T | None:
-        """Return `call()`, or None if the round is void or `call` raises `RoundVoid`."""
+        """Return `call()`, or None if the round is void. `RoundVoid` from `call` makes it void."""
         if self.void is not None:
             return None
         try:
@@ -250,12 +250,12 @@ def _folds(server: ServerHalf, carrier: Carrier) -> TypeGuard[MergeableHalf]:
 
 
 def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
-    """Return the bytes of all messages. A message to several clients counts once for each."""
+    """Return the bytes of all encoded messages. A message counts once for every receiver."""
     return sum(len(encode(message)) * len(clients) for message, clients in shared(messages))
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Group neighbours whose message is the same object. Yields each message and its clients."""
+    """Yield each message, with the successive clients that get this same object."""
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

@@ -1,4 +1,4 @@
-"""The answers that a client may give to a message, and the reasons for a missing answer."""
+"""The answers that a client can give to a message, and the reasons for a missing answer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check_sender(
     asked: Collection[ClientId],
     answered: Collection[ClientId],
 ) -> None:
-    """Raise `ReportRejected` unless the client was asked in this phase and has not yet answered."""
+    """Raise `ReportRejected` unless `client` is invited, asked now, and has not yet answered."""
     if client not in invited:
         raise ReportRejected(client, "unknown sender")
     if client not in asked:

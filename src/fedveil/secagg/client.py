@@ -26,11 +26,11 @@ class Client:
     """The client's part in a round.
 
     It answers each message once, in order, and trusts none of them. It sends only public keys,
-    encrypted shares, its masked vector, and one share of each client in its neighbourhood: either
-    of that client's seed or of its key, never of both. The masked vector is uniform for everyone
-    who has fewer than `threshold` shares of its seed or of its pairwise keys. If a message is out
-    of order or asks for too much, the client raises `ClientWithheld` and answers nothing more in
-    this round.
+    encrypted shares of its own secrets, its masked vector and, for each client in its
+    neighbourhood, a share of that client's seed or of its key, never of both. For everyone who has
+    fewer than `threshold` shares of its seed, or of its pairwise keys, the masked vector is
+    uniform. If a message is out of order or asks for too much, the client raises `ClientWithheld`
+    and answers nothing more in this round.
 
     Under active security, it discloses shares only if `threshold` survivors have signed the same
     text as this client. The text covers the list of survivors and everything that the server has
@@ -241,7 +241,7 @@ class Client:
         return {"vector": self._mask_vector(list(sealed), vector), "refused": as_ids(refused)}
 
     def _open(self, sealed: Mapping[int, bytes]) -> list[int]:
-        """Decrypt and save shares (`sealed`), by client. Returns the clients with invalid ones."""
+        """Decrypt and save the shares in `sealed`. Returns the clients whose shares are invalid."""
         dealt = {dealer: self._unseal(dealer, box) for dealer, box in sealed.items()}
         self._held |= {dealer: shares for dealer, shares in dealt.items() if shares is not None}
         return [dealer for dealer, shares in dealt.items() if shares is None]

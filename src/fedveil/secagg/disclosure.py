@@ -48,7 +48,7 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return, for each client that dealt shares to `holder`, the number of that share."""
+        """Return the number of each share that `holder` got, by the client that dealt it."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 
@@ -84,7 +84,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Count each dealer's holders among the clients `answered`. Returns the smallest count.
+        """Return the smallest number of holders that a dealer has among the clients `answered`.
 
         A dealer has dealt shares of its secrets, and a holder has a valid one.
         """
@@ -120,7 +120,7 @@ class Disclosure:
         self._shares[holder] = shamir.decode_shares(shares)
 
     def join(self) -> dict[int, Secret]:
-        """Reconstruct one secret of each dealer: its mask seed if it survived, else its mask key.
+        """Reconstruct one secret of each dealer: a survivor's mask seed, or a dropout's mask key.
 
         Raises `RoundVoid` if the shares of a dealer do not match its secret.
         """
@@ -157,7 +157,6 @@ class Disclosure:
         )
 
     def _holders(self, dealer: int, chosen: dict[int, list[int]]) -> list[int]:
-        """Return the first `threshold` clients that disclosed valid shares of this dealer."""
         number = self._graph.numbers[dealer]
         if number not in chosen:
             chosen[number] = [m for m in self._graph.members[number] if m in self._shares]

@@ -1,7 +1,7 @@
 """Encodes real vectors as whole numbers, so that their sum is exact.
 
 An entry x is limited to [-clip, clip], divided by the step clip / (2^(bits - 1) - 1), and rounded
-at random to one of the two neighbouring whole numbers, such that its mean is x / step. Each
+at random to one of the two neighbouring whole numbers, whose expected value is x / step. Each
 probability is exact to 2^-53.
 """
 
@@ -35,7 +35,7 @@ class FixedPoint:
         return bool(max(vector.max(initial=0.0), -vector.min(initial=0.0)) > self.clip)
 
     def quantise(self, vector: Array, entropy: Entropy, out: Int64s | None = None) -> Int64s:
-        """Return the vector clipped, scaled to whole numbers and randomly rounded."""
+        """Return the vector clipped, scaled and randomly rounded to whole numbers."""
         vector = finite_vector("vector", vector)
         out = np.empty(len(vector), np.int64) if out is None else out
         for start in range(0, len(vector), _PART):
@@ -44,7 +44,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """Convert a sum of encoded vectors to the sum of real vectors, in place."""
+        """Return the sum of the real vectors, given the sum of encoded ones. Overwrites it."""
         real = into_floats(total)
         real *= self.step
         return real
@@ -61,9 +61,9 @@ def _round_numpy(part: Array, words: Uint64s, clip: float, largest: int, out: In
 
 @compiled(_round_numpy)
 def _round(part: Array, words: Uint64s, clip: float, largest: int, out: Int64s) -> None:
-    """Write each entry to `out`: clipped, scaled, and rounded up or down at random.
+    """Write each entry to `out`: clipped, times largest / clip, and rounded up or down at random.
 
-    The probability of rounding up is the fractional part of the scaled entry.
+    The probability of rounding up is the fractional part of the scaled entry. `words` are random.
     """
     scale = largest / clip
     for i in range(len(part)):

@@ -58,11 +58,12 @@ def run_round(
 ) -> SecureSum:
     """Run one round in memory among the clients in `vectors`, and return the sum.
 
-    A client in `drop[phase]` answers nothing from that phase on. `threshold` shares reconstruct a
-    secret: 1..n for n clients, or 1..neighbours + 1 if each client has that many `neighbours` in a
-    sparse graph. Real vectors are clipped to `clip` (default: the largest magnitude among them) and
-    rounded to `bits` bits per entry. Integer vectors are summed unchanged. `entropy` defaults to
-    the operating system's. Raises `RoundVoid` if too few clients are left.
+    A client in `drop[phase]` answers nothing from that phase on. `threshold` is the number of
+    shares that reconstruct a secret, from 1 to the number of clients. In a sparse graph, in which
+    each client has `neighbours` neighbours, it is from 1 to neighbours + 1. Real vectors are
+    clipped to `clip` (default: the largest magnitude among them) and rounded to `bits` bits per
+    entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's.
+    Raises `RoundVoid` if too few clients are left.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round

@@ -98,8 +98,8 @@ def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
 def seal(key: bytes, view: bytes, sender: int, receiver: int, shares: bytes) -> bytes:
     """Encrypt `shares` for `receiver` with AES-256-GCM. The result has 16 bytes more.
 
-    `key` must be the `seal_key` of the sender, the receiver and the `view`, a digest of what both
-    were shown, and encrypt nothing else. These three are authenticated too.
+    `key` is the `seal_key` of `sender`, `receiver` and `view`, a digest of what both were shown.
+    These three are authenticated too. A key must encrypt only once.
     """
     return AESGCM(key).encrypt(_NONCE, shares, view + _ENDS(sender, receiver))
 

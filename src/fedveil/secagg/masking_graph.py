@@ -77,12 +77,12 @@ def automatic(clients: int, threshold: int) -> int | None:
     """Return the smallest safe number of neighbours for `clients` clients and this `threshold`.
 
     Returns None, for the complete graph, if there are at most `COMPLETE_UP_TO` clients, or if no
-    number below half of the clients is safe. A number is safe under two conditions:
+    number below half of the clients is safe. A number is safe if both are true:
 
-    - If a share `CORRUPT` of the clients colludes with the server: with probability at most
-      `UNMASKED`, a neighbourhood has `threshold` colluding clients, or the others are no longer
-      connected on the circle.
-    - If a share `DROPPED` drops out: with probability at most `VOID`, fewer than `threshold`
+    - If a share `CORRUPT` of the clients colludes with the server, the probability is at most
+      `UNMASKED` that a neighbourhood has `threshold` colluding clients, or that the others are no
+      longer connected on the circle.
+    - If a share `DROPPED` drops out, the probability is at most `VOID` that fewer than `threshold`
       clients of a neighbourhood are left.
     """
     # More neighbours make it likelier that `threshold` of them are corrupt, and less likely that

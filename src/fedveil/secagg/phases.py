@@ -78,7 +78,7 @@ def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
 def take_ids(message: Message, name: str, most: int = MAX_POINTS) -> list[int]:
     """Read client numbers from the field `name` of an untrusted message.
 
-    Raises `MessageInvalid` if they are not in ascending order, or more than `most`.
+    Raises `MessageInvalid` if they are not in ascending order, or if there are more than `most`.
     """
     array: np.ndarray = take(message, name, np.ndarray)
     if array.dtype != np.int64 or array.ndim != 1:

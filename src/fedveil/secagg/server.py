@@ -31,12 +31,12 @@ _SEEDS_AT_ONCE = 4096
 class Server:
     """The server's part in a round.
 
-    It adds up masked vectors as they arrive, then removes the masks. `receive` refuses a message
-    with `ReportRejected`, which changes nothing. A client that has not answered when `advance`
-    closes a phase has dropped out. If too few are left, `advance` raises `RoundVoid` and the sum is
-    never unmasked. `entropy` draws the sparse graph. It also draws the clients that continue if
-    more clients answer than may share secrets. `origin` is a digest of the data that the vectors
-    were made from. It must be equal on server and clients.
+    It adds up masked vectors as they arrive, then removes the masks. `receive` raises
+    `ReportRejected` for an invalid message, and changes nothing. A client that has not answered
+    when `advance` closes a phase has dropped out. If too few are left, `advance` raises `RoundVoid`
+    and the sum is never unmasked. `entropy` draws the sparse graph. It also draws the clients that
+    continue, if more than `terms.sharing` clients answer at first. `origin` is a digest of the data
+    that the vectors were made from. It must be equal on server and clients.
 
         >>> from fedveil.entropy import Secure
         >>> from fedveil.secagg import Client, Server, Terms
@@ -196,7 +196,7 @@ class Server:
         self._disclosure.take(client, shares.tobytes())
 
     def _draw_sharers(self, answered: list[int]) -> list[int]:
-        """Return the clients that may share secrets: all that answered, or a random part."""
+        """Return the clients that share secrets: all `answered`, or `terms.sharing` of them."""
         if len(answered) <= self.terms.sharing:
             return answered
         drawn = self._entropy.permutation(len(answered))[: self.terms.sharing]

@@ -38,7 +38,7 @@ _ELEMENTS_AT_ONCE = 1 << 18
 def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entropy) -> Field:
     """Return shares of every secret at the points 1..points: an array [points, secrets, 5].
 
-    Any `threshold` shares of a secret reconstruct it.
+    A share is five field elements. Any `threshold` shares of a secret reconstruct it.
     """
     integer("points", points, 1, MAX_POINTS)
     integer("threshold", threshold, 1, points)

@@ -5,9 +5,9 @@ different clients; in a sparse graph, only what all clients are shown alike. The
 shares, and the masks, are derived from the digest of what was shown before. So clients with
 different views cannot decrypt each other's shares, and their masks do not cancel.
 
-This alone does not stop a lying server, which may have replaced clients' keys by its own. With
-active security, each client signs its view together with the survivors that it was shown, and
-discloses a share only if enough survivors (the threshold) have signed the same.
+This alone does not stop a lying server, which can replace clients' keys by its own. With active
+security, each client signs its view together with the survivors that it was shown, and discloses a
+share only if enough survivors (the threshold) have signed the same.
 """
 
 # Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's
@@ -30,7 +30,7 @@ from fedveil.secagg.terms import Terms
 
 
 def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return the digest of everything that the server shows to clients before they deal shares.
+    """Return the digest of what the server shows to clients before they deal shares.
 
     It covers the terms and, in the complete graph, each client's two public keys (`public`). In a
     sparse graph it covers only the terms, because clients have different neighbourhoods.
@@ -45,7 +45,7 @@ def keys_view(terms: Terms, public: Mapping[int, tuple[bytes, bytes]]) -> bytes:
 
 
 def vectors_view(terms: Terms, keys: bytes, sharers: Sequence[int], origin: bytes) -> bytes:
-    """Return the digest of everything that the server shows to clients before they mask vectors.
+    """Return the digest of what the server shows to clients before they mask vectors.
 
     It covers `keys` (the digest of `keys_view`), `origin` (the digest of the data from which the
     vectors are made) and, in the complete graph, the clients that share secrets (`sharers`).

@@ -119,7 +119,7 @@ class Allowed:
         return complaint
 
     def _own(self, value: str) -> str:
-        """Return a hint to write `file:name` if `value` is an incomplete function name, else ""."""
+        """Return a hint to write `file:name` if `value` looks like a function or file, else ""."""
         if not self.text.startswith("package.module:"):
             return ""
         if value.endswith(".py"):
@@ -263,7 +263,7 @@ def _sentence(root: type[BaseModel], loc: Sequence[int | str], value: object) ->
 def _value_sentence(path: Path, field: Allowed, rest: Path, value: object) -> tuple[Path, str]:
     """Return the path of a wrong value, and the sentence about it.
 
-    If the error is inside a mapping, `rest` is the path that pydantic reports below `path`.
+    If the wrong value is in a mapping, `rest` is its path there, as pydantic reports it.
     """
     if field.each is not None and rest:
         path = (*path, rest[0])

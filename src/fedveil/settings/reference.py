@@ -27,7 +27,7 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 
 def keys(page: str, part: str | None) -> str:
-    """Format a reference page's keys for a terminal: all, or those that begin with `part`."""
+    """Format a reference page's keys for a terminal: all, or those that are `part` or inside it."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of
@@ -37,7 +37,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Return the row of each key that begins with `part` in a reference page, as text by column."""
+    """Map each key of a reference page that is `part`, or inside it, to its row: text by column."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:

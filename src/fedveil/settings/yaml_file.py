@@ -240,9 +240,9 @@ def write(data: Mapping[str, Any]) -> str:
 def apply(
     data: Mapping[str, Any], overrides: Sequence[str], model: type[BaseModel]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply `key=value` settings to `data`.
+    """Return a copy of `data` with `key=value` settings, and a sentence for each wrong setting.
 
-    Also returns a sentence for each wrong setting. Settings of whole blocks are applied first.
+    Settings of whole blocks are applied first.
     """
     problems: list[str] = []
     settings: list[tuple[Path, Any]] = []
@@ -315,7 +315,7 @@ def _parse(text: str, source: str, most_values: int = MOST_VALUES) -> Any:
 
 @lru_cache(maxsize=32)
 def _loaded(text: str, most_values: int) -> tuple[Any, list[str]]:
-    """Return the values of a text, and its problems. Cached: a run reads its job often."""
+    """Return the values in a YAML text, and its problems. Cached: a run reads its job often."""
     loader = _Loader(text, most_values)
     return loader.get_single_data(), loader.problems
 
@@ -343,7 +343,7 @@ def _unknown(path: Path, value: object, model: type[BaseModel]) -> str:
 
 
 def _merged(held: Any, path: Path, value: Any, block: type[BaseModel]) -> Any:
-    """Return a copy of a block's content `held` with `value` at `path`. Mappings are merged."""
+    """Return a copy of `held`, the content of `block`, with `value` at `path`. Merges mappings."""
     if isinstance(held, str):
         held = _opened(block, {}, held)
     if held is None and (path or value is not None):
@@ -375,5 +375,4 @@ def _placed(held: Any, path: Sequence[str], value: Any, field: FieldInfo | None)
 
 
 def _opened(block: type[BaseModel], held: Mapping[str, Any], word: str) -> Any:
-    """Return the block's content `held`, changed so that it selects the choice `word`."""
     return block.shorthand(held, word) if issubclass(block, Choice) else word

@@ -40,9 +40,9 @@ class Release:
     """A message that leaves the site.
 
     `job` identifies the run, `through` the framework or the server, `mechanism` the protection, and
-    `what` the message. `spending` has the privacy losses of the message for one `unit`: all data of
-    the site as a client, or one example. `in_clear` names values that are sent unprotected.
-    `summed` is True for a report that the server sees only inside a sum.
+    `what` the message. `spending` has the privacy losses of the message, for all data of the site
+    (`unit` "client") or for one example ("example"). `in_clear` names values that are sent
+    unprotected. `summed` is True for a report that the server sees only inside a sum.
     """
 
     job: str
@@ -66,7 +66,7 @@ class Release:
 class Limits:
     """The largest epsilon of a run, of a calendar month, and of all time, each at `delta`.
 
-    None means no limit. `without_epsilon` limits a month's number of sums without an epsilon.
+    None means no limit. `without_epsilon` limits a month's number of secure sums without epsilon.
     """
 
     run: float | None = None
@@ -114,7 +114,7 @@ class Charged(NamedTuple):
 
 @dataclass
 class Window:
-    """The sum of all charges of one run, of one month or of all time."""
+    """The total privacy cost of all charges of one run, of one month or of all time."""
 
     total: AdaptiveSum = field(default_factory=AdaptiveSum)
     releases: int = 0
@@ -150,7 +150,7 @@ class Window:
 
 
 def promises_nothing(kind: Kind) -> bool:
-    """Return True if one of the privacy losses in `kind` has no epsilon."""
+    """Return True if one of the privacy losses `kind` of a charge has no epsilon."""
     return any(math.isinf(loss.epsilon) and loss.release is None for loss, _ in kind)
 
 
@@ -178,10 +178,10 @@ class SiteAccount:
     ) -> SiteAccount:
         """Open the account of the data set `name`, or create it.
 
-        `counter` is a file that shows if the account was replaced by an older copy or deleted. Put
-        it where nobody who can write to `folder` can write. By default it lies in the folder, where
-        nothing reveals that both files were replaced. Raises `AccountInvalid` for an older copy, a
-        missing line, or a line that was not written with `key`.
+        `counter` is a file that reveals if the account was deleted or replaced by an older copy.
+        Put it where nobody who can write to `folder` can write. By default it lies in the folder,
+        where nothing reveals that both files were replaced. Raises `AccountInvalid` for an older
+        copy, a missing line, or a line that was not written with `key`.
         """
         account = cls(AccountFile(folder, name, key, counter), name, clock)
         account.refresh()
@@ -291,7 +291,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a JSON line, with only a digest if an earlier line has its losses."""
+        """Encode a charge as a JSON line, without losses that an earlier line already has."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

@@ -4,8 +4,8 @@ Each line has a code, the HMAC-SHA-256 of the previous code and the line's body.
 changed, moved or missing line. A counter (`account_counter`) in another place reveals that the file
 was deleted or replaced by an older copy.
 
-`append` returns after the line is on disk and then counted on disk. A process that is killed in
-between has not sent what the line charges.
+`append` writes the line and then its number to disk, before it returns. A process that is killed in
+between has not yet sent the message that the line charges.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class AccountRecord:
         return {name: _left(most, spent) for name, (most, spent) in limits.items()}
 
     def months(self) -> Table:
-        """Return a table of what each month was charged, next to the monthly limit."""
+        """Return a table of each month's releases and epsilon, next to the monthly limit."""
         limit = "none" if self.limits.month is None else f"{self.limits.month:g}"
         rows = [
             [name, *_spent(self.privacy(window)), limit]
@@ -79,7 +79,7 @@ class AccountRecord:
         return Table(["month (UTC)", "releases", "without epsilon", "spent", "limit"], rows)
 
     def jobs(self) -> Table:
-        """Return a table of what each run was charged, in the order of their first charges."""
+        """Return a table of each run's releases and epsilon, in the order of first charges."""
         rows, charges = [], defaultdict[str, list[Charged]](list)
         for charged in self.account.charges:
             charges[charged.job].append(charged)
@@ -96,7 +96,7 @@ class AccountRecord:
         yield from write_dossier(folder, self.page(), self.record())
 
     def accounts(self) -> list[Account]:
-        """Return the account of all time, of each month and of each run, with its releases."""
+        """Return the epsilon and the releases of all time, of each month and of each run."""
         named = [("all time", self.account.windows("ever").get("", Window()))]
         named += [(f"month {n}", w) for n, w in self.account.windows("month").items()]
         named += [(f"job {n}", w) for n, w in self.account.windows("run").items()]

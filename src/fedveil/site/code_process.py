@@ -162,9 +162,8 @@ class CodeTraining:
     def update(self, client: ClientId, reader: str | None) -> tuple[Update, int]:
         """Train in a separate process. Returns the update and the number of examples.
 
-        `reader` names the site's own function that reads the examples in this process
-        (`package.module:function`), and must not be None. Raises `SiteRefused` if the other process
-        fails, or an error of the reader.
+        `reader` (never None) is the site's own `package.module:function`, which reads the examples
+        in this process. Its errors are raised. Raises `SiteRefused` if the other process fails.
         """
         assert reader is not None, "the policy demands a reader"
         of = self.sandbox
@@ -174,8 +173,8 @@ class CodeTraining:
     def exchanged(self, process: Process, client: ClientId, reader: str) -> tuple[Update, int]:
         """Send the examples to `process`. Returns its update and the number of examples.
 
-        Raises `SiteRefused` if the process fails, or an error of `reader`, the site's function that
-        reads the examples.
+        `reader` is the site's function that reads the examples. Its errors are raised. Raises
+        `SiteRefused` if the process fails.
         """
         due = self._job.training.report_length(len(self.model))
         common = encode(self._common)

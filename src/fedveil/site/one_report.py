@@ -44,7 +44,7 @@ class SiteReports:
     """Makes the reports of the data set `data` of the site in `folder`, for a framework.
 
     `through` is the framework's name in account and log. `keys` are the protection and its
-    parameters (`Terms.read`), which no job can change. A sum needs `server`, the name of a block of
+    parameters (`Terms.read`), which no job can change. Secure aggregation needs `server`, a name in
     the policy's `servers`. Raises `SiteError` if the policy does not allow the protection or does
     not list the data set.
     """
@@ -93,7 +93,7 @@ class SiteReports:
     ) -> bytes:
         """Return the encoded answer to a message of a secure sum that asks for no trained update.
 
-        `words` is the encoded message. Raises `SiteRefused` if the message is not due.
+        `words` is the encoded message. Raises `SiteRefused` for a task outside of a secure sum.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")
@@ -109,7 +109,7 @@ class SiteReports:
     ) -> Round:
         """Return this site's part in a round, for the server's message `asked`.
 
-        In a sum, the part continues from the state after the previous message of the round.
+        In secure aggregation, it resumes from the state after the round's previous message.
         """
         if type(round) is not int or round < 0:
             raise SiteRefused("the task does not say the number of its round")
@@ -171,7 +171,7 @@ class SiteReports:
         return Admitted(self, layout, own, mine, leaves_at)
 
     def log(self, text: str) -> None:
-        """Write a line to the site's log of the framework, such as NVFlare."""
+        """Write a line to the site's log for the framework, such as NVFlare."""
         with self._site.log(self._through.lower()) as log:
             log.line(text)
 
@@ -201,7 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the client's side for the weights `model`, in the earlier state `kept` if any."""
+        """Return the protection's client side for the weights `model`, with the state `kept`."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )
@@ -221,7 +221,7 @@ class Admitted:
     leaves_at: float | None
 
     def report(self, after: Callable[[], tuple[Arrays, bool]]) -> Report:
-        """Make the report from the arrays that `after` returns. Waits until the report may leave.
+        """Make the report from the arrays that `after` returns. Waits for `answer_after_s` to pass.
 
         `after` also returns True if the arrays are differences from the server's arrays. If `after`
         fails or returns unusable arrays, the reported update is zero.
@@ -254,7 +254,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Report:
-    """A protected report of one round. It may leave the site, because it is charged."""
+    """A protected report of one round, which is already charged to the site's account."""
 
     message: Message
     protection: Protection
@@ -271,7 +271,7 @@ class Report:
 
 
 def cost(protection: Protection, asked: Message) -> list[Spending]:
-    """Return an upper bound on the cost of the report that the server's message `asked` asks for.
+    """Return an upper bound on the cost of the report that the server requests with `asked`.
 
     The bound assumes the fewest survivors that a round allows, and no noise from the server. So it
     is infinite for a protection that relies on the server's noise.

@@ -158,8 +158,8 @@ def _signature(data: bytes) -> bytes:
 def _own_code(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield `key = value` for each function of a user that this process would import for a job.
 
-    The model, task and schedule are not yielded, because another process runs them. The data set is
-    not yielded, because the site reads its own.
+    Skips the model, task and schedule, which another process runs, and the data set, which the site
+    reads itself.
     """
     if isinstance(value, str):
         if is_function(value) and path not in _ONLY_NAMES:

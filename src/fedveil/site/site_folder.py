@@ -78,7 +78,7 @@ class Site:
     def member(self, server: str, job: Job, data_set: DataSetSettings, owner: Owner) -> Member:
         """Return this site as a client of a server's job.
 
-        `data_set` is the policy's block for the job's data. `owner` charges each report.
+        `data_set` is the policy's block for the job's data. Each report is charged through `owner`.
         """
         of = self.policy.servers[server]
         state = StateFolder(self.folder / _STATE)
@@ -98,7 +98,7 @@ class Site:
     def seat(self, server: str, *, signs: bool) -> Seat:
         """Return this site's number, state and keys for the jobs of a server.
 
-        If the rounds are signed (`signs`), raises `SiteError` without a roster of public keys.
+        For signed rounds (`signs`), raises `SiteError` if the site has no roster of public keys.
         """
         of = self.policy.servers[server]
         if signs and of.roster is None:

@@ -1,4 +1,4 @@
-"""The protection that sites apply to a server's tasks, and the server's sum of the reports."""
+"""The protection of sites' answers to a server's tasks, and the sum of the protected answers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Terms:
     def read(cls, keys: Mapping[str, Any]) -> Terms:
         """Read the terms from configuration `keys`, which are those of a protected Flower app.
 
-        They are `protection`, its parameters, and `keep`: patterns of arrays that stay at the site.
-        A sum also needs `clients`, the number of sites. Raises `JobError` or `InvalidValue` for
-        wrong keys.
+        They are `protection`, its parameters, `keep` (patterns of arrays that stay at the site)
+        and, for secure aggregation, `clients` (the number of sites). Raises `JobError` or
+        `InvalidValue` for wrong keys.
         """
         options = parse({"weighting": "equal", **keys})
         terms = cls(options)
@@ -125,12 +125,12 @@ class ReportSum:
         self._half.receive(number_of(site), decode(report, self._half.longest))
 
     def mean(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the mean report as arrays by name. Raises `RoundVoid` if there is no report."""
+        """Return the mean update as arrays by name. Raises `RoundVoid` if there is no report."""
         self._half.advance()
         return shaped(self._layout, self._half.aggregate().update)
 
     def zero(self) -> dict[str, npt.NDArray[Any]]:
-        """Return an update of zeros, in arrays by name. It does not change the model."""
+        """Return an update of zeros, as arrays by name. It does not change the model."""
         return shaped(self._layout, np.zeros(self._layout.dimension))
 
 
@@ -140,7 +140,7 @@ def number_of(site: str) -> int:
 
 
 def shaped(layout: ArrayLayout, update: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Turn an update from one vector into arrays by name, without the arrays that clients keep."""
+    """Split an update, one vector, into arrays by name. Arrays that clients keep are not in it."""
     return {
         place.name: update[place.span].reshape(place.shape).astype(place.dtype)
         for place in layout.places

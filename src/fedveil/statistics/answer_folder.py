@@ -17,7 +17,7 @@ QUESTION, ANSWERS, PAGE = "question.yaml", "answers.json", "answers.html"
 
 
 def keep(answers: Answers, folder: RunFolder) -> str | None:
-    """Write the answers, the question file and a page. Returns why the page failed, or None."""
+    """Save the question file and the answers (JSON, HTML). Returns the HTML's error, or None."""
     folder.write_atomically(QUESTION, answers.file.to_yaml().encode())
     text = json.dumps(strict(answers.data()), indent=2, allow_nan=False) + "\n"
     folder.write_atomically(ANSWERS, text.encode())

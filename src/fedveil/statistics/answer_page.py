@@ -89,9 +89,9 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 
 
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
-    """Yield the answer's plots: bars for cells or words, curves for quantiles.
+    """Yield the answer's plots: bars for counts of cells or words, curves for quantiles.
 
-    Yields no plot for a single estimate or for too many. `confidence` is that of the intervals.
+    Yields no plot for a single estimate or for too many. `confidence` is the intervals' level.
     """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:

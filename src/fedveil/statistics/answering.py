@@ -1,4 +1,4 @@
-"""Turns the sums of a question into its answer."""
+"""Turns the noisy sums of the clients' vectors into the answer to a question."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer_of(
 ) -> Answer:
     """Return the answer to the question `name`.
 
-    `rounds` has the sums of the question's parts, for each round that asked this question.
+    `rounds[r]` has the sums of the question's parts in the r-th round that asked this question.
     `schedule` has the quantile searches and the prefix trees, with the results of all rounds.
     """
     question, z = file.questions[name], quantile_of_normal(file.confidence)
@@ -59,12 +59,12 @@ def answer_of(
 
 
 def _groups(question: QuestionSettings) -> list[dict[str, str]]:
-    """Return a label (a column and its value) for each group, or one empty label without groups."""
+    """Return {column: group} for each group of the question, or [{}] if it has no groups."""
     return [{str(question.by): str(group)} for group in question.groups] or [{}]
 
 
 def averaged(rounds: Sequence[Sequence[Sums]]) -> list[Sums]:
-    """Return the mean of each part's sums over the rounds."""
+    """Return, for each part of a question, the mean of its sums over all rounds."""
     many = len(rounds)
     return [
         Sums(

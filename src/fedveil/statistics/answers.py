@@ -61,11 +61,11 @@ def answers_of(data: Mapping[str, Any]) -> list[Answer]:
 class Answers:
     """The answers to a question file.
 
-    `lines` state the epsilon of all answers together and, if the data set has an account, the
-    epsilon of the account. `in_clear` lists values that leave unprotected. `clients` is the number
-    of clients, and `reports` the largest number of reports in a round. `rejected` counts invalid
-    reports by reason. `influence` is the largest change that one forged report can make to a
-    question's sums.
+    `lines` state the epsilon of all answers together and, if the data set has an account, the total
+    epsilon in this account. `in_clear` lists values that clients send without protection. `clients`
+    is the number of clients, and `reports` the largest number of reports in a round. `rejected`
+    counts invalid reports by reason. `influence` is the largest change that one forged report can
+    make to a question's sums.
     """
 
     file: QuestionFile

@@ -45,7 +45,7 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Draw the mean of a cohort's reports, or return None if each must be made on its own."""
+        """Return a random draw of the mean of `cohort`'s reports, or None to make each report."""
         return None
 
 
@@ -170,7 +170,7 @@ class Asking:
         return aggregate.update, aggregate.reports
 
     def _check(self, spending: Sequence[Spending], step: Step, cohort: Sequence[ClientId]) -> None:
-        """Raise `LimitReached` if a round would exceed `max_epsilon` of the question file."""
+        """Raise `LimitReached` if the rounds up to this one would cost more than `max_epsilon`."""
         limit, delta = self.file.max_epsilon, self.file.delta
         if limit is None:
             return

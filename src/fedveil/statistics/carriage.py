@@ -45,7 +45,7 @@ _FLOAT32 = 2.0**-17
 
 @dataclass(frozen=True)
 class Participants:
-    """The number of clients, and for signed rounds the keys.
+    """The number of clients that a question asks, and the keys with which they sign messages.
 
     `simulated` is False in a deployment. `roster` has all clients' public signing keys. `identity`
     is this client's own private key.
@@ -128,7 +128,7 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the fewest bits per entry whose rounding adds little to the noise's variance."""
+    """Return the fewest bits per entry, up to 24, for which rounding adds at most 0.5% of noise."""
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
@@ -138,7 +138,7 @@ def _bits(dimension: int, clients: int, ratio: float) -> int:
 
 
 class Carriage:
-    """Sends clients' joint vectors through a protection, and states the noise of their sum.
+    """Encodes clients' joint vectors as updates, and decodes their aggregate to a sum with noise.
 
     A joint vector has a client's vectors for all questions. If the protection rounds towards zero,
     each joint vector is first rounded to the grid at random, without bias. Vectors are scaled down
@@ -161,7 +161,7 @@ class Carriage:
             )
 
     def most_rows(self, largest: float) -> int | None:
-        """Return the largest number of rows that a client's report can carry, or None for no limit.
+        """Return the largest number of rows that a report can hold, or None for no limit.
 
         Only `unit: row` has a limit: an entry of the report is at most 2^24 grid steps, and the
         sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row
@@ -213,11 +213,11 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports (without codes: `reports`)."""
+        """Return the number of one-hot codes in `reports` reports (or `reports`, without codes)."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:
-        """Return the largest distance (L2) by which one forged report can move the total.
+        """Return the largest distance (L2) by which one forged report can move the clients' sum.
 
         central_gaussian refuses vectors longer than the clipping norm, or under `unit: row` entries
         above 2^24 steps. dp_encrypt refuses entries larger than the clipping norm plus ten standard

@@ -40,7 +40,7 @@ class Clients:
         return len(self.offsets) - 1
 
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
-        """Return the positions of the rows that a client contributes, the same in every round.
+        """Return the positions in the table of the rows that a client contributes to every round.
 
         `entropy` is the client's own. `carried` is the largest number of rows in a report.
         """
@@ -73,7 +73,7 @@ def clients_of(table: Table, column: str | None, rows: int | None) -> Clients:
 
 
 def load(question: QuestionFile, data: Any = None) -> Clients:
-    """Return the clients of a question file, with their rows."""
+    """Read the rows that a question file (or `data`, if given) names, and group them by client."""
     if data is None:
         data = _named(question.data)
     table = as_table(data, question.data or "data")

@@ -47,7 +47,7 @@ class Rows:
 
     `moved` marks rows whose value was outside the question's range and was moved into it. `lost`
     marks rows that are excluded because a value is missing or has no cell. `spare`, if given, has
-    for each row the cell that is reported if the row is excluded (-1: none).
+    for each row the cell that it gets if it is excluded (-1: none).
     """
 
     width: int
@@ -105,7 +105,7 @@ class Axis(ABC):
 
     @abstractmethod
     def cells(self, table: Table) -> tuple[Int64s, Bools]:
-        """Return the index of each row's cell (-1: none), and a mask of the moved values."""
+        """Return each row's cell index (-1: none), and a mask of values moved into a cell."""
 
 
 class Bins(Axis):

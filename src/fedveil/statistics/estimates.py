@@ -45,12 +45,12 @@ _ROUNDED = 1e-13
 
 @dataclass(frozen=True)
 class Sums:
-    """The estimated sums of a part over all clients, with the variances of their noise.
+    """All clients' sums for one part of a question, with the variances of their noise.
 
-    Only `asked` of the `clients` clients reported in the round. `values` is their sum times
-    `clients` / `asked`. `noise` has the variance of each entry of `values`. `rows` is the largest
-    number of rows that a client contributes. It is None if each row is protected on its own
-    (`unit: row`) and all clients were asked. Then `values` is not scaled up.
+    If only `asked` of the `clients` clients reported, `values` is their sum times `clients` /
+    `asked`. `noise` has the variance of the noise in each entry of `values`. `rows` is the largest
+    number of rows that a client contributes. `rows` is None if each row is protected on its own
+    (`unit: row`) and all clients were asked. In this case, `values` is not scaled up.
     """
 
     values: Float64s
@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The factor by which equal rows of a client, and clients not asked, raise the variance."""
+        """The ratio of the sampling variance to that of independent rows of all clients."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 
@@ -76,8 +76,8 @@ def quantile_of_normal(confidence: float) -> float:
 def counts(sums: Sums, labels: Sequence[dict[str, str]], z: float) -> list[Estimate]:
     """Return the estimated number of rows in each cell.
 
-    Estimates may be negative, so that their sums stay unbiased. An interval extends `z` standard
-    deviations to each side.
+    Negative estimates are kept, so that sums of estimates stay unbiased. An interval extends `z`
+    standard deviations to each side.
     """
     return [
         count(float(value), float(noise), sums, label, z)
@@ -102,12 +102,11 @@ def count(value: float, noise: float, sums: Sums, label: dict[str, str], z: floa
 
 
 class Shape(NamedTuple):
-    """A statistic: its value, its sampling variance for one row, and its possible range.
+    """A statistic in [`low`, `high`], such as a mean, as functions of the values of `Sums`.
 
-    `value`, `spread` and `divisor` are functions of the values of `Sums`. `spread` returns the
-    sampling variance. It is None if the statistic is a function of the shares of cells, because the
-    delta method then gives the variance. `divisor` returns the number, besides the number of rows,
-    by which the statistic divides. `low` and `high` are the ends of the range.
+    `value` computes the statistic from n rows, and `spread` n times its sampling variance. `spread`
+    is None if the statistic is a function of the shares of cells, because the delta method then
+    gives the variance. `divisor` computes the number by which `value` divides in addition to n.
     """
 
     value: Callable[[Float64s], float]
@@ -124,7 +123,7 @@ Statistic: TypeAlias = tuple[Shape, Callable[[Float64s], float]]
 def ratio(
     sums: Sums, shape: Shape, present: Callable[[Float64s], float], label: dict[str, str], z: float
 ) -> Estimate:
-    """Return the estimate of a statistic that is a function of ratios of sums.
+    """Return the estimate of the statistic `shape`, which divides sums by other sums.
 
     `present` returns the number of rows, given the values of `sums`. If this number or
     `shape.divisor` is too noisy, the interval is the whole possible range. Otherwise the interval
@@ -158,7 +157,7 @@ def _steady(divisor: Callable[[Float64s], float], sums: Sums) -> bool:
 
 
 def _through(function: Callable[[Float64s], float], sums: Sums) -> float:
-    """Return the variance that the noise of `sums` gives to a `function` of them (delta method)."""
+    """Return the variance of a `function` of the noisy `sums`, by the delta method."""
     total = 0.0
     for i, variance in enumerate(sums.noise):
         step = math.sqrt(variance) * 1e-3
@@ -233,7 +232,7 @@ def correlation() -> Statistic:
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
     """Return functions that estimate a statistic from the cell counts of the encoding `Ends`.
 
-    It is the mean or, with `squares`, the variance of one column, or the correlation of two.
+    For one column it is the mean or, with `squares`, the variance. For two it is the correlation.
     """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws

@@ -49,10 +49,9 @@ class Named(Protocol):
 class Filter:
     """A condition on a row: comparisons of a column with a value, joined by `and`, `or` and `not`.
 
-    A column's cells are read as numbers if they are compared with a number, and as texts if with a
-    text. A comparison with a missing value is false. `column in [value, ...]` and `18 <= age < 65`
-    are allowed. A column's name that is not a single word is written in backticks, such as `home
-    town`.
+    A column that is compared with a number is read as numbers, otherwise as texts. A comparison
+    with a missing value is false. `column in [value, ...]` and `18 <= age < 65` are allowed. A
+    column's name that is not a single word is written in backticks, such as `home town`.
     """
 
     def __init__(self, text: str, place: str = "where") -> None:

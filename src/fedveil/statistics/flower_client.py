@@ -1,7 +1,7 @@
 """The ClientApp of a question: answers a round's messages from this client's rows.
 
-The client's own log, and nothing else, contains errors in its data and the number of rows and
-values that were left out. The client's account is charged before its rows are read.
+Errors in the client's data, and the number of rows and values that were left out, appear only in
+the client's own log. The client's account is charged before its rows are read.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Member:
         )
 
     def rows(self, file: QuestionFile) -> tuple[Clients, int]:
-        """Return clients with their rows, and the number of this client among them."""
+        """Return a table grouped by client, and the index of this client in it."""
         if self.data is None:
             return load(file), self.client
         clients = load(file.with_(data=self.data, client=None))
@@ -200,7 +200,7 @@ def _answer(file: QuestionFile, message: Message, context: Context) -> bytes:
 def _charge(
     file: QuestionFile, member: Member, protection: Protection, schedule: Schedule, asked: Words
 ) -> None:
-    """Charge the report that the server's message `asked` requests to the client's own account.
+    """Charge the client's own account for the report that the message `asked` requests.
 
     Raises an error if this would exceed the client's limits.
     """

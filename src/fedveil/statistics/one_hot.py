@@ -72,10 +72,10 @@ class OneHot:
         return bits.astype(np.uint8)
 
     def ones(self, counts: Int64s, codes: int, entropy: Entropy) -> Int64s:
-        """Draw, for each cell, the number of perturbed codes whose bit for this cell is 1.
+        """Draw, for each cell i, the number of perturbed codes whose bit i is 1.
 
-        There are `codes` codes, and `counts` of them are in each cell. Each number has its exact
-        distribution, independently Binomial(count, p) + Binomial(codes - count, q).
+        Before perturbation, bit i is 1 in `counts[i]` of `codes` codes. Each number has its exact
+        distribution, independently Binomial(counts[i], p) + Binomial(codes - counts[i], q).
         """
         counts = counts.astype(np.int64)
         truths = Binomial(Fraction(self.p)).draw_each(counts, entropy)

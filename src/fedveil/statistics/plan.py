@@ -58,8 +58,8 @@ FAN_OUT = 4
 class Part:
     """One section of a client's vector: the encoding of a question, or of one level of its tree.
 
-    Rows that do not meet the conditions `where` are excluded. A question's weight is divided among
-    its parts. `share` is the fraction that this part gets.
+    Rows that do not meet the conditions `where` are excluded. The weight of the question is divided
+    among its parts. `share` is the fraction of the weight for this part.
     """
 
     question: str
@@ -98,7 +98,7 @@ def axis(question: QuestionSettings, prefix: str = "") -> Axis:
 
 
 def parts_of(file: QuestionFile, name: str) -> list[Part]:
-    """Return the sections of a client's vector for question `name` that need no earlier answer."""
+    """Return the parts of question `name` that do not depend on earlier answers."""
     question = file.questions[name]
     where = file.conditions(question)
     encodings = list(_encodings(question, local=file.local))
@@ -142,7 +142,7 @@ def columns_of(question: QuestionSettings) -> list[Scaled]:
 def below_part(file: QuestionFile, name: str, group: object, q: float, edge: float) -> Part:
     """Return the part that counts the rows of question `name` whose number is below `edge`.
 
-    It is for the search for the quantile `q` of the rows in `group` (None: of all rows).
+    `group` is the group whose rows are counted (None: all rows), and `q` the quantile searched for.
     """
     question = file.questions[name]
     assert question.column is not None, "the rules have checked it"
@@ -152,7 +152,7 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the section of a client's vector that counts the rows of each candidate prefix."""
+    """Return the part that counts the rows of each candidate prefix, `candidates[g]` in group g."""
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
@@ -160,13 +160,12 @@ def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str
 
 @dataclass(frozen=True)
 class Ball:
-    """The affine map from a client's vector for one part to its section of the joint vector.
+    """Maps a client's vector for one part to a section of bounded length of its joint vector.
 
-    The section is (vector - `centre`) / `scale`, which bounds its length. The squares of all parts'
-    weights sum to 1. If `centred` is True, a vector is the sum of at most `rows` encoded rows, and
-    the centre is `rows` times that of the encoding. Otherwise (`unit: row`) a client adds up an
-    unknown number of rows, each row is bounded, and the centre is 0. If `plain` is True
-    (not_encrypt), vectors do not change.
+    The section is (vector - `centre`) / `scale`. The squares of all parts' weights sum to 1. Under
+    `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and `centre` is
+    `rows` times the encoding's. Under `unit: row`, a client adds up an unknown number of rows, each
+    row's section is bounded, and `centre` is 0. Under not_encrypt (`plain`), vectors do not change.
     """
 
     part: Part
@@ -177,7 +176,7 @@ class Ball:
 
     @property
     def centre(self) -> Float64s:
-        """Return the client's vector whose section of the joint vector is zero."""
+        """Return the vector that is subtracted from the client's vector for this part."""
         encoding = self.part.encoding
         if self.plain:
             return np.zeros(encoding.width)
@@ -185,11 +184,11 @@ class Ball:
 
     @property
     def scale(self) -> float:
-        """The number by which the client's vector minus `centre` is divided to get its section."""
+        """The number by which a client's vector, minus `centre`, is divided."""
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given `total`, their sections' sum."""
+        """Return the sum of `reports` clients' vectors, given the sum `total` of their sections."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
@@ -217,7 +216,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of a client that contributes the rows at positions `chosen`."""
+        """Return the joint vector of a client with the encoded `rows` at the positions `chosen`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

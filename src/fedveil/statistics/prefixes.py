@@ -63,9 +63,9 @@ def too_many(question: QuestionSettings) -> bool:
 
 
 def extended(prefixes: Sequence[str], question: QuestionSettings, letters: int) -> list[str]:
-    """Return the candidates of a round, which extend the `prefixes`.
+    """Return the candidates of a round: every extension of each of the `prefixes`.
 
-    A candidate has `letters` more letters, or fewer letters and then an end mark.
+    An extension appends `letters` letters, or fewer letters and then an end mark.
     """
     return [word for prefix in prefixes for word in _extended(prefix, question, letters)]
 
@@ -154,7 +154,7 @@ class PrefixTree:
         return sum(self.letters[:round])
 
     def answered(self, counts: Float64s, variance: Float64s) -> None:
-        """Keep candidates with `counts` above the noise (`variance`) for the next round."""
+        """Keep the frequent candidates for the next round. `counts` have the noise `variance`."""
         begin, letters = 0, self.letters[self._done]
         self._done += 1
         for group, prefixes in enumerate(self.prefixes):

@@ -61,13 +61,13 @@ class Search:
         self._answers[edge] += [(share - self.q) / variance, 1 / variance, noise / variance**2]
 
     def estimate(self, z: float, label: dict[str, str]) -> Estimate:
-        """Return the estimated quantile with its interval.
+        """Return the estimated quantile with its interval. `label` says what is estimated.
 
-        An answer is significant if it is more than `z` standard deviations from zero. `label` says
-        what is estimated. The estimate is the zero of a line fitted to the answers near the
-        quantile, or with too few answers, of the nearest increasing function. The interval starts
-        at the last edge up to which all asked edges are significantly below the quantile. It ends
-        at the first edge from which on all are significantly above it.
+        The answer at an edge is the share of yes minus `q`. It is significant if it is more than
+        `z` standard deviations from zero. The estimate is the zero of a line fitted to the answers
+        near the quantile or, if these are too few, of the increasing function nearest to all
+        answers. The interval starts at the last edge up to which all answers are significantly
+        negative. It ends at the first edge from which on all answers are significantly positive.
         """
         asked = sorted(self._answers)
         totals, precisions, noises = np.array([self._answers[edge] for edge in asked]).T
@@ -126,7 +126,7 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Turn nondecreasing `values` at the points `places` into strictly increasing ones."""
+    """Return the distinct `values` of a nondecreasing function, and the mean place of each."""
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

@@ -72,7 +72,7 @@ def _quantile(
 def _rising(values: Float64s) -> Float64s:
     """Return nondecreasing values near `values`: the mean of the running maximum and minimum.
 
-    For a nondecreasing function, the result's largest error is at most that of `values`.
+    As estimates of a nondecreasing function, their largest error is at most that of `values`.
     """
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]

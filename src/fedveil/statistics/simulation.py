@@ -25,7 +25,7 @@ from fedveil.statistics.plan import Layout
 
 
 class Contributions:
-    """All clients' vectors in one round, with a section for each question or part of a question."""
+    """Computes each client's vector for one round, with a section for each part of a question."""
 
     def __init__(
         self, layout: Layout, clients: Clients, carriage: Carriage, entropy: Entropy
@@ -38,7 +38,7 @@ class Contributions:
     def of(self, client: ClientId) -> Update:
         """Return the update of a client, computed from its rows.
 
-        The client's own log, and nothing else, says how many rows and values were left out.
+        The number of rows and values that were left out appears only in the client's own log.
         """
         entropy = self._entropy.stream("rows", client)
         carried = self._carriage.most_rows(self._layout.largest)
@@ -60,8 +60,8 @@ class Contributions:
     def _codes(self, chosen: Int64s, reports: int, entropy: Entropy) -> Float64s:
         """Return the sum of all one-hot codes in `reports` reports.
 
-        The rows at the positions `chosen` have one code each. If a report has fewer rows than
-        codes, the missing codes are drawn with `entropy`, as for excluded rows.
+        The rows at the positions `chosen` have one code each. If the reports have more codes than
+        rows, the missing codes are drawn with `entropy`, as for excluded rows.
         """
         protection, spare = self._carriage.protection, self._layout.parts[0].encoding.spare
         assert isinstance(protection, Frequencies), "codes are those of rr and oue"
@@ -101,7 +101,7 @@ class Simulated(Carrier):
     ) -> Iterator[Answer]:
         """Pass each client's report to `server` as soon as it is made.
 
-        Yields an `Answer` for each client, which says if the report was accepted.
+        Yields an `Answer` for each client, which says whether the report was accepted.
         """
         for client, message in messages.items():
             answer = self._answer(client, message)

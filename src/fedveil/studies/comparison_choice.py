@@ -54,9 +54,10 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a `Fact` that recommends a protection, or None without a common target epsilon.
+    """Return a fact that recommends a protection, or None without a common target epsilon.
 
-    At each epsilon, it recommends the best protection that needs no trusted server.
+    At each epsilon, it recommends the best protection that needs no trusted server, or if every one
+    needs it, the best of all.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []
@@ -116,7 +117,7 @@ def _best(lines: Sequence[Line]) -> Line:
 
 
 def _improved(line: Line) -> bool:
-    """Return True if the runs' mean metric improved from first to last test (or had one test)."""
+    """Return True if the mean metric improved from first to last test, or had only one test."""
     name, better = deciding(line.runs[0].last)
     each = [run.figures(name)[1] for run in line.runs]
     before, after = (statistics.fmean(one[place] for one in each) for place in (0, -1))

@@ -39,7 +39,7 @@ _NO_RESULT = "no result"
 
 @dataclass(frozen=True)
 class Line:
-    """The runs of one setting, one per seed. Failed runs are only in `failures`."""
+    """The finished runs of one setting, one per seed. `failures` says what did not end well."""
 
     setting: Setting
     runs: Sequence[ReadRun]
@@ -72,7 +72,7 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return the largest epsilon `what`, such as "run_every_round", of all seeds, or None."""
+        """Return the seeds' largest epsilon for `what`, such as "run_every_round", or None."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 

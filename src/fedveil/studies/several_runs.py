@@ -16,7 +16,7 @@ from fedveil.record.run_folder import JOB, MODEL
 def other_than(job: Job, folder: Path) -> list[str]:
     """Return the settings that differ between `job` and the job of the run in `folder`.
 
-    The number of clients does not count if the run itself determined it from the data.
+    The number of clients is ignored if the run itself determined it from the data.
     """
     if not (folder / JOB).is_file():
         return []

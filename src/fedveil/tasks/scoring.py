@@ -70,7 +70,7 @@ class ByLabel:
         return {**found, "per_class": self._per_class(scores, labels)}
 
     def predictions(self, outputs: Array, labels: Array) -> Mapping[str, Sequence[str]]:
-        """Return each example's predicted class and every class's probability, or its number.
+        """Return each example's predicted class and class probabilities, or predicted number.
 
         Probabilities of each half of the examples are calibrated on the `labels` of the other half.
         """

@@ -90,7 +90,7 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """The leader's top part: a linear layer of wide outputs (`linear`), plus a deep network."""
+    """The leader's top part: a linear layer on wide outputs in `linear`, plus a deep network."""
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Wide(nn.Module):
         self.register_buffer("first", _first_rows(counts), persistent=False)
 
     def forward(self, *places: torch.Tensor) -> torch.Tensor:
-        """Return the part's output, [rows, scores].
+        """Return the summed weights of each row's features, [rows, scores].
 
         `places` are indices of intervals, then indices of words, each [rows, columns].
         """

@@ -7,13 +7,11 @@ seed, a repetition sends the same bits and costs nothing.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import os
 from collections.abc import Iterable, Mapping
-from itertools import repeat
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +39,8 @@ _COUNTS = "releases"
 _BEGUN = "begun"
 #: The largest count that a file may contain.
 _MOST = 1 << 20
+#: A field of a CSV file with one of these letters is quoted.
+_SPECIAL = ',"\r\n'
 
 
 class Releases:
@@ -48,7 +48,7 @@ class Releases:
 
     `train` has one count for each training example, by position. `looks` is the number of
     evaluations, each of which sends every held-out example. `fresh` is True if randomness is not
-    computed from a seed: every count is then on disk before its examples are sent.
+    computed from a seed. Every count is then saved to disk before its examples are sent.
     """
 
     def __init__(self, folder: RunFolder | None, order: Order, *, fresh: bool, epochs: int) -> None:
@@ -63,8 +63,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts come from files. They include everything sent after
-        `step`.
+        With fresh randomness, the counts are read from files instead. Those include everything that
+        was sent after `step`, before an interruption.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -80,17 +80,22 @@ class Releases:
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
+        """Return the counts as the CSV file `SENT`."""
         held_out = np.full(len(ids["test"]), self.looks)
-        text = io.StringIO()
-        lines = csv.writer(text)
-        lines.writerow(["subset", "id", "times"])
+        text = ["subset,id,times"]
         for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):
             names = ids[subset] if len(ids[subset]) else np.arange(len(times))
-            lines.writerows(zip(repeat(subset), names.tolist(), times.tolist(), strict=False))
-        return text.getvalue().encode()
+            fields = _fields(names.tolist())
+            # One join writes the lines of all neighbours with the same count.
+            ends = (np.flatnonzero(np.diff(times)) + 1).tolist()
+            for start, end in pairwise([0, *ends, len(times)]):
+                if fields[start:end]:
+                    between = f",{times[start]}\r\n{subset},"
+                    text.append(f"{subset}," + between.join(fields[start:end]) + f",{times[start]}")
+        return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Write restored counts to disk, as those of `step`. Does nothing unless `self.fresh`."""
+        """Save the counts to disk as those after `step`. Does nothing with seeded randomness."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -166,6 +171,18 @@ class Releases:
             return base, integer("step", step, 0, self._last), integer("looks", looks, 0, _MOST)
 
 
+def _fields(names: Iterable[str | int]) -> list[str]:
+    """Return the names as fields of a CSV file."""
+    fields = list(map(str, names))
+    whole = "".join(fields)
+    if not any(letter in whole for letter in _SPECIAL):
+        return fields
+    return [
+        '"' + field.replace('"', '""') + '"' if any(map(field.count, _SPECIAL)) else field
+        for field in fields
+    ]
+
+
 def _noted(step: int, looks: int) -> bytes:
     data = np.array([step, looks], "<i8").tobytes()
     return data + hashlib.sha256(data).digest()[:8]
@@ -177,8 +194,8 @@ def ledger_of(
     """Return a ledger of the privacy costs of `party`'s examples.
 
     The ledger has an entry for each training example, by position, and one entry for all held-out
-    examples. Round n is the nth time that an example was sent. `label` is the privacy loss of a
-    label under LabelDP, or None.
+    examples. Its round n, from 0, charges every example that was sent more than n times. `label` is
+    the privacy loss of a label under LabelDP, or None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -210,11 +227,10 @@ def figures(
     """Return lines that state a party's epsilons.
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
-    in two bits), and for all bits of an example that is sent once. With `label`, the loss of a
-    label under LabelDP, there is a line for an example's label. The last line is the epsilon, at
-    `delta`, of the example that was sent most often. This epsilon is infinite if the party sends
-    unprotected outputs of its own data. The line is missing if the party sends no outputs of its
-    own data.
+    in two bits), and for all bits of an example that is sent once. Each part that sends outputs of
+    its own data unprotected has an infinite one. With `label`, the loss of a label under LabelDP,
+    there is a line for an example's label. The last line is the epsilon, at `delta`, of the example
+    that was sent most often. It is missing if the party sends no outputs of its own data.
     """
     found = []
     parts = _private_parts(split, party)
@@ -243,7 +259,7 @@ def figures(
 
 
 def opening(split: SplitModel, party: str) -> list[str]:
-    """Return a party's first log lines, which say how EmbeddingDP protects its outputs."""
+    """Return a party's first log lines, which say how each output that it sends is protected."""
     found: dict[str, list[str]] = {}
     for part, privacy in _private_parts(split, party):
         noise = (

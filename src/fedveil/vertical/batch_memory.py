@@ -62,7 +62,7 @@ def _columns(task: Task, rows: int) -> dict[str, torch.Tensor]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Counts the tensors that fused attention saves. It saves no matrix of attention weights."""
+    """While active, counts what fused attention saves: its inputs and its output."""
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()

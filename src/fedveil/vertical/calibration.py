@@ -56,17 +56,22 @@ def log_loss(probabilities: Float64s, labels: Array) -> float:
 
 
 def _fit(scores: Float64s, labels: Int64s) -> tuple[float, Float64s]:
-    rows = np.arange(len(labels))
+    of_class = np.ascontiguousarray(scores.T)  # long rows are summed much faster than short ones
+    own = labels, np.arange(len(labels))
 
     def cost(at: Float64s) -> tuple[float, Float64s]:
         factor = np.exp(at[0])
-        logs = log_softmax(factor * scores + at[1:], axis=1)
-        excess = np.exp(logs)
-        excess[rows, labels] -= 1
-        slope = np.array([factor * (excess * scores).sum(), *excess.sum(axis=0)])
-        return float(at @ at / 2 - logs[rows, labels].sum()), slope + at
+        logits = factor * of_class + at[1:, np.newaxis]
+        logits -= logits.max(axis=0)
+        excess = np.exp(logits)
+        total = excess.sum(axis=0)
+        loss = np.log(total).sum() - logits[own].sum()
+        excess /= total
+        excess[own] -= 1
+        slope = np.array([factor * (excess * of_class).sum(), *excess.sum(axis=1)])
+        return float(at @ at / 2 + loss), slope + at
 
-    start = np.zeros(1 + scores.shape[1])
-    bounds = [(-10, 10), *[(None, None)] * scores.shape[1]]
+    start = np.zeros(1 + len(of_class))
+    bounds = [(-10, 10), *[(None, None)] * len(of_class)]
     found = minimize(cost, start, jac=True, method="L-BFGS-B", bounds=bounds).x
     return float(np.exp(found[0])), found[1:]

@@ -75,7 +75,7 @@ def restored(data: Uint8s, ranges: Float32s, shape: tuple[int, ...], bits: int) 
 
 
 class Errors:
-    """The rounding errors of each example's values in its last step, by part and direction."""
+    """Stores the rounding errors of every example's last step, by part and direction."""
 
     def __init__(self) -> None:
         self._held: dict[Place, Float32s] = {}
@@ -83,8 +83,8 @@ class Errors:
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
         """Return the rounding errors of the examples at `positions`, 0 before their first step.
 
-        `place` is a part's name, and True for its gradient or False for its output. `like` has the
-        shape of the result.
+        `place` is a pair: a part's name, and True for its gradient or False for its output. `like`
+        has the shape of the result.
         """
         found, held = np.zeros_like(like), self._held.get(place)
         if held is not None:

@@ -11,7 +11,7 @@ from fedveil.vertical.split import Crossing, SplitModel
 
 
 def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
-    """Yield sentences on the values, losses and labels that parties send to each other."""
+    """Yield log sentences on the data that is sent. There are `held_out` held-out examples."""
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
         each += f" and of {held_out:,} held-out examples in every evaluation"

@@ -57,7 +57,7 @@ def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray
 
 
 def check_sizes(split: SplitModel, rows: int) -> None:
-    """Raise an error if an output or a gradient of `rows` examples is too large for one message."""
+    """Raise MessageTooLong if one message cannot hold an output or gradient of `rows` examples."""
     for crossing in split.crossings:
         for gradient in (False, True) if crossing.gradient else (False,):
             held = crossing.compressed(gradient=gradient)

@@ -81,7 +81,7 @@ class Reports:
         return values
 
     def require(self, crossing: Crossing, examples: int) -> None:
-        """Raise RunFolderError unless the reports of `examples` training examples are saved."""
+        """Raise RunFolderError if fewer than `examples` training examples have a saved report."""
         assert self._folder is not None
         path = self._folder / f"reports-{crossing.part}-train"
         size = path.stat().st_size if path.exists() else 0
@@ -122,7 +122,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of the examples `keys`. Missing ones are drawn by `draw` and saved."""
+        """Return the reports of the examples numbered `keys`. Draws and saves missing ones."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

@@ -11,7 +11,7 @@ from fedveil.vertical.split import SplitModel
 
 
 class Limit:
-    """Refuses to send an example that would then have spent more than `epsilon` at `delta`.
+    """Checks, before an example is sent, that its cost will not exceed `epsilon` at `delta`.
 
     An example is charged for its values each time they are sent and, if it is a training example,
     once for its label. Labels without LabelDP have no limit. Unprotected values have an infinite
@@ -33,7 +33,7 @@ class Limit:
         self._spent: dict[tuple[int, bool, int], Figure] = {}
 
     def check(self, what: str, times: int, *, labelled: bool) -> None:
-        """Raise `LimitReached` if an example may not be sent `times` times in total.
+        """Raise `LimitReached` if sending an example `times` times in total would exceed the limit.
 
         `labelled` is True for a training example, which also pays for its label. `what` describes,
         for the error, the step or the evaluation that would send the example.
@@ -61,9 +61,9 @@ class Limit:
         return None
 
     def allows(self, times: int, *, labelled: bool, scored: int) -> bool:
-        """Return True if an example may be sent `times` times and scored `scored` times in total.
+        """Return True if the limit lets an example be sent `times` times and scored `scored` times.
 
-        `labelled` is True for a training example, which also pays for its label.
+        Both are totals. `labelled` is True for a training example, which also pays for its label.
         """
         if self._epsilon is None:
             return True

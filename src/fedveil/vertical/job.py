@@ -19,7 +19,7 @@ from fedveil.vertical.rules import RULES
 class VerticalJob(VerticalFields):
     """A complete description of a vertical run.
 
-    Raises JobError with every problem of single values and of their combinations.
+    Raises a JobError that lists every invalid value and every invalid combination of values.
 
         >>> from fedveil.vertical import VerticalJob
         >>> VerticalJob.load(None, ["epochs=3", "task=tabular"]).task.name

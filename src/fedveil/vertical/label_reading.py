@@ -1,9 +1,9 @@
 """Attacks that infer labels from the gradients returned to a follower in split training.
 
-The gradient of an example's loss is the predicted probabilities minus 1 at the label, passed back
-through the leader's part. So gradients of one class are closer to each other than to gradients of
-other classes. The attacker knows its own gradients, the sizes of the classes and, for some attacks,
-a few labels.
+The gradient of an example's loss is the vector of predicted probabilities, minus 1 at the label,
+passed back through the leader's part. So gradients of one class are closer to each other than to
+gradients of other classes. The attacker knows its own gradients, the sizes of the classes and, for
+some attacks, a few labels.
 
 Sources: O. Li et al., Label Leakage and Protection in Two-party Split Learning, 2022 (norm and
 direction); J. Sun et al., Label Leakage and Protection from Forward Embedding in Vertical Federated
@@ -52,10 +52,10 @@ def by_norm(looks: Sequence[Float64s]) -> Float64s:
 
 
 def by_sign(rows: Float64s) -> Float64s:
-    """Return a score for each row, whose sign separates two classes but does not name them.
+    """Return a score per row, usually above 0 in one of two classes and below 0 in the other.
 
-    `rows` are from `directions`. A score is the projection of a row on the first right singular
-    vector of all rows.
+    `rows` are from `directions`. A row's score is its projection on the first right singular vector
+    of all rows. The sign of this vector, and so which class is above 0, is arbitrary.
     """
     if rows.shape[1] > len(rows):  # both products give the same scores, so the smaller one is used
         values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -85,7 +85,7 @@ class Window:
 def by_known(
     windows: Sequence[Window], examples: int, known: Int64s, labels: Int64s, classes: int
 ) -> Float64s:
-    """Return the scores of the direction attack [examples, classes]: the nearness to each class.
+    """Return each example's nearness to each class, [examples, classes], by the direction attack.
 
     `known` are the indices of some examples, and `labels` their labels. A class's centre starts as
     the mean of its known rows. Then it moves to the mean of all rows nearest to it. A class without
@@ -106,9 +106,10 @@ def by_known(
 
 
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
-    """Sort all `examples` into `classes` groups by the directions of gradients, without any label.
+    """Cluster the examples by the directions of their gradients. No label is used.
 
-    With more than two groups, their initial centres are drawn from `seed`.
+    Returns the group of each of the `examples` examples, from 0 to `classes` - 1. With more than
+    two groups, their initial centres are drawn from `seed`.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -124,10 +125,10 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return each example's cosine to each group's centre [examples, groups], summed over windows.
+    """Return [examples, groups]: each example's cosine to each group's centre, summed over windows.
 
-    The centres start at `centres`. In each window, they move on to the mean directions of the rows
-    nearest to them.
+    The centres start at `centres`. In each window, they are first moved to the mean directions of
+    the rows nearest to them.
     """
     scores = np.zeros((examples, len(centres)))
     for window in windows:
@@ -139,7 +140,8 @@ def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Flo
 def named(groups: Int64s, places: Int64s, labels: Int64s, classes: int) -> Int64s:
     """Turn each example's group into a class, a different class for each group.
 
-    The classes agree with as many as possible of the known `labels` of the examples `places`.
+    `labels` are the known labels of the examples `places`. The result agrees with as many of them
+    as possible.
     """
     classed: Int64s = _names(groups[places], labels, classes)[groups]
     return classed
@@ -162,8 +164,8 @@ def ceiling(eps: float | None, shares: Float64s) -> float:
 
     The success rate is the sum of this largest value over all k randomised labels, divided by e^eps
     + k - 1. With equal shares the rate is e^eps / (e^eps + k - 1). Without LabelDP, `eps` is None
-    and the rate is 1. An attacker who also infers the label from the features may exceed this rate,
-    which is no leak.
+    and the rate is 1. An attacker who also predicts the label from the features can exceed this
+    rate without any leak.
     """
     likely = _likely(eps, len(shares))
     return float((likely * shares).max(axis=1).sum())
@@ -190,8 +192,8 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move the centres until each is the mean direction of the rows nearest to it.
 
-    Returns the centres, and the cosines of the rows to them. A row's nearest centre has the largest
-    sum of its cosine and `before`, the cosines in earlier windows.
+    Returns the centres, and the cosines of the rows to them. The centre nearest to a row is that
+    with the largest cosine plus `before`, the row's cosines in earlier windows.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -231,7 +233,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group. As many `labels` as possible agree with it."""
+    """Return a different class for each group, such that most of the known `labels` are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

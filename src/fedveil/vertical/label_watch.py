@@ -52,9 +52,9 @@ class LabelWatch:
     """Measures how much the gradients that the leader returns to followers reveal about labels.
 
     A call of the object protects a gradient with `passed`, measures the protected gradient, and
-    returns it. `classes` is the task's number of classes, or None if labels are not classes. After
-    the first steps and again after the last, `tell` receives a sentence for each part whose
-    gradient is returned, and one for all such parts of a follower together.
+    returns it. `classes` is the task's number of classes, or None if labels are not classes. The
+    first and the last few of the run's `steps` steps are measured. After each, `tell` receives a
+    sentence for each part whose gradient is returned, and one for a follower's parts together.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ def _scores(
 
 
 def _recall(named_rare: Bools, is_rare: Bools, confidence: float) -> Measured:
-    """Return the rarest class's recall. Its chance level is a bound on the false positive rate."""
+    """Return the rarest class's recall, with a bound on the false positive rate as chance level."""
     many, hits = int(is_rare.sum()), int((named_rare & is_rare).sum())
     if not many:
         return Measured("no example of the rarest class to test", 0.0, 0.0, 1.0, 1.0, 0)
@@ -276,21 +276,24 @@ class GradientSums:
 
     def __init__(self, examples: int, values: int) -> None:
         self._examples, self._values = examples, values
-        self._rows: dict[int, int] = {}
+        #: Each example's row in the sums, by its position, or -1 if it is not followed.
+        self._row_of = np.zeros(0, np.int64)
         self._sums: dict[str, Float64s] = {}
-        self._labels: dict[int, Array] = {}
+        self._labels: list[Array] = []
         self._times: dict[str, Int64s] = {}
 
     def add(self, part: str, rows: torch.Tensor, labels: torch.Tensor, occasion: Occasion) -> None:
-        places = occasion.positions.tolist()
+        places = occasion.positions
+        if (new := int(places.max()) + 1 - len(self._row_of)) > 0:
+            self._row_of = np.append(self._row_of, np.full(new, -1))
         most = min(self._examples, max(1, self._values // rows[0].numel()))
-        if len(self._rows) < most:
-            for place, label in zip(places, labels.cpu().numpy(), strict=True):
-                if place not in self._rows and len(self._rows) < most:
-                    self._rows[place] = len(self._rows)
-                    self._labels[place] = label
-        chosen = [at for at, place in enumerate(places) if place in self._rows]
-        if not chosen:  # most steps of an epoch contain no followed example
+        if len(self._labels) < most:
+            for place, label in zip(places.tolist(), labels.cpu().numpy(), strict=True):
+                if self._row_of[place] < 0 and len(self._labels) < most:
+                    self._row_of[place] = len(self._labels)
+                    self._labels.append(label)
+        chosen = np.flatnonzero(self._row_of[places] >= 0)
+        if not len(chosen):  # most steps of an epoch contain no followed example
             return
         gradients = rows.detach().float().cpu().flatten(1).double().numpy()
         scale = float(np.sqrt((gradients**2).sum(axis=1).mean()))
@@ -299,7 +302,7 @@ class GradientSums:
         if part not in self._sums:
             self._sums[part] = np.zeros((most, gradients.shape[1]))
             self._times[part] = np.zeros(most, np.int64)
-        to = [self._rows[int(occasion.positions[at])] for at in chosen]
+        to = self._row_of[places[chosen]]
         self._sums[part][to] += gradients[chosen] / scale
         self._times[part][to] += 1
 
@@ -309,7 +312,7 @@ class GradientSums:
 
     @property
     def labels(self) -> Array:
-        return np.array([self._labels[place] for place in self._rows])
+        return np.array(self._labels)
 
     def of(self, parts: Sequence[str]) -> list[Float64s]:
-        return [self._sums[part][: len(self._rows)] for part in parts]
+        return [self._sums[part][: len(self._labels)] for part in parts]

@@ -29,7 +29,7 @@ def drawn(rows: Rows, mechanism: LabelDP, classes: int, entropy: Entropy) -> Row
 
 
 def kept(path: Path, rows: Rows, classes: int) -> Rows:
-    """Return `rows` with the labels from the file at `path`. Raises an error for a damaged file."""
+    """Return `rows` with the labels in the file `path`. Raises RunFolderError if it is damaged."""
     with intact(path):
         fields = unsealed(read_bytes(path, MOST_STATE_BYTES))
         only_fields(fields, "labels")

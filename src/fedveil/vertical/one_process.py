@@ -1,6 +1,6 @@
 """A vertical run with every party in one process: exact and repeatable.
 
-A party's folder in the run folder is the same as its run folder on a separate machine.
+A party's folder in the run folder has the files of its run folder on a separate machine.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,21 +28,22 @@ class PartOptimizers:
         for part in split.owned_by(party):
             if part.frozen:
                 module_of(part).requires_grad_(False)
-        self._made = {part.name: _Made.of(part, own) for part, own in trained(split, party)}
+        self._made = list(_made(split, party))
 
     def __contains__(self, part: str) -> bool:
-        return part in self._made
+        return any(part in made.own for made in self._made)
 
     def step(self, number: int) -> None:
         """Update the weights by their gradients in training step `number`, counted from 1."""
-        for made in self._made.values():
+        for made in self._made:
             made.step(number)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the optimisers' state, named `<part>//<parameter>/<name>`."""
         tensors = {}
-        for part, made in self._made.items():
-            for number, held in made.optimizer.state_dict()["state"].items():
+        for made in self._made:
+            for place, held in made.optimizer.state_dict()["state"].items():
+                part, number = made.places[place]
                 for name, value in held.items():
                     if value is not None:
                         tensors[f"{part}//{number}/{name}"] = torch.as_tensor(value)
@@ -48,45 +51,51 @@ class PartOptimizers:
 
     def check(self, held: Mapping[str, Held]) -> None:
         """Raise `InvalidValue` unless the optimiser states in `held`, by part, fit these parts."""
+        made_of = {part: made for made in self._made for part in made.own}
         for part, numbered in held.items():
-            made = self._made[part]
+            own = made_of[part].own[part]
             for number, values in numbered.items():
-                shape = made.own[number].shape if 0 <= number < len(made.own) else None
-                if not made.can_hold(values, shape):
+                shape = own[number].shape if 0 <= number < len(own) else None
+                if not made_of[part].can_hold(values, shape):
                     raise InvalidValue(f"its optimiser state does not fit the part {part}")
 
     def restore(self, held: Mapping[str, Held]) -> None:
         """Restore the optimiser states in `held`, by part. A learning rate schedule continues."""
-        self._made = {
-            part.name: _Made.of(part, own) for part, own in trained(self._split, self._party)
-        }
-        for part, made in self._made.items():
+        self._made = list(_made(self._split, self._party))
+        for made in self._made:
             groups = made.optimizer.state_dict()["param_groups"]
-            state: Any = held.get(part, {})
+            state: Any = {
+                place: held[part][number]
+                for place, (part, number) in enumerate(made.places)
+                if number in held.get(part, {})
+            }
             made.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 @dataclass(frozen=True)
 class _Made:
-    part: Part
-    own: list[nn.Parameter]
+    """The torch optimiser of one part, or of several parts with the same rule.
+
+    `own` has each part's parameters.
+    """
+
+    rule: Any
+    own: Mapping[str, list[nn.Parameter]]
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None
 
-    @classmethod
-    def of(cls, part: Part, own: list[nn.Parameter]) -> _Made:
-        if isinstance(part.optimizer, Optimizer):
-            return cls(part, own, part.optimizer.over(own))
-        made = part.optimizer(own)
-        return cls(part, own, *made) if isinstance(made, tuple) else cls(part, own, made)
+    @cached_property
+    def places(self) -> list[tuple[str, int]]:
+        """For each of the optimiser's parameters, its part and its number in that part."""
+        return [(part, number) for part, own in self.own.items() for number in range(len(own))]
 
     def step(self, number: int) -> None:
-        rule = self.part.optimizer
-        if isinstance(rule, Optimizer):
-            if rule.gradient_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.own, rule.gradient_norm)
+        if isinstance(self.rule, Optimizer):
+            if self.rule.gradient_norm is not None:
+                for own in self.own.values():
+                    torch.nn.utils.clip_grad_norm_(own, self.rule.gradient_norm)
             for group in self.optimizer.param_groups:
-                group["lr"] = rule.lr_of(number)
+                group["lr"] = self.rule.lr_of(number)
         elif self.schedule is not None:
             with warnings.catch_warnings():  # torch warns when a resumed schedule skips steps
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -99,7 +108,7 @@ class _Made:
 
         `shape` is None if the part has no such parameter. The result is then False.
         """
-        if not isinstance(self.part.optimizer, Optimizer):
+        if not isinstance(self.rule, Optimizer):
             return shape is not None  # the state of a task's own optimiser cannot be checked
         sgd = isinstance(self.optimizer, torch.optim.SGD)
         return set(values) == ({"momentum_buffer"} if sgd else _MOMENTS) and all(
@@ -108,6 +117,20 @@ class _Made:
             and (name not in _NEVER_NEGATIVE or bool((tensor >= 0).all()))
             for name, tensor in values.items()
         )
+
+
+def _made(split: SplitModel, party: str) -> Iterator[_Made]:
+    """Yield the optimisers of a party's parts. One serves all parts with the same `Optimizer`."""
+    alike: dict[Optimizer, dict[str, list[nn.Parameter]]] = defaultdict(dict)
+    for part, own in trained(split, party):
+        if isinstance(part.optimizer, Optimizer):
+            alike[part.optimizer][part.name] = own
+        else:
+            made = part.optimizer(own)
+            optimizer, schedule = made if isinstance(made, tuple) else (made, None)
+            yield _Made(part.optimizer, {part.name: own}, optimizer, schedule)
+    for rule, owned in alike.items():
+        yield _Made(rule, owned, rule.over([each for own in owned.values() for each in own]))
 
 
 def trained(split: SplitModel, party: str) -> Iterator[tuple[Part, list[nn.Parameter]]]:

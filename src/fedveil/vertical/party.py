@@ -51,9 +51,9 @@ class Party:
     There is one exception. If a process dies or a link breaks after the check, one party may have
     applied the step and another not. These parties then go back to their last common checkpoint.
 
-    A step divides its batch into `in_flight` micro-batches. With one, its results are bit-identical
-    to those of the joined model. With more, their gradients are added up, each weighted by its
-    share of the batch. No gradient is stale.
+    A step divides its batch into `in_flight` micro-batches, and adds up their gradients, each
+    weighted by its share of the batch. With a single micro-batch, the results are bit-identical to
+    those of the joined model. No gradient is stale.
 
     `loss` returns a batch's mean loss, and only the leader has it. `entropy` is the randomness of
     EmbeddingDP, and `seed` that of dropout. `report`, if given, is a function that perturbs outputs
@@ -138,8 +138,8 @@ class Party:
         """Run only the forward pass on a batch, under the protection of training.
 
         Returns the last part's outputs at the leader, and None at a follower. `number` is that of
-        the batch, and `occasion` identifies the evaluation. Reports that differ in either get
-        independent noise. The batch's positions refer to the examples of `subset`.
+        the batch, and `occasion` identifies the evaluation. Reports that differ in `number` or
+        `occasion` get independent noise. The batch's positions refer to the examples of `subset`.
         """
         self._context = self._contexts[False]
         self._switch(training=False)

@@ -85,7 +85,7 @@ class PartyRun:
     def load(self, step: int) -> None:
         """Load the checkpoint of `step` without changing the folder.
 
-        Raises an error if a file of the checkpoint is damaged.
+        Raises RunFolderError if the checkpoint is damaged, or of another job, model or data.
         """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)

@@ -37,7 +37,7 @@ class PredictionFile:
     """A new file for a model's predictions: a table (`.csv`) or raw outputs (`.npz`).
 
     A table has a line for each example. An `.npz` file has two arrays, ids and outputs. The
-    constructor raises an error if the file exists.
+    constructor raises RunFolderError if the file exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class PredictionFile:
 
 
 def new_file(path: Path, *endings: str) -> Path:
-    """Return `path`. Raises an error if the file exists or has none of the `endings`."""
+    """Return `path`. Raises InvalidValue for another ending, RunFolderError if the file exists."""
     if path.suffix not in endings:
         raise InvalidValue(f"--out {path} must end in {' or '.join(endings)}")
     if path.exists():

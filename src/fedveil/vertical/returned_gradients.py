@@ -108,7 +108,7 @@ def projection(
 
 
 def drawn_key(entropy: Entropy) -> bytes:
-    """Draw the secret key from which all noise of a run is computed."""
+    """Draw the secret key from which a run's noise in returned gradients is computed."""
     return entropy.stream("label noise").token(_KEY_BYTES)
 
 

@@ -95,7 +95,8 @@ class Rows:
 
     def _taken(self, positions: Positions) -> dict[str, torch.Tensor]:
         index = torch.from_numpy(positions if self.at is None else self.at[positions])
-        return {name: column[index] for name, column in self.stored.items()}
+        # Several times as fast as column[index].
+        return {name: column.index_select(0, index) for name, column in self.stored.items()}
 
     def fingerprint(self) -> bytes:
         digest = hashlib.sha256(f"{self.count} {self.ids.dtype}".encode())
@@ -121,9 +122,9 @@ def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = No
 class Order:
     """The examples of each training step, equal for all parties.
 
-    Each epoch uses all examples once, in its own order, which the seed determines. Its last step
-    may have fewer examples. Steps are numbered from 1, epochs from 0. The seed also chooses `aside`
-    examples that are in no step.
+    The seed chooses `aside` examples that are in no step. Each epoch uses all others once, in its
+    own order, which the seed determines. Its last step has the remaining examples. Steps are
+    numbered from 1, epochs from 0.
     """
 
     seed: int

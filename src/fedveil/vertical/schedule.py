@@ -226,7 +226,7 @@ def _with_sends(
 def _with_receipts(
     split: SplitModel, party: str, sent: Mapping[str, Sequence[Compute | SendTensor]]
 ) -> list[Instruction]:
-    """Return a party's operations, with a `ReceiveTensor` for each tensor from another party."""
+    """Return `sent[party]` with a `ReceiveTensor` inserted for each tensor from another party."""
     due = {
         peer: deque(
             step.transfer
@@ -289,7 +289,7 @@ def _with_words(
 
 
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
-    """Return True if `program` sends the last tensor to `peer` after it has received all its own.
+    """Return True if `program` receives all its tensors before it sends the last tensor to `peer`.
 
     That tensor then implies `ready` or `commit`.
     """

@@ -69,7 +69,7 @@ class Optimizer:
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=decay)
         rule = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return rule(parameters, lr, weight_decay=decay)
+        return rule(parameters, lr, weight_decay=decay, fused=True)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Part:
     party has it. The parameters of a `frozen` part do not change. `optimizer` may be a function
     that takes the parameters and returns a torch optimiser, or a pair of an optimiser and a
     learning rate schedule that advances once a step. `privacy` is applied only when the output is
-    sent to another party. `compression` is applied to everything sent.
+    sent to another party. `compression` is applied to the output and its gradient when sent.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The output of one part, sent once to `receiver` for all its parts that read it (`consumers`).
+    """The output of one part, sent once to `receiver`, whose parts `consumers` read it.
 
     An example's values have the shape `output`. `gradient` is True if their gradient is returned.
     """

@@ -98,9 +98,9 @@ class Step:
     """One party's side of a step: executes the step's instructions for one batch, in order.
 
     `number` is the number of the training step, or of the batch in an evaluation. `occasion`
-    identifies the evaluation. `tells` are the messages that carry the loss (`last_words`). The
-    batch's positions refer to the examples of `subset`. `seed` seeds torch's random numbers in the
-    party's modules. If `measure` is True, bytes are counted.
+    identifies the evaluation. `tells` is the result of `last_words`. The batch's positions refer to
+    the examples of `subset`. `seed` seeds torch's random numbers in the party's modules. If
+    `measure` is True, the bytes sent and received are counted.
     """
 
     context: Context
@@ -228,7 +228,7 @@ class Step:
         return output
 
     def _input(self, source: str, micro: int) -> torch.Tensor:
-        """Return the tensor of `source`. This party's parts share it, so gradients add up."""
+        """Return the tensor called `source`. This party's parts share it, so gradients add up."""
         if source.startswith(DATA):
             return self._micros[micro].columns[source[len(DATA) :]]
         leaf = self._leaves.get((source, micro))

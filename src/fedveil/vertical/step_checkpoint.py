@@ -69,7 +69,7 @@ class Checkpoint:
             )
 
     def give(self, folder: RunFolder, party: Party) -> None:
-        """Load this state into `party`. An error names the tensor that does not fit."""
+        """Load this state into `party`. Raises RunFolderError if a tensor does not fit."""
         with intact(folder.path / _file(self.step)):
             party.restore(self.tensors)
 
@@ -80,7 +80,7 @@ def held(folder: RunFolder) -> list[int]:
 
 
 def check_begins(folder: RunFolder) -> None:
-    """Raise `RunFolderError` if a party's folder has records of steps but no checkpoint."""
+    """Raise `RunFolderError` if a party's folder without checkpoints has records of steps."""
     metrics = folder.path / METRICS
     if metrics.exists() and metrics.stat().st_size:
         raise RunFolderError(

@@ -79,7 +79,7 @@ class NewRows:
     """A party's rows to score, without labels.
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
-    has numbers for each column on how much it differs.
+    has an entry for each column, with numbers on how much it differs from the training data.
     """
 
     columns: Columns
@@ -99,25 +99,25 @@ class Task(Protocol):
     - `files(party) -> dict[str, bytes]`: small files of a party, such as a tokenizer, that are
       saved in the run folder and read when the run is resumed;
     - `notes(party) -> Sequence[str]`: sentences on how a party's data was read, for its own log;
-    - `id_hint(ids: Mapping[str, Ids]) -> str`: a sentence for the parties in `ids`, which have few
-      common ids, or "";
+    - `id_hint(ids: Mapping[str, Ids]) -> str`: advice if the parties in `ids` have few common ids,
+      or "";
     - `figures(outputs, labels) -> dict[str, Any]`: metrics over all held-out examples together,
       from arrays; a metric that is not a float is saved in the record, but not plotted;
     - `predictions(outputs, labels) -> dict[str, list[str]]`: columns of a table with predictions,
       from an array of the last part's outputs; the function may omit either argument;
-    - `assists: Mapping[str, Assist]`: the followers' sides of exchanges other than training,
-      evaluation and prediction, by the purpose that the leader names;
-    - `new_rows(party, path, folder) -> NewRows` and `schema(party) -> dict[str, str]`: a party's
-      rows of a file to score, read with the party's `files` in `folder`, and the kind of each
-      column that the file must have; such a task's model is bundled (`bundle`);
-    - `numbered`: True if ids are numbers that every party gives the same examples by itself, so
-      that they are no secret and digests align them;
-    - an argument `here` of `split_model`: the parties whose modules are needed, if it can omit
-      the modules of others; None means all;
+    - `assists: Mapping[str, Assist]`: the follower's side of each exchange other than training,
+      evaluation and prediction, by the purpose that the leader names for it;
+    - `new_rows(party, path, folder) -> NewRows`: the rows to score in a party's file `path`, read
+      with the party's `files` in `folder`; and `schema(party) -> dict[str, str]`: the kind of each
+      column that this file must have; such a task's model is bundled (`bundle`);
+    - `numbered`: True if an id is only an example's number, which every party knows by itself, so
+      that ids are no secret and digests align them;
+    - an argument `here` of `split_model`: the parties whose modules are needed, if it can omit the
+      modules of others; None means all;
     - `inputs`: the shape and the torch type of an example's columns, and of its `labels`, so that
       the memory of a batch is known beforehand;
-    - `by_shape`: the parties whose parts `split_model` makes without reading their data's rows
-      and without drawing a random number itself, so that torch's meta device can size them.
+    - `by_shape`: the parties whose parts `split_model` builds without reading any rows and without
+      drawing a random number itself, so that torch's meta device can size them.
     """
 
     leader: str
@@ -149,9 +149,9 @@ class Task(Protocol):
 def build(name: str, settings: Settings | None, seed: int, folder: Path | None = None) -> Task:
     """Build the task called `name`.
 
-    A user's function is called with those of the arguments `settings`, `seed` and `folder` that it
-    accepts. `settings` is the task's block of the job (None for the defaults). `folder` is the
-    folder of a resumed run, with the task's own files.
+    A built-in task gets `settings`, its block of the job (None for the defaults). A user's function
+    gets `seed` and `folder` if it accepts them. `folder` is the folder of a resumed run, with the
+    task's own files.
     """
     key = f"task.name = {name!r}"
     make: Callable[..., Task] = load(
@@ -248,5 +248,5 @@ class Measured:
 
 
 def by_default(task: Task) -> Literal["intersection", "digests"]:
-    """Return a task's default alignment: digests if the task numbers the examples itself."""
+    """Return a task's default alignment: digests if its ids are `numbered`, else intersection."""
     return "digests" if getattr(task, "numbered", False) else "intersection"

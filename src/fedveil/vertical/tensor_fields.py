@@ -56,8 +56,8 @@ def taken(
 ) -> tuple[dict[str, Value], dict[str, torch.Tensor]]:
     """Return the fields of a message that store no tensor, and the stored tensors by name.
 
-    `let_go` is called before the bytes of each tensor are copied. It may free those of tensors that
-    are already copied. Raises `MessageInvalid` for invalid fields.
+    `let_go` is called before the bytes of each tensor are copied. It may free the bytes of tensors
+    that are already copied. Raises `MessageInvalid` for invalid fields.
     """
     names = [name for name in message if name.startswith(_TENSOR)]
     rest = {name: value for name, value in message.items() if name not in {_LAYOUT, *names}}

@@ -56,7 +56,7 @@ def bounds(effort: Effort) -> Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """A report or an aggregate of one round, as the attacker reads it.
+    """A report or an aggregate of one round, and the attacker's knowledge about it.
 
     `reading` is the attacker's estimate of the update in it. `clients` are the clients whose
     examples the attacker seeks, and `known` is its knowledge of their training. `cohort` is the

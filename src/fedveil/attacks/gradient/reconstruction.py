@@ -83,13 +83,13 @@ def reconstruct(
     draw: torch.Generator,
     labels: Int64s | Literal["joint"] | None = None,
 ) -> Reconstruction:
-    """Reconstruct the examples behind an observed update, by the first search that explains it.
+    """Reconstruct the examples behind an observed update.
 
-    The `searches` are run in order, from starts drawn with `draw`. If none explains the update, the
-    result is that of the last one. `labels` are the examples' labels. With None they are recovered
-    first. With `joint`, or if the model does not end in a dense layer, they are searched for
-    together with the examples, as Zhu et al. do. If `reading` reveals nothing, the result is the
-    typical example.
+    The `searches` are run in order, from starts drawn with `draw`, until the distance is below the
+    search's `explains`. The result is that of the last one that ran. `labels` are the examples'
+    labels. With None they are recovered first. With "joint", or if the model does not end in a
+    dense layer, they are searched for together with the examples, as Zhu et al. do. If `reading`
+    reveals nothing, the result is the typical example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)

@@ -17,8 +17,8 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `reading` is the estimate. `clients` are that one client, or all clients of the cohort. Each of
-    their updates that is in the estimate is multiplied by `share`.
+    `clients` are that client, or the cohort's clients. `reading` is the estimate: the sum of the
+    updates that these clients added, each times `share`, plus noise.
     """
 
     reading: Reading
@@ -38,12 +38,12 @@ def views(seen: Seen, cohort: Sequence[int], turn_rate: float = 1.0) -> list[Vie
 
 
 def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float64s:
-    """Return, for each candidate client, the log-likelihood ratio of "it is in the view's cohort".
+    """Return each candidate's log-likelihood ratio of "the candidate is one of the view's clients".
 
-    `candidates[i]` is the update that candidate i would have sent. A client of the cohort adds its
-    update with probability `turn_rate`. The view's estimate is projected on the candidate's update
-    minus the mean update of all other candidates, and the projection is assumed normal. If the
-    estimate has only a direction and no size, the result is the projection in standard deviations.
+    `candidates[i]` is the update that candidate i would have sent. A client adds its update with
+    probability `turn_rate`. The view's estimate is projected on the candidate's update minus the
+    mean update of all other candidates, and the projection is assumed normal. If the estimate has
+    only a direction and no size, the result is the projection in standard deviations.
     """
     count, weight = len(candidates), view.reading.weight
     weight = weight / (weight.mean() or 1.0)
@@ -68,13 +68,13 @@ def log_odds(view: View, candidates: Float64s, turn_rate: float = 1.0) -> Float6
 
 
 class Evidence:
-    """Adds up, over a run's rounds, the evidence that a candidate is one of the run's clients."""
+    """Adds up, over a run's rounds, the evidence that client c is candidate i, for all c and i."""
 
     def __init__(self, clients: int, candidates: int) -> None:
         self._found = np.zeros((clients, candidates))
 
     def add(self, view: View, log_odds: Float64s) -> None:
-        """Add a view's `log_odds`, one per candidate, to the sums of the clients in `view`."""
+        """Add `log_odds`, one value for each candidate, to the sums of every client in `view`."""
         self._found[list(view.clients)] += log_odds
 
     @property

@@ -82,8 +82,8 @@ class References:
     ) -> tuple[Float64s, float, Float64s]:
         """Return each example's mean of a quantity, one standard deviation, and sums of squares.
 
-        The sums are of squared deviations from an example's mean. Example i uses the models r with
-        `given[r, i]`.
+        The third has each example's sum of squared deviations from its mean. For example i, only
+        the models r with `given[r, i]` count.
         """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
@@ -115,8 +115,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    These are the examples in and not in each reference model's training data. The attacked model's
-    scores are not used, so the accuracy that is measured on them is unbiased.
+    Members are the examples that a reference model was trained on, non-members all others. The
+    attacked model's scores are not used, so the accuracy that is measured on them is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

@@ -38,7 +38,7 @@ _WINDOW = 20
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Infer the labels at the first follower, from the first training step and from many steps.
+    """Infer the labels as the first follower, from the first training step and from many steps.
 
     The first step is simulated with several batches. In each, the attacker knows one label of every
     class or, if there are more than 10 classes, 10 labels. Over many steps there are two attackers.
@@ -88,8 +88,8 @@ class _Begun:
     """A follower's view of a run's first steps: the gradients that it received for each example.
 
     `windows` has the gradients' directions, with one window for each group of consecutive steps.
-    `norms` is the sum of each example's gradient lengths over the steps, and `true` its true label.
-    `added` is the result of `_added`.
+    `norms[i]` is the result of `by_norm` for example i, added up over the steps. `true[i]` is its
+    true label. `added` is the result of `_added`.
     """
 
     windows: list[Window]

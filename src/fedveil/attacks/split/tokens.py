@@ -40,10 +40,10 @@ _BLUR = 0.5
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
     """Recover the leader's tokens at the follower, from sent vectors and from gradients.
 
-    The follower has the leader's tokenizer. The name of each metric says what else it has: the
-    leader's tables of vectors ("known table"), tables from the shared seed ("own copy", for a
-    finished run), or the text of equally many other examples ("known text"). "With habits" adds
-    held-out text of the same kind.
+    The follower has the leader's tokenizer. The name of each metric says what else the follower
+    has: the leader's tables of vectors ("known table"), tables from the shared seed ("own copy",
+    for a finished run), or the text of equally many other examples ("known text"). "With habits"
+    adds held-out text of the same kind.
     """
     cut = _Cut.of(target)
     windows = min(by_effort(effort, 16, 64, 256), target.examples // 2)
@@ -218,7 +218,7 @@ class _Heard:
 
     `first` is the first report of each token's vector, and `together` the sum of all its reports.
     `returned` has the gradients that the follower received, and its own outputs to which they
-    belong. It is None without any. `truth` are the tokens, and `following` the next ones.
+    belong, or is None if it received none. `truth` are the tokens, and `following` the next ones.
     """
 
     first: Float64s

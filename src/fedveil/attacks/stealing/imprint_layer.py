@@ -1,9 +1,9 @@
 """The imprint: a first layer whose gradient contains single examples, and its decoder.
 
-Fowl et al., "Robbing the Fed" (2022). A statistic of an example, such as its mean, falls into a
-cell, and the cell's row of the layer responds. So the row's gradients are sums over the cell's
-examples: of delta * x for the weights, and of delta for the bias. For an example that is alone in
-its cell, their quotient is the example, exactly.
+Fowl et al., "Robbing the Fed" (2022). The values of a statistic of an example, such as its mean,
+are divided into cells. A row of the layer responds to the examples in its cell, so the row's
+gradients are sums over these: of delta * x for the weights, and of delta, the loss's derivative,
+for the bias. For an example that is alone in its cell, their quotient is the example, exactly.
 
 With the form `relu`, a row responds to all statistics above its threshold, and a cell is the
 difference of two rows. This form needs a single local step. With `window`, a row responds only
@@ -31,11 +31,10 @@ _WHISPER = 1e-3
 
 @dataclass(frozen=True)
 class Cells:
-    """An imprint's gradients: for each cell, the sums of delta * x and of delta over its examples.
+    """An imprint's gradients: sums of delta * x and of delta over the examples x in each cell.
 
-    A cell is a neuron with the examples x that activate it. delta is the loss's derivative at that
-    neuron. `known` marks the entries of `weights` that were reported. `noise` is the standard
-    deviation of the noise in such an entry.
+    delta is the loss's derivative at a neuron that x activates. `known` marks the entries of
+    `weights` that were reported. `noise` is the standard deviation of the noise in such an entry.
     """
 
     weights: Float64s
@@ -49,10 +48,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class Imprint:
-    """A layer that sorts examples into cells by statistics, so that its gradient reveals them.
+    """A layer that sorts examples into cells, so that its gradient reveals single examples.
 
-    `directions`, [statistics, features], compute the statistics of an example. Each row of `edges`
-    holds the ascending bounds of one statistic's cells. The last cell of each row stays empty.
+    Row s of `directions`, [statistics, features], computes statistic s of an example. Row s of
+    `edges` holds the ascending bounds of its cells. The last cell of each statistic stays empty.
     """
 
     directions: Float64s

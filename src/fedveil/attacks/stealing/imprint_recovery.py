@@ -30,7 +30,7 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the number of cells per statistic with which an imprint recovers most examples."""
+    """Return the number of cells per statistic for an `Imprint` to recover most examples."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
@@ -74,7 +74,7 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the non-empty cells. Returns the examples, and the cells that remain.
+    `there` marks the non-empty cells. Returns these examples, and the cells that hold others.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)
@@ -112,7 +112,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return `cell`, which has `example`, and other cells that have it in spite of the `noise`."""
+    """Return `cell`, where `example` is, and the other statistics' cells where it surely is."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)
@@ -121,7 +121,7 @@ def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int
 
 
 def _inside(imprint: Imprint, examples: Float64s, cells: Int64s, noise: float) -> Bools:
-    """Return a mask of the examples that may lie in the cell given for them.
+    """Return a mask of the examples i that can lie in cell `cells[i]`.
 
     `noise` is the standard deviation of the noise in an example's entries. With a negative `noise`,
     the mask marks only the examples that certainly lie in their cell.

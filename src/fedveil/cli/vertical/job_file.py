@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def load(
     path: Path | None, overrides: Sequence[str] | None, other: str = "Run it with: fedveil run"
 ) -> VerticalJob:
-    """Load a job file and apply `overrides`. Functions of the user are imported from its folder.
+    """Load a job file and apply `overrides`. User functions are imported from the file's folder.
 
-    `other` is the beginning of the command to name if the file is a federated job.
+    The error for a federated job ends with `other` and the path.
     """
     from fedveil.vertical.job import VerticalJob
 
@@ -46,7 +46,7 @@ def say_accounts(figures: Mapping[str, Iterable[Line]]) -> None:
 
 
 def ended(folder: Path) -> dict[str, object]:
-    """Print a run's costs, files and next command, and return them for `--json`."""
+    """Print a run's results, privacy costs, files and next step. Returns them for `--json`."""
     from fedveil.pages.read_run import read_run
     from fedveil.run_display import of_run, summary
 

@@ -149,7 +149,8 @@ def look(
 ) -> Session:
     """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    `purpose` names the command for the followers. `own` replaces the leader's usual exchange.
+    `purpose` names the command for the followers. `own` is the leader's part of the exchange with
+    them, if it is not the usual one of this purpose.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
@@ -163,7 +164,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Return the job that the options describe, or None if `old`, a run to resume, has its own."""
+    """Load the job of the options, or return None if `old` is a run, which has its own job."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:

@@ -26,8 +26,8 @@ def opened(
 ) -> dict[str, Scorer]:
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
-    `data` names the parties' files of new rows, as FILE or PARTY=FILE. `most_ids` is the largest
-    number of ids for which another party may learn if they are in a file (default: the job's).
+    `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can learn for
+    at most `most_ids` ids if they are in a file. None is the job's limit.
     """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle
@@ -46,9 +46,10 @@ def opened(
 
 
 def only(scorers: dict[str, Scorer], leads: bool) -> Scorer:
-    """Return the scorer of this process's only party. `leads` is True for the option `--listen`.
+    """Return the scorer of this process's only party. `leads` says if `--listen` was given.
 
-    Raises `InvalidValue` for several parties, or if the option does not fit the party's role.
+    Raises `InvalidValue` if there are several parties, if a leader lacks `--listen`, or if a
+    follower has it.
     """
     if len(scorers) > 1:
         raise InvalidValue(
@@ -77,10 +78,7 @@ def source_of(
     patience: float,
     stack: ExitStack,
 ) -> Source:
-    """Return the source of the leader's scores.
-
-    Followers connect to the address `listen`. If it is None, all parties are in this process.
-    """
+    """Return the source of the leader's scores. If `listen` is None, all parties are here."""
     from fedveil.vertical.scoring.sources import Apart, Together
 
     if listen is None:
@@ -100,10 +98,7 @@ def predict_new(
     patience: float,
     most_ids: int | None,
 ) -> object:
-    """Score new rows as the leader, as a follower, or as all parties in this process.
-
-    `listen` is the address if this process is the leader, `connect` if it is a follower.
-    """
+    """Score new rows as the leader (`listen`), a follower (`connect`) or all parties (neither)."""
     from fedveil.vertical.scoring.predicted import ScoreFile
     from fedveil.vertical.scoring.sources import follow
 

@@ -22,7 +22,7 @@ class Place:
 
 
 class Call(ABC):
-    """A call of a method of a remote machine, which may still be running."""
+    """A call of a remote machine's method, which has ended or is still running."""
 
     @abstractmethod
     def result(self) -> Any:
@@ -34,7 +34,7 @@ class Remote(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Call:
-        """Start a call of a method of `Machine`. Arguments may be handles from `Cluster.share`."""
+        """Start a call of a method of `Machine`. Arguments can be handles from `Cluster.share`."""
 
     @abstractmethod
     def pulse(self) -> Call:

@@ -102,13 +102,13 @@ class Work:
 
 @dataclass
 class Played:
-    """The answers to `Work`.
+    """A machine's answers to one `Work`.
 
-    `clients` are the clients whose reports were summed, and `half` has the sum. `columns` has a row
-    for each of these clients: the report's size in bytes, and the seconds of training, protection
-    and aggregation. `others` are the answers of all other clients. `took_s` is the machine's time
-    in seconds. `fixed` is True if the machine cannot take other clients without restarting its
-    worker processes.
+    `clients` are the clients whose reports were summed, and `half` has the sum. Row i of `columns`
+    is about clients[i]: the report's size in bytes, and the seconds of training, protection and
+    aggregation. `others` are the answers of all other clients. `took_s` is the machine's time in
+    seconds. `fixed` is True if the machine cannot take other clients without restarting its worker
+    processes.
     """
 
     clients: Sequence[ClientId] = ()

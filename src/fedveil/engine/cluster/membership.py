@@ -28,7 +28,8 @@ _PAUSE_S = 1.0
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is the open call, started at `asked_at`, that tests if the machine still runs, or None.
+    `pulse` is the unfinished call, started at `asked_at`, that tests if the machine still runs, or
+    None.
     """
 
     place: Place
@@ -47,7 +48,7 @@ class Member:
 
 
 class Membership:
-    """Starts a machine at each place of the cluster, and checks that it has the same `facts`.
+    """Starts a machine at each place of the cluster, and checks that its facts equal `facts`.
 
     `starting` is called with the name of each step before the first round. `event` logs a line.
     """
@@ -75,7 +76,7 @@ class Membership:
         self._started = False
 
     def gather(self) -> None:
-        """Wait until at least one machine is ready, and for others that are about to start.
+        """Wait until at least one machine is ready, and a while for others that are starting.
 
         Raises `MachineDiffers` if a machine would compute other updates than this one, and
         `ClusterUnavailable` if no machine is ready within `WAIT_S` seconds.
@@ -124,7 +125,7 @@ class Membership:
             member.remote.end()
 
     def lose(self, member: Member) -> None:
-        """Remove a lost machine from the run. A new machine may be started at its place later."""
+        """Remove a lost machine from the run. A new machine can start at its place later."""
         if member.alive:
             member.alive = False
             member.remote.end()
@@ -135,7 +136,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine has returned a result. Forgets earlier losses at its place."""
+        """Record that a machine has returned a result. Forgets the machines lost at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Expected(Generic[M]):
             self._factor[client] = min(factor, GROWTH * self._factor.get(client, factor))
 
     def length(self, client: ClientId) -> float:
-        """Return the client's expected time on the fastest machine, up to a common factor."""
+        """Return the client's expected time on the fastest machine, in an arbitrary unit."""
         return self._factor.get(client, 1.0) * self._examples(client)
 
     def speeds(self, cores: Mapping[M, int]) -> dict[M, float]:
@@ -71,8 +71,8 @@ def placed(
 
     `home(group)` is the machine that has the group's examples, or None. A group goes to its home if
     the home then needs at most 1 + `slack` times the time of a perfectly even placement. Otherwise
-    it goes to the machine that is free first. `seconds` is a client's expected time on a core of
-    the fastest machine. `speeds` are the machines' cores, fewer for slower machines.
+    it goes to the machine that is free first. `seconds(client)` is a client's expected time on a
+    core of the fastest machine. `speeds` are the numbers of cores, reduced for slow machines.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

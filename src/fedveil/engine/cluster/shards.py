@@ -1,4 +1,4 @@
-"""The examples of the clients that one machine trains. The clients may change between rounds."""
+"""The examples of the clients that one machine trains. The clients can change between rounds."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Shards:
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's examples: a view if the caller leaves them `unchanged`, or a copy."""
+        """Return the client's data for training with `entropy`, copied unless left `unchanged`."""
         piece, mine = self._of[client]
         x, y = piece.x[mine], piece.y[mine]
         if not unchanged:

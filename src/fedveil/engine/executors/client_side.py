@@ -86,7 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's examples: a view if the caller leaves them `unchanged`, or a copy."""
+        """Return the client's data for training with `entropy`, copied unless left `unchanged`."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -244,7 +244,7 @@ class ClientSide:
     def trained(
         self, asked: Mapping[ClientId, Message]
     ) -> Iterator[tuple[ClientId, Answer | None]]:
-        """Yield each client in `asked` with the result of its training, or None without training.
+        """Yield each client in `asked` with its training's result, or None if it does not train.
 
         An update is valid until the next client is requested.
         """

@@ -39,7 +39,7 @@ def open_states(run: Path, done: int) -> ClientStates:
 
 
 class ClientStates:
-    """The clients' states in a folder. Every process of the run may read and write them."""
+    """The clients' states in a folder. Every process of the run can read and write them."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / CLIENTS
@@ -77,7 +77,7 @@ class ClientStates:
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Delete all states before each client's newest one as of round `done`: none is needed."""
+        """Delete the states that are older than a client's newest one up to round `done`."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 

@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """Each thread's `Effort`, which gets the warnings of the client in training, or None."""
+    """For each thread, the record that collects the warnings of the client in training, or None."""
 
     effort: Effort | None = None
 
@@ -25,7 +25,7 @@ _filters = ExitStack()
 
 
 class WarningsApart:
-    """A context that records warnings per thread. Entering it is slow."""
+    """A context in which `WarningsNoted` can record warnings per thread. Entering it is slow."""
 
     def __enter__(self) -> None:
         global _listeners

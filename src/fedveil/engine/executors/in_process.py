@@ -38,7 +38,7 @@ class _Waiting:
 
 
 class InProcess(Executor):
-    """An executor that starts no process. A second thread may make the reports of large models.
+    """An executor that starts no process. A second thread makes some reports of a large model.
 
     After the last client, both threads make the reports that wait.
     """

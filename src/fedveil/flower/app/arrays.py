@@ -29,7 +29,7 @@ STATISTICS = ("*running_mean", "*running_var")
 
 @dataclass(frozen=True)
 class Place:
-    """The name, type and shape of one array, and its slice of the vector."""
+    """The name, type and shape of one array, and its slice of the flat vector."""
 
     name: str
     dtype: np.dtype[Any]
@@ -38,10 +38,10 @@ class Place:
 
 
 class ArrayLayout:
-    """Positions of a record's arrays in the vector. Raises `ModelInvalid` for an unsupported array.
+    """Places of a record's arrays in the flat vector. Raises `ModelInvalid` for unsupported arrays.
 
     Arrays whose names match a pattern in `keep` are left out. With `perturbed`, BatchNorm's
-    statistics are unsupported too, because a noisy variance may be negative.
+    statistics are unsupported too, because a noisy variance can be negative.
     """
 
     def __init__(

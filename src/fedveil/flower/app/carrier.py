@@ -28,8 +28,8 @@ class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
     `invited` has, for each client, the message that the user's own strategy made. Its content is
-    sent only in the phase `trains`, in which clients train. Beside its report, a reply may contain
-    the metrics that `reveal` names, unprotected. `metrics` collects them for each client.
+    sent only in the phase `trains`, in which clients train. Beside its report, a reply can contain
+    the metrics that `reveal` names, unprotected. They are collected in `metrics`, by client.
     """
 
     grid: Grid

@@ -73,7 +73,7 @@ class ProtectMod:
     This must be the first of the app's mods, because a mod before it would receive reports instead
     of arrays. Any other order is refused.
 
-    A round may need several messages. Between them, this client's state is stored encrypted in the
+    A round can need several messages. Between them, this client's state is stored encrypted in the
     node's context. It is erased at the end of the round.
     """
 
@@ -188,7 +188,7 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report, let the app train, and return the parts of the reply."""
+        """Charge the report and let the app train. Returns the client half, report and metrics."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)
@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state after an earlier phase. Raises if the offer has changed since then."""
+        """Return the client's state after an earlier phase. Raises if the offer has changed."""
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -288,7 +288,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Remove and return fedveil's message and offer. `known` are the user's own protections."""
+    """Move fedveil's message and offer out of `message`. `known` are the user's protections."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(
@@ -316,7 +316,7 @@ def _shown(content: Mapping[str, Any], names: AbstractSet[str]) -> MetricRecord:
 
 
 def _all_of(metrics: MetricRecord, names: AbstractSet[str]) -> MetricRecord:
-    """Return a metric for each of `names`, or NaN. A missing metric would reveal something."""
+    """Return all metrics in `names`, NaN for a missing one. So every reply has the same metrics."""
     return MetricRecord({name: metrics.get(name, math.nan) for name in sorted(names)})
 
 

@@ -24,7 +24,7 @@ class Offer:
 
     `weight_key` names the metric in an app's reply that is the client's number of examples.
     `dimension` is the number of entries of the update. `clients` is the largest number of clients
-    that the round may ask.
+    that the round can ask.
     """
 
     options: Options

@@ -85,11 +85,11 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if the client trusts the server, so that its limits do not apply.
+    """Return True if noise that the server adds counts towards the client's epsilon limits.
 
-    The client does so if a pin demands a guarantee that relies on the server. `limited` are the
-    pins with an epsilon limit. If the client itself sets a limit, only its own pins count, because
-    the server can change the others.
+    It counts if a pin demands a guarantee that relies on the server. `limited` are the pins with an
+    epsilon limit. If one of these is the client's own, that demand must be its own too, because the
+    server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -130,7 +130,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest delay of answers in seconds, demanded by the server (`asked`) or a pin."""
+    """Return the longest answer delay, in seconds, that the server (`asked`) or a pin demands."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -132,7 +132,7 @@ class ProtectedStrategy(Strategy):
     ) -> Result:  # fmt: skip
         """Run `num_rounds` rounds, beginning with `initial_arrays`. `grid` is Flower's connection.
 
-        Each exchange with the clients may last `timeout` seconds. All arguments are those of
+        Each exchange with the clients lasts at most `timeout` seconds. All arguments are those of
         Flower's `Strategy.start`.
         """
         self._timeout_s = positive("timeout", timeout)

@@ -94,7 +94,7 @@ def own_roster(
     by its own keys and then read every update. If the protection needs no keys, the result is
     empty. Raises `DeploymentError` if it needs keys and there is no `roster`. Also raises it if
     keys are not needed but the operator gave `roster` or `identity`, the file of this client's key:
-    the server may have removed active security.
+    the server could have removed active security.
     """
     needed = protection.position.needs_roster(protection.settings)
     if not needed and (roster or identity):

@@ -146,7 +146,7 @@ class _Misaddressed(Exception):
 
 
 def _guarded(answer: Callable[[], bytes]) -> bytes | str:
-    """Return `answer()` or, for an error, a fixed word. The error's text may contain data."""
+    """Return `answer()` or, for an error, a fixed word. The error's text can contain data."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -306,7 +306,7 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report to the client's own account, because the server's count may be a lie."""
+    """Charge a report to the client's own account, because the server can lie about its count."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

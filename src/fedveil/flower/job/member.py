@@ -32,7 +32,7 @@ class Owner(Protocol):
         """Return the least time from a request to its answer, in seconds, or None."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
-        """Charge the report that the message `asked` requests. Raises if it may not be sent."""
+        """Charge the report that the message `asked` requests. Raises if it must not be sent."""
 
 
 class RoundTraining(Protocol):

@@ -41,7 +41,8 @@ class SelectionPlan:
 class Selection:
     """A client's selected dimensions and their sign, which may be sent.
 
-    The attribute `magnitude` stays private. Only a perturbed bit about it is sent, at its own cost.
+    The attribute `magnitude` stays private. Only a perturbed bit about it is sent, which costs
+    privacy of its own.
     """
 
     indices: Int64s
@@ -64,7 +65,7 @@ class Told(NamedTuple):
 
 
 class SignDS:
-    """Selects h dimensions of an update, most of them among its largest in a random direction.
+    """Selects h dimensions of an update, mostly among its largest or among its smallest entries.
 
     Output: `sign` is +1 or -1 with probability 1/2 each. The top-k set S consists of the topk =
     floor(k * d) of d dimensions (at least 1) with the largest sign * update. Ties are broken in
@@ -72,8 +73,8 @@ class SignDS:
 
         Pr[J | sign] proportional to exp(eps * 1[|J & S| >= threshold]).
 
-    So a set J that reaches the threshold is e^eps times as likely as one that does not. The
-    attribute `magnitude`, the mean absolute value of S, is not protected.
+    So a set J with at least `threshold` members of S (see `plan`) is e^eps times as likely as one
+    with fewer. The attribute `magnitude`, the mean absolute value of S, is not protected.
 
     Privacy of (indices, sign): eps per update at delta = 0, if the update is replaced.
 
@@ -150,7 +151,10 @@ class SignDS:
         return math.log(0.5) + plan.law.log_probability(plan.threshold)
 
     def chance_of_favoured(self, dim: int) -> Callable[[float], float]:
-        """Return a function from eps to Pr[`threshold` or more top-k dimensions are selected]."""
+        """Return a function from an eps to Pr[a selection is of the favoured kind].
+
+        Favoured selections have at least `plan(dim).threshold` of the top-k dimensions.
+        """
         return self.plan(dim).law.chance_of_favoured
 
     def _make_plan(self, dim: int) -> SelectionPlan:

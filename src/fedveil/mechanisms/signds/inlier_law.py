@@ -41,7 +41,7 @@ class InlierLaw:
         self._above = sum(w for v, w in self._weights() if v >= threshold)
 
     def _weights(self) -> Iterator[tuple[int, int]]:
-        """Yield each number v of selected top-k dimensions, with the number of such selections."""
+        """Yield each possible v, with the number of selections that have v top-k dimensions."""
         others = self._dim - self._topk
         v, left = self._least, self._h - self._least
         weight = math.comb(self._topk, v) * math.comb(others, left)
@@ -154,9 +154,9 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest number of selected dimensions with an expected share >= `ratio`.
+        """Return the largest h with an expected share of top-k dimensions of at least `ratio`.
 
-        The share is the part of these that is in the top-k set. Returns 0 if there is none.
+        The share is of the h selected dimensions. Returns 0 if there is no such h.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of

@@ -23,12 +23,12 @@ _REGROW_ROUNDS = 5
 class MagnitudeEstimator:
     """The server's estimate of the size of the clients' updates, from one reported bit of each.
 
-    B is the majority of a round's bits, which clients have already protected by randomised
-    response. In the phase `growth`, B = 0 multiplies the estimate by `growth`, and B = 1 starts the
-    phase `shrink`. In the phase `shrink`, B = 0 changes nothing, and B = 1 halves the estimate. The
-    phase `growth` returns only with `regrow`, after five rounds of B = 0 in a row. The state
-    consists of `estimate`, `phase` and `zeros`, the number of rounds of B = 0 in a row. The
-    estimate is limited to the range of normal float32 numbers.
+    B is the majority of a round's bits, which clients have protected by randomised response. A
+    client's bit is 1 if its update is small (`bit`). In the phase `growth`, B = 0 multiplies the
+    estimate by `growth`, and B = 1 starts the phase `shrink`. In the phase `shrink`, B = 0 changes
+    nothing, and B = 1 halves the estimate. The phase `growth` returns only with `regrow`, after
+    five rounds of B = 0 in a row. The state consists of `estimate`, `phase` and `zeros`, the number
+    of rounds of B = 0 in a row. The estimate is limited to the range of normal float32 numbers.
 
     Source: MindSpore Federated's document on SignDS, "MagRR".
 

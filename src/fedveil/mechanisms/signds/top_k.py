@@ -149,11 +149,6 @@ def _key(bits: Any, flip: int, magnitude: int) -> Any:
 def _boundary(
     bits: Vector, flip: int, magnitude: int, shift: int, bias: int, size: int, special: int
 ) -> tuple[int, int, int, int]:
-    """Find 16 bits, the digit, of the `size`-th largest entry. Returns it and three counts.
-
-    A digit is 16 bits of an entry's integer key (`_key`), from bit `shift` on. The counts are of
-    entries with a larger digit, with the same digit, and with a digit of NaN or infinity.
-    """
     counts = np.zeros(_DIGITS, np.int64)
     for i in range(len(bits)):
         key = _key(bits[i], flip, magnitude)

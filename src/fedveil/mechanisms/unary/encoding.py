@@ -131,7 +131,7 @@ class UnaryEncoding:
 
     @property
     def loss_per_bit(self) -> PrivacyLoss:
-        """Return the privacy loss of a single bit of a code. For OUE it is ln((1/2) / q)."""
+        """Return the privacy loss of one bit of a code: eps for rr, ln((1/2) / q) for oue."""
         if self.kind == "rr":
             return PrivacyLoss(self.eps, per="bit")
         nearly = math.log1p(math.expm1(self.eps) / 2)  # to one place of a float
@@ -153,8 +153,8 @@ class UnaryEncoding:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
         The rounding `nearest` gives the nearest state, and of two equally near ones the even one.
-        `stochastic` rounds at random with `entropy`, such that the mean is exact. Infinities are
-        clipped. NaN is refused.
+        `stochastic` rounds up or down at random with `entropy`, such that the expected state is the
+        exact number. Infinities are clipped. NaN is refused.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
@@ -229,7 +229,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add each code's sum of the states whose bits are 1 to `running` (None: zeros)."""
+        """Add the sum S of each code in `report` to `running`, and return it (None: start at 0)."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -271,7 +271,7 @@ class UnaryEncoding:
 
         The result has a row for each parameter and a column for each state. An estimate is
         (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
-        is 1, and p and q are the probabilities of the class. Needs `report="bits"`.
+        is 1, and p and q are those of this encoding. Needs `report="bits"`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

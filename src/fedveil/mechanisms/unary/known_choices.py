@@ -22,7 +22,8 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
     In a report of bits, each bit is a choice, and is truthful with probability e^eps / (1 + e^eps).
     In oue, the bit of the parameter's own state is a fair coin instead. In a report of sums, each
     sum is a choice, and is truthful if it equals the state. Only parameters in the largest or the
-    smallest state are tested. Returns no choices for sums with more than 127 cells.
+    smallest state are tested. Returns no choices if `encoding.report` is "sum" and `encoding.cells`
+    is above 127.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -40,9 +41,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return, for each entry of `choices`, which of these choices in `report` tell the truth.
+    """Return which choices in `report` tell the truth: one array for each entry of `choices`.
 
-    `values` are the true values. The result is 1 for the truth, 0 for a lie, and -1 if unknown.
+    `values` are the true values. An array has 1 for the truth, 0 for a lie, and -1 if unknown.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":

@@ -1,4 +1,4 @@
-"""The release of one parameter's unary report, for a ledger."""
+"""Describes the release of one parameter's unary report, for a ledger."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedveil.privacy.loss_distribution import LossDistribution
 
 @dataclass(frozen=True)
 class UnaryRelease:
-    """The release of one parameter's report, with the loss distribution that a ledger composes.
+    """Describes the release of one parameter's report. A ledger composes its loss distribution.
 
     `epsilon` is the privacy loss of the code. A report has either the code's bits, or S, the sum of
     the states whose bits are 1. For S, the loss distribution is the worst over all pairs of states.
-    With more than 127 cells, it is that of the bits, an upper bound.
+    If `cells` is above 127, the distribution for the bits is used, an upper bound.
     """
 
     p: Fraction

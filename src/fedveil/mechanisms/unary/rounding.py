@@ -202,10 +202,10 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round scaled values to `states` at random, such that their mean is kept.
+    """Round scaled values to `states` at random. A state's expected value is the scaled value.
 
-    A value that 64 random bits do not decide is rounded towards zero, and its index is written to
-    `undecided`. Returns the number of undecided values, or -1 for a NaN.
+    Each value has 64 random bits in `words`. If they do not decide, it is rounded towards zero, and
+    its index is written to `undecided`. Returns the number of undecided values, or -1 for a NaN.
     """
     count = 0
     for i in range(len(values)):

@@ -44,8 +44,7 @@ def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
 
 
 def sum_laws(p: Fraction, q: Fraction, cells: int) -> _Law:
-    """Return the distribution of a perturbed code's sum S, in a row for each state of the
-    parameter.
+    """Return the distribution of a perturbed code's sum S: one row for each state of the parameter.
 
     S is the sum of the states whose bits are 1. The bit of the parameter's state is 1 with
     probability p, any other with probability q. The relative error of every entry is below 2^-40.
@@ -77,7 +76,7 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write the distribution of S to `laws`, in a row for each state low..high-1 of the parameter.
+    """Write the distribution of S to `laws`: one row for each state low..high-1 of the parameter.
 
     S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of S
     if only the bits of states outside low..high-1 count.
@@ -96,7 +95,7 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution of a sum after a random bit adds `v` with this `probability`."""
+    """Return `law`, a sum's distribution, after `v` is added with this `probability`."""
     # `1 - one` would round a small zero away.
     zero, one = float(1 - probability), float(probability)
     out = zero * law
@@ -112,7 +111,8 @@ def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
 def exact_sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> list[int]:
     """Return exact integer weights of a perturbed code's sums S, for a parameter in this `state`.
 
-    S is the sum of the states whose bits are 1: that of `state` with probability p, others with q.
+    S is the sum of the states whose bits are 1. The bit of `state` is 1 with probability p, any
+    other with probability q.
     """
     largest = largest_sum(cells)
     law = [0] * (2 * largest + 1)

@@ -102,7 +102,7 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """List the account of a client that takes part in every round. Empty without a checkpoint."""
+    """List the one account of a run, of a client in every round. Empty without a checkpoint."""
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []
@@ -144,7 +144,10 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 
 
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
-    """Return the privacy charges of an example whose tensors a party sent `times` times."""
+    """Return the privacy charges of an example whose tensors a party sent `times` times.
+
+    `lines` has the lines of the party's account, by what each covers.
+    """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]
     settings = run.job["privacy"]["embedding_dp"] or {}
@@ -158,7 +161,7 @@ def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> 
 
 
 def _followed(party: ReadRun, name: str, line: Line, charges: list[Charge]) -> Account:
-    """Return the account in `line`. Raises RunFolderError unless `charges` give its epsilon."""
+    """Return a party's account. Raises RunFolderError unless `charges` give the line's epsilon."""
     follows = cost(charges, line.delta)
     if not _same(line.epsilon, follows):
         raise RunFolderError(

@@ -66,10 +66,7 @@ def composed(releases: list[Any], delta: float, stated: Any) -> tuple[float, flo
 
 
 def grid(releases: list[Any], stated: float) -> float:
-    """Return the step of the grid to which privacy losses are rounded.
-
-    `stated` is the epsilon in the record.
-    """
+    """Return the step of the grid for losses. A larger epsilon `stated` makes it coarser."""
     own = {r["step"] if r["law"] == "table" else number(r["epsilon"])
            for r in releases if r["law"] in ("stated", "table")}  # fmt: skip
     count = sum(r["count"] for r in releases if r["law"] != "gaussian")

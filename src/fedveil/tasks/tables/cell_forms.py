@@ -1,4 +1,4 @@
-"""The forms in which a cell may state a number: decimal, date, time or truth value.
+"""The forms in which a cell can state a number: decimal, date, time or truth value.
 
 A date becomes the days since 1970-01-01. A date with a time gets a fraction, in UTC if it states an
 offset. A time becomes a fraction of a day, and a truth value 0 or 1.

@@ -69,7 +69,7 @@ class Scale(Settings):
         return scaled
 
     def check(self, table: Table, column: str, scaled: Float32s, first: int = 0) -> None:
-        """Raise DataInvalid if a scaled number is infinite. `scaled` begins at row `first`."""
+        """Raise DataInvalid if a scaled number is infinite. `scaled` starts with row `first`."""
         if not np.isfinite(scaled).all():
             row = first + int((~np.isfinite(scaled)).argmax())
             raise DataInvalid(
@@ -191,7 +191,7 @@ def learn(
 ) -> dict[str, Numbers | Words]:
     """Compute the encodings of the columns `names` from the training rows in `table`.
 
-    `places` has the number of indices of each word column, and `bins` is the number of intervals
+    `places` maps each word column to its number of indices, and `bins` is the number of intervals
     of every number column. Columns that cannot be encoded are added to `refusals`.
     """
 
@@ -216,9 +216,9 @@ class Classes(Settings):
 
     @classmethod
     def of(cls, table: Table, column: str, count: int) -> Classes:
-        """Return the `count` classes of the training rows: integers by value, then texts.
+        """Return the classes of the training rows, sorted: integers by value, then texts.
 
-        Raises DataInvalid if the column has another number of different values.
+        Raises DataInvalid unless the column has exactly `count` different values.
         """
         known = table.known[column]
         found = sorted((known[code] for code in np.unique(table.codes(column))), key=_as_ordered)

@@ -29,8 +29,8 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` are those of the columns `names` in `block` (`native_cells`). `asked` lists each read as
-    (reader, column). `places` are line numbers, from 0 until they are set.
+    `cells` are the places in `block` of the cells of the columns `names` (`native_cells`). `asked`
+    lists each read as (reader, column). `places` are line numbers, which the caller sets.
     """
 
     unit = "line"
@@ -44,7 +44,7 @@ class CsvBlock(Piece):
         self.places = range(cells.shape[1])
 
     def prepare(self, asked: Iterable[Asked]) -> None:
-        """Read the columns `asked` ahead of their use. Another thread can do this."""
+        """Read the (reader, column) pairs in `asked` before their use, maybe in another thread."""
         for what, column in asked:
             self._read(what, column)
         self.asked = []
@@ -149,8 +149,9 @@ def read(
 ) -> CsvBlock | None:  # fmt: skip
     """Locate the cells of a block of text, and read the columns in `asked`.
 
-    `found` is the file's format, `columns` its header, and `names` the columns to read. Returns
-    None if numba is not installed, or if Python's reader might find different cells.
+    `found` is the file's format, `columns` its header, and `names` the columns to read. `asked` has
+    pairs of a reader's name and a column. Returns None if numba is not installed, or if Python's
+    reader might find different cells.
     """
     if not HAVE_NUMBA:
         return None

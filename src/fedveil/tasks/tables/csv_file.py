@@ -47,7 +47,7 @@ def header(found: CsvFormat) -> list[str]:
 
 
 def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
-    """Yield the rows of the file `found` in pieces, with the columns `names`.
+    """Yield the rows of a file of the format `found` in pieces, with the columns `names`.
 
     Rows of another length than the header's are omitted and reported to `refusals`.
     """

@@ -19,7 +19,7 @@ THREADS: Final = 2
 
 
 class Spool:
-    """Stores columns on disk. One thread appends pieces, then several may read."""
+    """Stores columns on disk. One thread appends all pieces, then several threads can read."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedveil-")  # noqa: SIM115 - closed with this
@@ -28,7 +28,7 @@ class Spool:
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append the rows `piece` to each of the columns `columns`.
+        """Append the same rows, `piece`, to each of the columns `columns`.
 
         All pieces of a column must have the same type.
         """
@@ -42,9 +42,9 @@ class Spool:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
-        """Yield batches of rows: the first row's index, and a slice of the pieces of column `name`.
+        """Yield batches of at least `least` rows of column `name`, except for the last one.
 
-        Only the last batch may have fewer than `least` rows.
+        A batch is the index of its first row, and the slice of its pieces for `read`.
         """
         ends = np.cumsum([length for _, length in self._pieces[name]]).tolist()
         first = done = 0
@@ -54,7 +54,7 @@ class Spool:
                 first, done = piece, end
 
     def read(self, name: str, chosen: slice = slice(None)) -> Array:
-        """Return a column, or the rows of some of its pieces."""
+        """Return a column, or only the rows of its pieces in the slice `chosen`."""
         kind, pieces = self._types[name], self._pieces[name][chosen]
         whole = np.empty(sum(length for _, length in pieces), kind)
         self._file.flush()

@@ -8,7 +8,7 @@ A summary of every column is saved at training. Two statistics compare new rows 
   frequent words, all others, and the missing cells. Half a row is added to each group. By
   convention, the distribution is stable below 0.1 and has shifted above 0.25;
 - for numbers, the Kolmogorov-Smirnov statistic, the largest difference between the shares of rows
-  up to a value. It is taken at 128 training quantiles, so it may be too small by 1/128.
+  up to a value. It is taken at 128 training quantiles, so it is too small by up to 1/128.
 """
 
 from __future__ import annotations

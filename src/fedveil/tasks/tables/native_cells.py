@@ -57,7 +57,7 @@ _WHOLE_TENS = np.array([10**power for power in range(9)], np.uint64)
 
 @compiled()
 def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
-    """Write the places of all bytes that `is_mark` selects to `marks`. Returns their number.
+    """Write to `marks` the places of all bytes that `is_mark` selects. Returns their number.
 
     The loop has no branch, because a processor cannot predict where a cell ends.
     """
@@ -149,7 +149,7 @@ def _scaled(whole: np.uint64, power: int) -> float:
 
 @compiled()
 def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the high and the low word of a product."""
+    """Return the high and the low 64 bits of `a` times `b`."""
     a1, a0, b1, b0 = a >> _HALF, a & _LOW, b >> _HALF, b & _LOW
     middle = a1 * b0 + (a0 * b0 >> _HALF)
     other = (middle & _LOW) + a0 * b1
@@ -167,7 +167,7 @@ def _word(block: Array, at: int) -> np.uint64:
 
 @compiled()
 def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
-    """Append the digits from `at` on to `whole`, eight at a time. Returns the place after them."""
+    """Append the digits that begin at `at` to `whole`, eight at once. Returns where they end."""
     count = np.uint64(8)
     while count == 8:
         word = _word(block, at) ^ _ZEROS  # a digit becomes its value, any other byte more than 9
@@ -186,7 +186,7 @@ def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
 
 @compiled()
 def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
-    """Read the numbers of a column, each with a point or a comma as its only mark.
+    """Read the numbers of a column to `values`, each with a point or a comma as its only mark.
 
     An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
     number. Also returns flags that tell how the cells are written, such as `COMMA`.
@@ -240,7 +240,7 @@ def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int,
 
 @compiled()
 def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
-    """Write a column's cells to `texts`, a letter in each place. The rest is zero.
+    """Write a column's cells to the rows of `texts`, one letter per entry. The rest is zero.
 
     Returns False if a cell is empty, or has a byte for which the table `plain` is False.
     """
@@ -259,7 +259,7 @@ def letters(block: Array, cells: Array, plain: Array, texts: Array) -> bool:
 
 @compiled()
 def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
-    """Read cells such as 2024-12-31 as days since 1970. An empty cell becomes NaN.
+    """Read cells such as 2024-12-31 to `days`, as days since 1970. An empty cell becomes NaN.
 
     Writes the rows of unreadable cells to `odd`, and returns the number of these rows.
     """
@@ -301,7 +301,7 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 
 @compiled()
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
-    """Number the distinct cells of a column. Returns how many there are.
+    """Number the distinct cells of a column. Returns how many there are, or -1 if it gives up.
 
     Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
     zeros, and its length is a power of two above the number of rows.

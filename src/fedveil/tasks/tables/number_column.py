@@ -165,7 +165,7 @@ class NumberColumn:
 
     @property
     def evidence(self) -> str | None:
-        """Return the decimal separator or date order that this column proves, or None."""
+        """Return the only decimal separator or date order that fits this column, or None."""
         for group in (_DECIMALS, _ORDERS):
             possible = [form for form in self.forms if form in group]
             if self._seen and len(possible) == 1 and not self.undecided:

@@ -34,7 +34,7 @@ _DEFAULT, _RULES = ReadingSettings(), IdSettings()
 class Wanted:
     """The columns to read, by kind. If `id` is None, rows have no ids.
 
-    Cells of the columns in `may_lack` may be empty. An empty number becomes NaN, an empty word "".
+    Columns in `may_lack` can have empty cells. An empty number becomes NaN, an empty word "".
     `place` is the path of the file's settings in the job, for messages.
     """
 
@@ -82,10 +82,10 @@ class Table:
         return replace(self, ids=self.ids[at], places=self.places[at], chosen=at, _last={})
 
     def within(self, first: int, count: int) -> tuple[slice, Int64s]:
-        """Return two indices of the rows that this table and a block of the file have in common.
+        """Select the rows that this table and a block of the file have in common.
 
-        The block has `count` rows of the file, from row `first` on. The first index selects the
-        rows in this table, the second selects the same rows in the block.
+        The block has `count` rows of the file, from row `first` on. The first result indexes the
+        rows in this table, the second indexes the same rows in the block.
         """
         if self.chosen is None:
             return slice(first, first + count), np.arange(count)
@@ -134,7 +134,7 @@ def check_known(path: str, named: Mapping[str, Collection[str]], columns: Collec
 def read(path: str, wanted: Wanted, refusals: Refusals | None = None) -> Table:
     """Read the requested columns of a file. Raises DataInvalid with all problems of its cells.
 
-    Problems go to `refusals` instead, if given. The table may then have invalid cells.
+    Problems go to `refusals` instead, if given. The table can then have invalid cells.
     """
     found = Refusals(path) if refusals is None else refusals
     names = (*([wanted.id] if wanted.id else ()), *wanted.numbers, *wanted.words)

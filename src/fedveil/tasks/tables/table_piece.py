@@ -48,8 +48,8 @@ class Piece(ABC):
         return None
 
     def plain_ids(self, column: str) -> npt.NDArray[np.str_] | None:
-        """Return the ids if they are ASCII and none is too long.
+        """Return the ids, or None if one is not plain.
 
-        None if an id is empty or has a space, a control character, a point or a plus sign.
+        A plain id is short, ASCII and not empty, without a space, control character, point or plus.
         """
         return None

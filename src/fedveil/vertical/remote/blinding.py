@@ -115,7 +115,7 @@ def texts(ids: Ids) -> Iterable[bytes]:
 
 
 def kind_of(ids: Ids) -> bytes:
-    """Return a prefix for ids as bytes, with which the number 7 differs from the text "7"."""
+    """Return a prefix that differs for numbers and texts, so that 7 and "7" are different ids."""
     return b"text " if ids.dtype.kind == "U" else b"number "
 
 

@@ -220,7 +220,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the ids that `party` sends, `counts` by subset, to its saved total. Returns the total."""
+    """Add the numbers of ids that `party` sends, `counts`, to its saved total, and return it."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]

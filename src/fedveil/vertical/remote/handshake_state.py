@@ -17,12 +17,12 @@ from fedveil.vertical.task import SUBSETS, Subset
 class Standing:
     """A party's state before the handshake: its settings, the ids of its examples, its saved steps.
 
-    `run` is empty for a new run. `examples` are the common examples that were saved for these ids.
-    Each id from another party may be a guess, so at most `most_ids` are accepted from a party in
-    all attempts together. `brought` has the number from each party, and `keep_brought` saves these
+    `run` is empty for a new run. `examples` are the saved common examples, if any. An id from
+    another party may be a guess, so at most `most_ids` are accepted from a party in all attempts
+    together. `brought` has each party's number of ids so far, and `keep_brought` saves these
     numbers before this party answers. An intersection with fewer than `least_common` examples is
-    rejected. If `least_common` is 0, a leader without ids may use all examples. `id_hint` is advice
-    for the case of few common ids. Only this party's own errors may contain it.
+    rejected. With `least_common` = 0, a leader without ids can use all examples. If few ids are
+    common, this party's own errors, but no messages to others, contain the advice `id_hint`.
     """
 
     party: str

@@ -49,7 +49,7 @@ Counts = Mapping[Set, int]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The leader's result of the exchange, with the values that prove it.
+    """The leader's result of the exchange, and the values from which it computes its proofs.
 
     `places[subset][follower]` has, for each of the leader's ids, its position in the follower's
     drawn order, or -1 if the follower does not have the id.

@@ -82,8 +82,8 @@ class Session:
 class Machine:
     """A party with its task, its part of the model and its data.
 
-    `here` maps the task to this party's name. The party's initial weights are drawn from a secret
-    seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
+    `here` returns the party's name, from the task. The party's initial weights are drawn from a
+    secret seed, so nobody can compute them from the job. Pass `own_seed` only for simulation.
     """
 
     root: RunFolder

@@ -212,7 +212,7 @@ def _how_to_resume(machine: Machine, purpose: str, command: str) -> AbstractCont
 
 @contextmanager
 def closing(links: Iterable[Link]) -> Iterator[None]:
-    """Close the links at the end of a `with` block. If it raises an error, peers get the reason."""
+    """Close the links at the end of a `with` block. If the block raises, peers get the reason."""
     reason = ""
     try:
         yield

@@ -83,7 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Load eight points: rows of 32 bytes are encodings, rows of 64 bytes hashes to be mapped."""
+    """Load eight points: rows of 32 bytes encode a point, rows of 64 bytes are hashes to map."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -108,7 +108,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Write each point in `words`, times one secret scalar, to `out`. Marks `invalid` rows."""
+    """Write the points in `words`, times the scalar whose masks are in `s`, to `out`."""
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)
@@ -122,7 +122,7 @@ def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
 
 @compiled()
 def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Write to `out` eight points that add up to Σ d_i P_i. `digits` has the digits of each d_i."""
+    """Write eight points to `out`, with the sum Σ d_i P_i for `digits` d_i and `words` P_i."""
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
     for first in range(0, len(words), LANES * TABLES):
@@ -167,7 +167,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points that add up to Σ d_i P_i, or None if a P_i is invalid or the identity."""
+    """Return eight points with the sum Σ weights[i] points[i]. None for a bad or identity point."""
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15

@@ -28,8 +28,8 @@ Columns = Mapping[str, Sequence[str]]
 class Decision:
     """Turns a model's outputs into the columns of a table with predictions.
 
-    For classes, the columns are the predicted class and the probabilities of all classes,
-    calibrated if possible.
+    For classes, the columns are the predicted class and the probabilities of all classes. They are
+    calibrated if the bundle has a calibrator.
     """
 
     def __init__(self, leader: Scorer) -> None:
@@ -71,7 +71,7 @@ class Decision:
 
 
 class Answers:
-    """Outputs for rows of the leader's file. Each row is sent once, and its output is cached."""
+    """Outputs for rows of the leader's file, cached so that parties send a row only once."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -66,7 +66,7 @@ class ScoredExamples:
         self._has_label = _looked_up(self._own, self._before, self._labelled) > 0
 
     def allowed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Return a mask of the examples at `positions` that may be sent once more."""
+        """Return a mask of the examples at `positions` that the limit allows to send once more."""
         if not self._sends:
             return np.ones(len(positions), bool)
         states = np.stack(
@@ -88,7 +88,7 @@ class ScoredExamples:
             self._scored[positions] += 1
 
     def figures(self) -> list[Line]:
-        """Return a line with the highest epsilon of a scored example, for training and scoring.
+        """Return a line with the highest epsilon of all scored examples, training included.
 
         Unprotected values have lines with an infinite epsilon instead.
         """
@@ -110,7 +110,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return the state of highest epsilon: [[times sent, 1 if labelled, times scored]]."""
+        """Return [the state of highest epsilon]: times sent, 1 if labelled, times scored."""
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state
