@@ -49,6 +49,7 @@ def test_a_single_figure_stands_on_an_axis_of_its_own_size(zero: bool, end: floa
     assert "range" not in layout["xaxis"]
     modes = [layout[axis]["rangemode"] for axis in ("xaxis", "yaxis")]
     assert modes == ["normal", "tozero" if zero else "normal"]
+    assert "range" not in figure(SMALL)["layout"]["yaxis"]
 
 
 @pytest.mark.parametrize("plot", [SMALL, RICH, Plot("n", "None", Axis("x"), Axis("y"), [])])
