@@ -34,10 +34,9 @@ Own: TypeAlias = Callable[[int], Float64s]
 
 
 class GradientDefence(Protocol):
-    """Perturbs the gradients of one batch, an array [examples, values].
+    """A function that perturbs the gradients of one batch, an array [examples, values].
 
-    `rare` is True for the examples of class 1. `own(k)` returns k standard normal numbers for each
-    example.
+    `rare` is True for the examples of class 1. `own(k)` draws standard normal noise [examples, k].
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...

@@ -114,7 +114,10 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Write the code of `marks` bits, 1 at `places` and 0 elsewhere, to `out`. Returns its size."""
+    """Write the arithmetic code of a row of `marks` bits to `out`. Returns its size in bytes.
+
+    The bits at `places` are 1, all others 0.
+    """
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
     for mark in range(marks):
