@@ -69,7 +69,10 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a loop to make it a `Native` function."""
+    """Decorate a function of pointers and numbers to make it a `Native` function.
+
+    `arguments` has one letter for each of its arguments, as in `Native`.
+    """
     return lambda loop: Native(loop, arguments)
 
 
