@@ -69,10 +69,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a function of pointers and numbers to make it a `Native` function.
-
-    `arguments` has one letter for each of its arguments, as in `Native`.
-    """
+    """Make a function `Native`. `arguments` has a letter for the type of each of its arguments."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -193,12 +193,14 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def largest_tile(lanes: int) -> Any:
-    """Return a function that finds the largest value of a window and its position, for each lane.
+    """Return a function that finds the largest value of a window, for `lanes` channels at once.
 
-    The arguments of the function are (values, the window's position, row stride, column stride,
-    rows, columns, the place of the first value, the row step and column step of places, position of
-    the result, array and position of the resulting places). Among equal values the first one counts
-    as the largest, and NaN counts as larger than all numbers, as in torch.
+    It also writes the place of this value: a number that grows by a row step and a column step from
+    the place of the window's first value. The arguments of the function are (values, the window's
+    position, row stride, column stride, rows, columns, the place of the first value, the row step
+    and column step of places, position of the result, array and position of the resulting places).
+    Among equal values the first one counts as the largest, and NaN counts as larger than all
+    numbers, as in torch.
     """
 
     @vector_code(lanes)
