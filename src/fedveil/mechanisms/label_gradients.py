@@ -81,7 +81,8 @@ class Marvell:
     Real gradients of a class are not Gaussian, so this is a model and no guarantee.
 
     If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
-    share of each class is counted in the batch, after adding one example of each class.
+    mean squared length is over both classes. The share of each is counted in the batch, after
+    adding one example of each class.
     """
 
     def __init__(self, power: float) -> None:

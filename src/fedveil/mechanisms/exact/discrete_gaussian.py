@@ -222,8 +222,8 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    Pr[Y = y] is proportional to exp(-y² / 2 variance). The bounds end at the first y whose floor is
-    2^bits - 1.
+    Y is the cell (high part of |x|) of a draw: Pr[Y = y] is proportional to exp(-y² / 2 variance).
+    The bounds end at the first y whose floor is 2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a

@@ -114,10 +114,7 @@ def _carry(out: Uint8s, size: int) -> None:
 
 
 def _write(places: Any, marks: int, out: Uint8s) -> int:
-    """Write the arithmetic code of a row of `marks` bits to `out`. Returns its size in bytes.
-
-    The bits at `places` are 1, all others 0.
-    """
+    """Write the arithmetic code of `marks` bits, which are 1 at `places`. Returns its size."""
     low, width, size = 0, _WINDOW, 0
     left, place = len(places), 0
     for mark in range(marks):

@@ -49,7 +49,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Draw S, the sum of the states whose bits are 1, for parameters in these states."""
+        """Draw S, the sum of the states whose bits are 1, into `sums`, for the true `states`."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -138,7 +138,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter and the state of the bit at each of `places` in the codes' bits."""
+    """Write the parameter and the state of each bit in `places`, positions in all codes' bits."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

@@ -56,8 +56,9 @@ _WRONG = "the packed report has the wrong length, padding or range"
 class UnaryEncoding:
     """One-hot codes of discretised values, perturbed bit by bit, and an estimate of their mean.
 
-    Output for `report="bits"`: 2 cells + 1 independent bits for each parameter. The bit of the
-    parameter's own state is 1 with probability p, and every other bit with probability q,
+    Output for `report="bits"`: 2 cells + 1 independent bits for each parameter, one for each state,
+    a whole number from -cells to cells. A parameter's own state is its value, scaled and rounded.
+    Its bit is 1 with probability p, and every other bit with probability q,
 
         rr:  p = e^eps / (e^eps + 1),  q = 1 / (e^eps + 1)        (source, eq. 2)
         oue: p = 1/2,                  q = 1 / (e^eps + 1)        (source, eq. 3)
@@ -321,7 +322,7 @@ class UnaryEncoding:
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 or int32: the smaller type that holds every sum S (see `largest_sum`)."""
+        """Return int16 or int32, the smaller one that holds every sum of a code's states."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property

@@ -45,7 +45,7 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return which bits or sums in `report` equal their true values, an array for each choice.
+    """Return which bits or sums in `report` equal those without noise: an array for each choice.
 
     `values` are the parameters' true values. An array has 1 (equal), 0 (not equal) or -1 (unknown).
     """
