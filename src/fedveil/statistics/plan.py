@@ -220,10 +220,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return a client's joint vector. `rows` has the encoded rows of each part, of all clients.
-
-        `chosen` are the indices of this client's rows.
-        """
+        """Return the joint vector of the client whose rows are `chosen`, from all parts' `rows`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

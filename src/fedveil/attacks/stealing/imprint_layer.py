@@ -104,11 +104,7 @@ class Imprint:
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the cell of each example for each statistic, as an array [examples, statistics].
-
-        A cell is an interval of a statistic's values. Those of statistic s begin at number s *
-        `cells`.
-        """
+        """Return the cell (interval) of each example in each statistic, [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)

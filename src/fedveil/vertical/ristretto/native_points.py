@@ -83,10 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Load the eight points that rows of 32 bytes encode, or to which hashes of 64 bytes map.
-
-    They are the rows of `words` from `row` on. `invalid` is nonzero for rows that encode no point.
-    """
+    """Load eight rows of `words`: points in 32 bytes each, or 64-byte hashes to map to points."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
