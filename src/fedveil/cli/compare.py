@@ -31,7 +31,8 @@ _Listed = Annotated[
         "the indices of a few entries, chosen with noise, and one sign for all of them), rr and "
         "oue (randomized bits), dp_encrypt (noise on each update), pw_encrypt (the server sees "
         "only a sum), distributed_dp (only a sum with noise), central_gaussian (a trusted server "
-        "adds noise). Default: not_encrypt, the job's protection, and all protections with an epsilon."
+        "adds noise). Default: not_encrypt, the job's protection, and all protections with an "
+        "epsilon."
     ),
 ]
 _Epsilons = Annotated[
