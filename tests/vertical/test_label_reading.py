@@ -12,6 +12,7 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.intervals import share
 from fedveil.vertical.label_reading import (
     Window,
+    _apart,
     _settled,
     by_known,
     by_norm,
@@ -57,6 +58,12 @@ def test_of_two_classes_the_sign_is_the_label() -> None:
     places = np.array([int(np.flatnonzero(labels == 0)[0])])
     assert everywhere(labels, named(groups, places, labels[places], 2))
     assert auc(by_sign(rows), labels == labels[0]) in (0, 1)
+
+
+def test_first_centres_are_far_from_all_earlier_ones() -> None:
+    rows = np.eye(4)[[0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 0]]
+    for start in range(20):
+        assert np.unique(_apart(rows, 4, 5, start), axis=0).shape == (4, 4), start
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
