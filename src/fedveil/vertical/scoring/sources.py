@@ -45,6 +45,10 @@ class Source(Protocol):
     def common(self) -> Positions:
         """The positions, in the leader's file, of the rows that all parties have, in order."""
 
+    @property
+    def is_connected(self) -> bool:
+        """True if every party can be asked now."""
+
     def scores(self, rows: Positions) -> Scores:
         """Return the outputs for distinct common rows, and a mask of the rows that were scored.
 
@@ -54,6 +58,8 @@ class Source(Protocol):
 
 class Together:
     """Computes scores with all parties of a saved model in this process."""
+
+    is_connected = True
 
     def __init__(self, scorers: Sequence[Scorer], *, encoded: bool = False) -> None:
         names = {scorer.bundle.name for scorer in scorers}
@@ -97,6 +103,10 @@ class Apart:
         stack.callback(self._finish)
         self.common = np.zeros(0, np.int64)
         self._retrying(self._align)
+
+    @property
+    def is_connected(self) -> bool:
+        return all(link.is_connected for link in self._links.values())
 
     def scores(self, rows: Positions) -> Scores:
         return self._retrying(lambda: self._scores(rows))
