@@ -18,6 +18,7 @@ from fedveil.errors import (
     BundleInvalid,
     DataInvalid,
     ExchangeError,
+    FewCommon,
     InvalidValue,
     LimitReached,
     Unfit,
@@ -227,6 +228,18 @@ def test_a_file_outside_the_manifest_is_refused(tmp_path: Path, stack: ExitStack
     (bundle / "checkpoint" / "job.yaml").write_text("x")
     with pytest.raises(BundleInvalid, match=r"checkpoint/job\.yaml is not the file that the part"):
         Bundle.read(bundle)
+
+
+def test_rows_without_a_common_id_are_told_the_near_misses(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    folder = trained(tmp_path)
+    capitals = tmp_path / "capitals.csv"
+    head, *rows = (folder / "new-lead.csv").read_text().splitlines()
+    capitals.write_text("\n".join([head, *(row.upper() for row in rows)]))
+    few = "no example is common .*; further ids would be common .*: 101 under case: fold"
+    with pytest.raises(FewCommon, match=few):
+        together(folder, stack, lead=str(capitals))
 
 
 def test_bundles_of_two_models_do_not_score_together(tmp_path: Path, stack: ExitStack) -> None:

@@ -16,6 +16,7 @@ from fedveil.errors import (
     BundleInvalid,
     ExchangeError,
     FedveilError,
+    FewCommon,
     InvalidValue,
     LinkLost,
     PeerRestarted,
@@ -30,10 +31,11 @@ from fedveil.link.rights import check_right
 from fedveil.link.roles import right_of
 from fedveil.vertical.bundle import BUNDLE, CONTENTS
 from fedveil.vertical.remote.sessions import Attentive, Meeting, StartOver, closing
-from fedveil.vertical.rows import Positions, align
+from fedveil.vertical.rows import Positions, align, with_hint
 from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.row_alignment import PURPOSE
 from fedveil.vertical.scoring.scorer import Scorer, Scores
+from fedveil.vertical.task import id_hint_of
 
 T = TypeVar("T")
 
@@ -69,7 +71,11 @@ class Together:
         self.leader = self._all[scorers[0].split.leader]
         self._encoded = encoded
         ids = {name: scorer.ids for name, scorer in self._all.items()}
-        for name, positions in align(ids, self.leader.name).items():
+        try:
+            aligned = align(ids, self.leader.name)
+        except FewCommon as error:
+            raise FewCommon(with_hint(str(error), id_hint_of(self.leader.task, ids))) from None
+        for name, positions in aligned.items():
             self._all[name].use(positions)
             if name == self.leader.name:
                 self.common = positions
