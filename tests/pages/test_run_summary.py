@@ -68,10 +68,7 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(again: str, tmp_path: Pa
 def test_a_run_that_ended_without_a_whole_record_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(Job.load(DEFAULT_JOB, []).to_yaml())
     (tmp_path / "metrics.jsonl").write_text('{"round": 1,')
-    for end, damaged in (
-        ("finished after round 1: the last", True),
-        ("ended after round 0", False),
-    ):
+    for end, lost in (("finished after round 1: the last", True), ("ended after round 0", False)):
         (tmp_path / "events.log").write_text(f"0 began: fedveil\n0 {end}\n")
         with pytest.raises(RunFolderError, match="in its first") if lost else nullcontext():
             assert read_run(tmp_path).records == []
