@@ -271,12 +271,13 @@ def test_a_picture_shows_the_nearest_example_below_each_original(
 def test_an_effort_decides_how_many_batches_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
 
-    def noted(target: Any, size: int, cases: int, starts: int, watch: Any) -> tuple[Measured, None]:
+    def noted(target: Any, size: int, cases: int, starts: int, watch: Any) -> tuple[Any, bytes]:
         asked.append((size, cases, starts))
-        return Measured(f"recovered of batches of {size}", 0.0), None
+        return Measured(f"recovered of batches of {size}", 0.0), b"picture"
 
     monkeypatch.setattr(exact_inversion, "recovered_of_batches", noted)
-    for effort in ("quick", "full"):
-        attack(Target.of(job()), effort, Watch())  # type: ignore[arg-type]
+    for effort, sizes in (("quick", (5, 10)), ("full", (5, 10, 20))):
+        finding = attack(Target.of(job()), effort, Watch())  # type: ignore[arg-type]
+        assert list(finding.pictures) == [f"exact-not_encrypt-{size}.png" for size in sizes]
     quick = [(5, 10, 1 << 12), (10, 10, 1 << 12)]
     assert asked == [*quick, *((size, 20, 1 << 17) for size in (5, 10, 20))]

@@ -127,7 +127,10 @@ def test_what_cannot_be_attacked_is_told() -> None:
     with pytest.raises(AttackImpossible, match="needs 16 clients, half of them with 4 examples"):
         extraction.attack(few, "quick", Watch())
     made = target()
-    short = replace(made.dataset.train, x=made.dataset.train.x[:, :5])
+    whole = made.dataset.train
+    enough = replace(whole, x=whole.x[:, : BEGINNING + SECRET - 1])
+    extraction._check(replace(made, dataset=replace(made.dataset, train=enough)))
+    short = replace(whole, x=whole.x[:, :5])
     with pytest.raises(AttackImpossible, match="phrases of 9 tokens, but an example has 5"):
         extraction.attack(
             replace(made, dataset=replace(made.dataset, train=short)), "quick", Watch()
@@ -161,6 +164,10 @@ def test_phrases_are_drawn_for_each_number_of_copies_and_as_many_for_none() -> N
     drawn = extraction._drawn(target().dataset, 3, ENTROPY)
     assert np.bincount(drawn.copies).tolist() == [6, 3, 0, 0, 3]
     assert drawn.rows.shape == (12, BEGINNING + SECRET)
+    data = target().dataset
+    public = replace(data.test, x=np.full_like(data.test.x, 5))
+    known = extraction._drawn(replace(data, test=public), 3, ENTROPY)
+    assert set(known.rows.ravel()) == set(known.tokens) == {5}  # no client's tokens
 
 
 def test_each_number_of_copies_has_its_own_figures() -> None:

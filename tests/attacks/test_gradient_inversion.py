@@ -124,6 +124,28 @@ def test_labels_are_sought_by_the_first_search_and_images_by_their_mean_roughnes
     assert objectives[-1][0](x).item() == pytest.approx((apart + 0.5 * rough).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_labels_are_sought_by_the_angle_where_a_reading_has_no_size(
+    scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, x = knowledge(built(), 2), images(2)
+    reading = replace(report(known, x, [0, 3]), scaled=scaled)
+    sought: list[Any] = []
+
+    def search(objective: Any, start: torch.Tensor, iterations: int) -> Found:
+        sought.append(objective)
+        return Found(start, 1.0)
+
+    monkeypatch.setattr(reconstruction, "by_lbfgs", search)
+    draw = generator(0)
+    reconstruction._joint_labels(reading, known, Distance(reading), Search("squared", 7), draw)
+    logits = torch.arange(2.0 * CLASSES).reshape(2, CLASSES)
+    update = known.training.update(x, logits.softmax(1))
+    measure = Distance(reading).squared if scaled else Distance(reading).cosine
+    point = torch.cat([x.reshape(-1), logits.reshape(-1)])
+    assert sought[0](point).item() == pytest.approx(measure(update).item(), rel=1e-5)
+
+
 def test_starts_and_searches_end_at_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Near enough to explain an update, and not to end the starts of a search."""
     known, starts = knowledge(built(), 2, clients=2), list[str]()
@@ -304,6 +326,9 @@ def test_figures_are_medians_over_unequal_examples() -> None:
     assert figures["label accuracy"].guess == 2 / 3
     picture = Image.open(io.BytesIO(score.grid(columns=2)))
     assert picture.size == (3 * (2 * 10 + 2), 3 * (2 * 10 + 2))
+    rows = np.split(np.asarray(picture.convert("L"), np.float64), 2)
+    bright = [np.median(row[15:18, 45:54]) / 255 for row in rows]  # of the second example
+    assert bright == pytest.approx([0.2, 0.3], abs=0.01)
 
 
 @pytest.fixture
@@ -318,6 +343,15 @@ def sight() -> inversion.Sight:
     target = Target.of(job)
     uneven = Partition(np.arange(9) * 3 + 5, np.array([0, 1, 4, 6, 7, 9]))
     return inversion.Sight(replace(target, partition=uneven), Bounds(6, 2, 1, ()))
+
+
+def test_clients_of_no_example_or_too_many_steps_are_not_sought(sight: inversion.Sight) -> None:
+    target = sight.target.job.model_dump()
+    target["training"]["batch_size"] = 1
+    uneven = Partition(np.arange(9) * 3 + 5, np.array([0, 1, 4, 6, 6, 9]))
+    alone = replace(sight.target, job=Job(**target), partition=uneven)
+    assert inversion.Sight(alone, Bounds(6, 2, 1, ()))._within.tolist() == [0]
+    assert inversion.Sight(alone, Bounds(6, 2, 2, ()))._within.tolist() == [0, 2]
 
 
 def test_clients_of_few_examples_are_attacked_by_their_own_reports(

@@ -254,6 +254,31 @@ def test_the_loss_score_is_what_the_update_gains(data: Dataset) -> None:
     assert ReportScores(model, weights).moved(reading, x, y) == pytest.approx(gain, abs=1e-5)
 
 
+def test_an_update_is_judged_by_a_model_at_rest(data: Dataset) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Dropout(0.5), nn.Linear(32, CLASSES))
+    weights, (x, y) = Layout(model).vector(), (data.train.x[:9], data.train.y[:9])
+    reading = Reading.exact(np.linspace(-0.1, 0.1, len(weights), dtype=np.float32))
+    scores = ReportScores(model.train(), weights)
+    assert scores.moved(reading, x, y).tolist() == scores.moved(reading, x, y).tolist()
+
+
+def test_a_class_has_a_classifier_of_its_own_if_it_has_enough_of_both() -> None:
+    """Members of class 0 are sure and members of class 1 unsure; class 2 has too few others."""
+    y = np.tile([0, 1, 2], 11)
+    held = np.tile(np.array([[True], [False], [True], [False]]), (1, 33))
+    held[:3, y == 2] = True
+    held[3, y == 2] = False
+    sure = np.where(y == 1, -1.0, 1.0) * np.where(held, 1.0, -1.0)
+    noise = 0.1 * Seeded(4, "shadow").generator().standard_normal((4, 33))
+    given = [Answers(row, row, np.stack([row, row], axis=1)) for row in sure + noise]
+    asked = Answers(np.full(33, 2.0), np.full(33, 2.0), np.full((33, 2), 2.0))
+    scores = shadow_attack(asked, References(given, held, y))
+    assert (scores[y == 0] > 0).all()
+    assert (scores[y == 1] < 0).all()
+    # The classifier of all classes, which has seen as many sure members as unsure ones.
+    assert abs(scores[y == 2]).max() < 0.5 * abs(scores[y == 0]).min()
+
+
 def played(data: Dataset, readings: Callable[[Float32s], Reading]) -> tuple[ReportScores, Round]:
     """Three clients of thirty examples, who train on them from common weights."""
     torch.manual_seed(0)
@@ -368,6 +393,8 @@ def test_a_runs_model_is_attacked_as_it_is(tmp_path: object) -> None:
     run = simulate(job(), f"{tmp_path}/run")
     finding = attack(Target.of_run(run.folder), "quick", Watch())
     assert finding.figure("loss AUC").cases == EXAMPLES + 40
+    longer = Target.of_run(run.folder, ["rounds=23"])
+    assert (longer.job.rounds, longer.trained) == (23, True)
     data = clouds()
     inside, outside = (answers(run.model, p.x, p.y).truth for p in (data.train, data.test))
     assert finding.figure("loss AUC").value == area("", inside, outside).value > 0.6

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pytest
 
+from fedveil.attacks import target as target_module
 from fedveil.attacks.server_view import seen
 from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded
@@ -128,6 +129,15 @@ def test_each_round_and_client_has_its_own_context_and_randomness() -> None:
     assert all(context.state == {"clip": 0.5} for context in made.servers)
     assert [(each.client, each.round) for each in made.clients] == [(0, 2), (1, 2), (0, 3), (1, 3)]
     assert len({bytes(each.entropy.words(4)) for each in made.clients}) == 4
+
+
+def test_a_target_is_seen_in_the_round_that_it_is_asked_for(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    monkeypatch.setattr(target_module, "seen", lambda *given, round: rounds.append(round))
+    target.seen([], round=7)
+    assert rounds == [7]
 
 
 def test_a_view_has_the_state_after_the_round(target: Target) -> None:

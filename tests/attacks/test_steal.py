@@ -11,12 +11,13 @@ import torch
 
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.stealing import stealing
-from fedveil.attacks.stealing.imprint_layer import Form, Imprint
-from fedveil.attacks.stealing.imprint_recovery import cells_needed, examples_in
+from fedveil.attacks.stealing.imprint_layer import Cells, Form, Imprint
+from fedveil.attacks.stealing.imprint_recovery import _places, cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.stealing.stealing import Loot, attack, matched, steal, with_examples
 from fedveil.attacks.target import Target
 from fedveil.data.partition import Partition
+from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.federated.job import Job
 from fedveil.protections.reading import Reading
@@ -55,8 +56,10 @@ def gradient(imprint: Imprint, examples: np.ndarray, labels: np.ndarray) -> np.n
 
 def test_the_noise_is_that_of_the_reported_entries_of_empty_cells() -> None:
     """Two statistics of three cells, of which the last stays empty. A third is not reported."""
-    imprint = Imprint.of(PUBLIC, 2, statistics=2)
     draw = np.random.default_rng(2)
+    imprint = Imprint.of(PUBLIC, 2, statistics=2)
+    other = Imprint.of(PUBLIC, 2, statistics=2, rng=np.random.default_rng(3))
+    assert not np.allclose(imprint.directions[1], other.directions[1])
     weights, biases = draw.normal(size=(6, FEATURES)), draw.normal(size=6)
     known = draw.random((6, FEATURES)) < 2 / 3
     told = np.array([True, False, True, True, True, False])
@@ -91,6 +94,24 @@ def test_cells_are_equally_likely_by_the_public_examples() -> None:
         assert len(counts) == 8
         assert counts.min() >= 48
         assert counts.max() <= 52
+
+
+def test_an_example_is_taken_off_where_it_surely_is() -> None:
+    """By the first statistic it is in the middle of cell 0, by the second at an edge of cell 1."""
+    edges = np.array([np.arange(4.0)] * 2)
+    imprint = Imprint(np.eye(2), edges)
+    for noise, places in ((1e-4, [4, 0]), (0.04, [0])):
+        assert _places(imprint, np.array([0.5, 1.05]), 0, noise).tolist() == places
+
+
+def test_nothing_is_read_from_cells_that_stay_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    imprint = Imprint.of(PUBLIC, 3)
+    weights, biases = np.zeros((4, FEATURES)), np.array([0.0, 2.0, 0.0, 3.0])
+    weights[1], weights[3] = 2 * PRIVATE[0], 3 * PRIVATE[1]
+    cells = Cells(weights, biases, np.ones_like(weights, np.bool_), 0.0)
+    monkeypatch.setattr(Imprint, "read", lambda self, reading: cells)
+    found = examples_in(imprint, Reading.exact(np.ones(9)), PublicLaw.of(PUBLIC))
+    assert found == pytest.approx(PRIVATE[:1])
 
 
 def test_three_statistics_resolve_what_one_cannot() -> None:
@@ -185,6 +206,27 @@ def test_the_attack_is_a_finding(target: Target) -> None:
     assert finding.attack == "steal"
     assert finding.figure("recovered").value > 0.7
     assert finding.pictures == ["steal-not_encrypt.png"] == list(pictures)
+
+
+@pytest.mark.parametrize(("form", "loud"), [("window", 15), ("relu", 15**0.5)])
+def test_a_model_is_made_of_public_examples_and_as_loud_as_a_clients_batch(
+    target: Target, form: Form, loud: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(self: Imprint, classes: int, gain: float) -> None:
+        made = Imprint.of(
+            target.dataset.test.x,
+            9,
+            2,
+            form,
+            Seeded(target.job.seed, "attack", "imprint").generator(),
+        )
+        assert np.array_equal(self.edges, made.edges)
+        assert gain == pytest.approx(loud / target.job.training.lr)
+        raise KeyError
+
+    monkeypatch.setattr(Imprint, "model", model)
+    with pytest.raises(KeyError):
+        stealing._played(target, 9, 2, form)
 
 
 def test_adam_is_refused(target: Target) -> None:

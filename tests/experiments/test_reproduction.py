@@ -199,6 +199,17 @@ def test_an_installed_fedveil_finds_the_experiments_of_the_checkout_that_it_is_r
     assert sys.path[0] == str(ROOT)
 
 
+def test_a_checkout_has_its_own_experiments_in_any_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "src" / "fedveil").mkdir(parents=True)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert checkout.module("catalog").find("toy").name == "toy"
+
+
 def test_another_package_of_that_name_is_not_taken_for_the_experiments(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fedveil.cli.ask import _print
 from fedveil.errors import DeploymentError, RunStopped
 from fedveil.flower.job.signing_key_file import make_identity
-from fedveil.statistics.answer_folder import saved
+from fedveil.statistics.answer_folder import ANSWERS, PAGE, QUESTION, saved
 from fedveil.statistics.flower_app import client_app, deployable, run_app, write_app
 from fedveil.statistics.flower_server import serve
 from fedveil.statistics.question import QuestionFile
@@ -61,7 +61,7 @@ def over_flower(file: QuestionFile, folder: Path, **more: Any) -> tuple[Any, Sit
 
 @pytest.mark.parametrize("protection", ["not_encrypt", "pw_encrypt"])
 def test_sites_answer_from_their_own_tables(protection: str, tmp_path: Path) -> None:
-    answers, _ = over_flower(file_of(protection), tmp_path)
+    answers, _ = over_flower(file_of(protection, client="person"), tmp_path)  # no site's column
     values = [answers["old"].value, *(e.value for e in answers["ages"].estimates)]
     assert values == pytest.approx([OLD, 3, 6], abs=0.01)
     found = saved(tmp_path / "answer")
@@ -134,6 +134,37 @@ def test_an_empty_roster_is_named_before_anything_runs(
     monkeypatch.setattr("shutil.which", lambda name: "/nowhere/flwr")
     with pytest.raises(DeploymentError, match=r"roster\.yaml names no keys"):
         run_app(file_of(active), tmp_path / "app", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("writes", "code"), [(True, 0), (False, 0), (True, 3)])
+def test_an_app_that_flwr_has_run_has_an_answer_or_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool, code: int
+) -> None:
+    """`flwr` is a script here, which notes its arguments."""
+    program, out, app = tmp_path / "flwr", tmp_path / "here", tmp_path / "app"
+    answer = f"echo '{{\"reports\": 5}}' > '{out / ANSWERS}'" if writes else "true"
+    program.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" > '{tmp_path}/given'\n{answer}\nexit {code}\n"
+    )
+    program.chmod(0o755)
+    out.mkdir()
+    monkeypatch.setattr("shutil.which", lambda name: str(program))
+    if not writes or code:
+        with pytest.raises(DeploymentError, match="ended without an answer"):
+            run_app(file_of("not_encrypt"), app, out)
+        return
+    found = run_app(file_of("not_encrypt"), app, out)
+    assert found == {"reports": 5, "folder": str(out), "page": str(out / PAGE)}
+    given = ["run", str(app), "--stream", "--run-config", f'folder="{out}"']
+    assert (tmp_path / "given").read_text().splitlines() == given
+    assert QuestionFile.load(app / QUESTION).questions.keys() == {"old", "ages"}
+
+
+@pytest.mark.parametrize("changes", [{"randomness": "seeded"}, {"fidelity": "aggregate"}])
+def test_what_is_for_simulations_is_not_deployed(changes: dict[str, Any]) -> None:
+    ((key, value),) = changes.items()
+    with pytest.raises(DeploymentError, match=f"{key} = '{value}' is "):
+        deployable(file_of("oue", epsilon=2.0, rows=1, **changes))
 
 
 def test_a_client_does_not_trust_the_server_s_roster(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protections.distributed_dp import DistributedDP
 from fedveil.protections.dp_encrypt import DPEncrypt
 from fedveil.protections.pw_encrypt import PWEncrypt
-from fedveil.statistics.carriage import Carriage, Participants, _gaussian, make_protection
+from fedveil.statistics.carriage import (
+    Carriage,
+    Participants,
+    _gaussian,
+    _noise_variance,
+    make_protection,
+)
 from fedveil.statistics.clients import Clients
 from fedveil.statistics.encodings import (
     Below,
@@ -206,6 +212,28 @@ def test_the_stated_noise_has_the_rounding_of_each_report() -> None:
     assert many - few == pytest.approx(900 * protection.noise.step**2 / 4 * scale**2, rel=1e-6)
 
 
+def test_the_stated_noise_of_a_sum_is_that_of_all_its_reports() -> None:
+    rows, _, _ = joint("dp_encrypt", "row")
+    settings = rows.settings
+    sigma = GaussianSum(
+        settings.dp_eps, settings.dp_delta, settings.dp_norm_clip, dimension=rows.dimension
+    ).sigma
+    assert _noise_variance(rows, 5) == pytest.approx(5 * sigma**2)
+    shared, _, _ = joint("distributed_dp")
+    each = shared.noise.step**2 * (shared.noise.share_variance + 1 / 4)
+    assert _noise_variance(shared, 5) == pytest.approx(5 * each)
+    file = QuestionFile.read({"protection": "pw_encrypt", "questions": {"n": {"ask": "count"}}}, [])
+    masked = make_protection(file, 3, 1, Participants(5))
+    assert _noise_variance(masked, 5) == pytest.approx(5 * masked.fixed.step**2 / 4)
+
+
+def test_entries_below_zero_are_rounded_without_bias() -> None:
+    protection, carriage, _ = joint("central_gaussian")
+    entries = np.full(protection.dimension, -3.5 * carriage._step / carriage._scale)
+    made = [carriage.update(entries, Seeded(number)) / carriage._step for number in range(400)]
+    assert np.trunc(made).mean() == pytest.approx(-3.5, abs=0.1)
+
+
 def test_a_report_carries_no_more_rows_than_its_sensitivity_is_proved_for() -> None:
     _, carriage, _ = joint("central_gaussian", "row")
     assert carriage.most_rows(1e-9) == MOST
@@ -234,6 +262,22 @@ def test_rows_of_no_condition_are_neither_moved_nor_missing() -> None:
         few = rows.without(np.arange(6) > 1).without(np.arange(6) < 5)
         assert np.flatnonzero(few.moved).tolist() == [4]
         assert np.flatnonzero(few.lost).tolist() == [2]
+
+
+def test_a_row_without_one_of_its_values_is_not_moved_by_the_other() -> None:
+    table = ArrayTable("t", {
+        "x": [9.0, 1.0, 9.0, 1.0, np.nan, 9.0], "y": [np.nan, 9.0, 1.0, 1.0, 9.0, 1.0],
+        "g": ["u", "u", "u", "u", "u", ""],
+    })  # fmt: skip
+    columns = [Scaled("x", [0.0, 5.0]), Scaled("y", [0.0, 5.0])]
+    for encoding in (Moments(columns, squares=True), Ends(columns, 2)):
+        alone = encoding.rows(table, Seeded(3))
+        assert alone.moved.tolist() == [False, True, True, False, False, True]
+        assert alone.lost.tolist() == [True, False, False, False, True, False]
+        assert not alone.total(np.array([0, 4])).any()
+        grouped = Grouped(encoding, Categories("g", ["u"])).rows(table, Seeded(3))
+        assert grouped.moved.tolist() == [False, True, True, False, False, False]
+        assert grouped.lost.tolist() == [True, False, False, False, True, True]
 
 
 def test_a_row_that_two_conditions_exclude_still_fills_the_spare_cell() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.statistics.answering import answer_of, averaged
 from fedveil.statistics.encodings import Scaled
-from fedveil.statistics.estimates import Sums, count, mean, ratio
+from fedveil.statistics.estimates import Sums, count, from_ends, mean, ratio
 from fedveil.statistics.prefixes import Found
 from fedveil.statistics.question import QuestionFile
 from fedveil.statistics.schedule import Schedule
@@ -47,6 +47,14 @@ def test_a_mean_beyond_its_range_is_at_its_end() -> None:
         found = ratio(sums(total, 61.0, noise=0.25), *mean(column), {}, Z)
         assert found.value == end
         assert -10 <= found.low < found.high <= 30
+
+
+def test_columns_of_which_one_has_a_variance_below_zero_have_no_correlation() -> None:
+    """Noise can leave all rows in the middle of x, where a sum of two draws has no variance."""
+    columns = [Scaled("x", [0.0, 2.0]), Scaled("y", [0.0, 2.0])]
+    shape, _ = from_ends(columns, squares=True)
+    assert shape.value(np.array([0.0, 0, 0, 5, 0, 5, 0, 0, 0])) == 0
+    assert shape.value(np.array([5.0, 0, 0, 0, 0, 0, 0, 0, 5])) == 1
 
 
 def test_rounds_are_averaged_with_the_noise_of_their_mean() -> None:

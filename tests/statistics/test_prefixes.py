@@ -78,6 +78,26 @@ def test_a_prefix_survives_under_rr_and_oue_that_sums_would_drop() -> None:
     assert survivors == {True: [["c", "b"]], False: [["c"]]}
 
 
+def test_the_most_frequent_prefixes_are_kept_eight_for_each_word() -> None:
+    tree = PrefixTree(words(alphabet=DIGITS, length=25, most=2), local=True)
+    tree.letters[0] = 2
+    many = extended([""], tree.question, 2)
+    long = [word for word in many if len(word) == 2 and not word.endswith(END)]
+    counts = {word: 50.0 + place for place, word in enumerate(long[:30])}
+    tree.answered(np.array([counts.get(word, 0.0) for word in many]), np.ones(len(many)))
+    assert tree.prefixes == [[*reversed(long[14:30])]]
+
+
+def test_a_word_is_told_from_the_noise_of_an_absent_one() -> None:
+    """The noise of a frequent word's own count is larger."""
+    tree = PrefixTree(words(alphabet="ab", length=1, most=2), local=True)
+    many = extended([""], tree.question, 1)
+    counts, variance = np.zeros(len(many)), np.ones(len(many))
+    counts[:2], variance[0] = (90.0, 6.0), 400.0
+    tree.answered(counts, variance)
+    assert [found.word for found in tree.found] == [word.removesuffix(END) for word in many[:2]]
+
+
 def test_too_many_words_for_a_report_are_refused() -> None:
     letters = "".join(chr(0x4E00 + i) for i in range(2000))
     with pytest.raises(JobError, match=r"most = 20 with 2,000 letters is too many words"):

@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.entropy import Seeded
 from fedveil.statistics.encodings import Below, Categories, Scaled
-from fedveil.statistics.quantile_search import Search, _rising
+from fedveil.statistics.quantile_search import Search, _rising, _strict
 from fedveil.statistics.tables import ArrayTable
 from statistics_parts import asked, only
 
@@ -114,6 +114,18 @@ def test_an_edge_that_may_be_the_quantile_is_asked_again() -> None:
     assert search.next() == 3
     search.answered(3, 0.4, 1e-6, 10**6)
     assert search.next() > 3
+
+
+def test_of_two_edges_that_may_be_it_the_likelier_is_asked_again() -> None:
+    search = Search(np.linspace(0.0, 1.0, 9), 0.5)
+    search.answered(3, 0.4, 1e-4, 10**6)
+    search.answered(6, 0.499, 1e-4, 10**6)
+    assert search.next() == 6
+
+
+def test_edges_of_equal_height_count_as_one_in_their_middle() -> None:
+    heights, places = np.array([-0.5, 0.0, 0.0, 0.5]), np.array([0.0, 1.0, 3.0, 4.0])
+    assert [found.tolist() for found in _strict(heights, places)] == [[-0.5, 0, 0.5], [0, 2, 4]]
 
 
 def test_neighbours_that_fall_are_pooled_by_their_weights() -> None:

@@ -59,6 +59,18 @@ def test_an_interval_is_a_cell_wider_on_each_side_than_the_possible_edges() -> N
     assert (found.low, found.value, found.high) == (0, 2, 4)
 
 
+def test_the_level_that_fewest_were_asked_decides_the_sampling() -> None:
+    def sampling(*asked: int) -> float:
+        levels = [
+            Sums(np.full(width, 160.0 / width), np.ones(width), number, 40)
+            for width, number in zip((4, 16), asked, strict=True)
+        ]
+        (found,) = quantiles(levels, np.arange(17.0), [0.5], 0.5, {})
+        return found.sampling
+
+    assert sampling(40, 10) == sampling(10, 40) == sampling(10, 10) > sampling(40, 40)
+
+
 def test_quantiles_without_noise_are_those_of_the_data_to_a_cell() -> None:
     x = np.random.default_rng(5).gamma(3.0, 5.0, 1501)
     at = [0.1, 0.5, 0.83]

@@ -43,6 +43,7 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
         ),
         ({"where": "1 < 2 < age"}, "where = '1 < 2 < age' is not a condition"),
         ({"where": "'f' in sex"}, "is not a condition"),
+        ({"where": "who in [3, 'f']"}, "is not a condition"),
         (
             {"where": "who in [3, 9007199254740992]"},
             "9007199254740992 is too large to be compared as a number, which has 53 bits. Compare "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import parts
 from comparing_parts import compared, small_job
 from fedveil.attacks.membership import membership
 from fedveil.engine import simulation
@@ -17,7 +18,7 @@ from fedveil.engine.federation import Federation
 from fedveil.errors import AttackImpossible, FolderInUse, RunFolderError, RunStopped
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
-from fedveil.record.run_folder import METRICS, MODEL
+from fedveil.record.run_folder import IMPORTS, METRICS, MODEL
 from fedveil.studies import comparison
 from fedveil.studies.comparison import Asked, Comparison
 from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
@@ -131,7 +132,7 @@ def test_another_job_is_refused_by_what_changed(tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
-    job = small_job()
+    job = small_job(model="logistic")
     asked = Asked(protections=["not_encrypt", "dp_encrypt"], epsilons=[4.0], target="loss=1")
     with ExitStack() as stack:
         folder = ComparisonFolder.open(tmp_path / "c", Comparison(job, asked), stack)
@@ -144,6 +145,7 @@ def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
         with pytest.raises(FolderInUse):
             ComparisonFolder.reopen(tmp_path / "c", stack)
     assert not told  # nothing was looked for again
+    assert (tmp_path / "c" / IMPORTS).read_text() == f"{Path(parts.__file__).parent}\n"
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -140,6 +140,14 @@ def test_a_row_that_is_too_short_does_not_hide_the_separator() -> None:
     assert said == "t.csv, line 3 has 1 cells, but the header has 2"
 
 
+def test_a_line_that_the_sample_cuts_does_not_hide_the_separator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = "id;x,y\na;1\nbcdefgh;2\n"
+    monkeypatch.setattr(csv_format, "_SAMPLED_CHARACTERS", content.index("efgh"))
+    assert table_of(content, "x,y").numbers("x,y").tolist() == [1.0, 2.0]
+
+
 def test_lines_are_counted_through_blocks_of_either_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may end between the two signs of a line end, and Python may read only the rest."""
     for size in (5, 6, 7, 64):
@@ -330,6 +338,9 @@ def test_pieces_without_a_number_change_nothing_that_others_have_shown(
         assert table.numbers("x")[[0, -1]].tolist() == [1000, 2000]
     said = refusal(f"id;x;y\na;1.000;\n{rest}", "x", "y", lacks=True)
     assert said.startswith("t.csv: x = '1.000' in line 2 has two readings; write files.bank.deci")
+    rest = "".join(f"{row};01/02/2024;{'k.A.' * (row > 450)}\n" for row in range(900))
+    table = table_of(f"id;d;e\na;01/02/2024;31.12.2023\n{rest}", "d", "e", lacks=True)
+    assert table.numbers("d")[[0, -1]].tolist() == [19754, 19754]
 
 
 def test_a_cached_cell_has_the_number_that_it_has_anew() -> None:
@@ -607,6 +618,10 @@ def test_a_hint_changes_one_rule_and_keeps_the_others() -> None:
         "a looser task.tables.ids would write ids of bank otherwise: 2 under case: fold. All"
     )
     assert hint(ids, IdSettings(**rules, case="fold")) == ""
+    both = {"whole_numbers": True, "leading_zeros": "drop"}
+    assert "1 under unicode: NFKC, 1 under case: fold, 2 under all of these. All" in hint(
+        {"bank": ["K1", "\u2460", "k2"]}, IdSettings(**both)
+    )
 
 
 def test_between_machines_a_party_counts_only_its_own_ids_and_sends_none_of_it() -> None:

@@ -78,6 +78,14 @@ def test_missing_cells_are_a_group_of_their_own_and_no_numbers(tmp_path: Path) -
     assert found["n"].ks_p == pytest.approx(kolmogorov(0.1 * (200 * 100 / 300) ** 0.5))
 
 
+def test_a_word_of_held_out_rows_alone_is_unseen(tmp_path: Path) -> None:
+    rows = table(tmp_path / "t.csv", w=["x", "y"] * 60 + ["z"] * 9)
+    summary = Summary.of(rows.rows(np.arange(129) < 120), ["w"], ["w"])
+    assert summary.columns["w"].words == {"x": 60, "y": 60}  # type: ignore[union-attr]
+    (found,) = drift(summary, rows)
+    assert found.unseen == {"z": 9}
+
+
 @pytest.mark.parametrize(("rows", "lacks"), [(100, 0), (100, 1), (99, 0)])
 def test_a_hundred_rows_are_compared_and_fewer_are_not(
     rows: int, lacks: int, tmp_path: Path

@@ -631,6 +631,14 @@ def changed(data: dict[str, Any]) -> Tables:
         ),
         ({"bank": {"without": ["towm"]}}, "bank.csv has no column 'towm', which task.tables.files"),
         ({"lead": {"label": "poor"}}, "lead.csv has no column 'poor', which task.tables.files.lea"),
+        (
+            {"bank": {"kinds": {"tpwn": "date"}}},
+            "bank.csv has no column 'tpwn', which task.tables.files.bank.kinds names",
+        ),
+        (
+            {"bank": {"categories": {"tawn": 3}}},
+            "bank.csv has no column 'tawn', which task.tables.files.bank.categories names",
+        ),
         ({"bank": {"categories": {}}}, "bank.csv, line 2: city = '"),
         ({"bank": {"features": ["income"]}}, "task.tables.files.bank.categories.city is not one o"),
         ({"bank": {"without": ["income", "city"], "categories": {}}}, "bank.csv has no features: "),
@@ -659,6 +667,7 @@ def test_what_a_table_cannot_be_is_one_sentence(data: dict[str, Any], sentence: 
         ("age", [4] * 58, "lead.csv: age is 4 in every training row, so nothing can be learnt"),
         ("age", [""] * 58, "lead.csv: age is empty in every training row"),
         ("age", [1e308, -1e308] * 29, "lead.csv: age has numbers that cannot be scaled"),
+        ("age", [5e-324, 0.0] * 29, "lead.csv: age has numbers that cannot be scaled"),
     ],
 )
 def test_columns_that_cannot_be_trained_on(column: str, values: list[Any], sentence: str) -> None:

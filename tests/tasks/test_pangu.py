@@ -268,8 +268,10 @@ def test_a_run_from_the_job_to_the_files(tmp_path: Path, protection: tuple[str, 
 
 
 def test_labels_are_no_classes(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="needs labels that are classes"):
-        train(job(tmp_path, "privacy.label_dp.eps=1"), tmp_path / "run")
+    for setting in ("privacy.label_dp.eps=1", "scoring.calibration=0.1"):
+        block = setting.partition("=")[0].removesuffix(".eps")
+        with pytest.raises(JobError, match=rf"{block} needs labels that are classes"):
+            train(job(tmp_path, setting), tmp_path / "run")
 
 
 def test_where_the_text_is_need_not_agree(tmp_path: Path) -> None:

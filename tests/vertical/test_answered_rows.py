@@ -102,8 +102,8 @@ def test_a_decision_says_on_what_it_rests(tmp_path: Path) -> None:
 
 def test_probabilities_of_a_masked_class_are_zero() -> None:
     made = Calibrator(factor=0.0625, shifts=(0.0, 1.0), criterion="f1", examples=1)
-    found = made.probabilities(np.array([[0.0, -math.inf], [-math.inf, 0.0]]))
-    np.testing.assert_allclose(found, [[1, 0], [0, 1]], atol=1e-12)
+    found = made.probabilities(np.array([[0.0, -math.inf], [-math.inf, 0.0], [math.inf, 0.0]]))
+    np.testing.assert_allclose(found, [[1, 0], [0, 1], [1, 0]], atol=1e-12)
 
 
 def test_a_bundle_names_files_of_its_own_folder_alone(tmp_path: Path) -> None:

@@ -159,9 +159,16 @@ def edited(old: bytes, new: bytes):  # type: ignore[no-untyped-def]
     return lambda message: {**message, "manifest": message["manifest"].replace(old, new)}
 
 
+def with_anothers(message: dict[str, Any]) -> dict[str, Any]:
+    """Put the bank's signature in place of the leader's."""
+    found = json.loads(message["signatures"])
+    return {**message, "signatures": json.dumps(found | {"lead": found["bank"]}).encode()}
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"signatures": with_anothers}, "signature of lead is made with the certificate of bank"),
         ({"manifest": edited(b'"step": 12', b'"step": 11')}, "another job, run or step"),
         ({"manifest": edited(b"000102", b"ff0102")}, "another job, run or step"),
         ({"manifest": edited(b'"bank": "0', b'"bank": "f')}, "another bundle of bank"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def test_what_is_no_compressed_tensor_is_refused(change: Any, sentence: str) -> 
     message = {"kind": "tensor", "name": "left", "step": 1, "micro": 0,
                "data": data, "ranges": ranges}  # fmt: skip
     assert from_wire(message, transfer, training=True, step=1, rows=1).shape == (1, 5)
+    short = Transfer(split.replace("left", dtype="bfloat16").crossings[0], 0, gradient=False)
+    assert from_wire(message, short, training=True, step=1, rows=1).dtype == torch.bfloat16
     with pytest.raises(ExchangeError, match=sentence):
         from_wire({**message, **change}, transfer, training=True, step=1, rows=1)
 
@@ -123,10 +126,39 @@ def test_a_void_step_leaves_no_error_behind() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_a_look_feeds_back_nothing() -> None:
+    split = vertical_parts.Bottoms().split_model()
+    parties = parties_of(split.replace("left", compression=Compression(2, error_feedback=True)))
+    drive_together(steps_of(parties, 1))
+
+    def looked() -> torch.Tensor:
+        x, y = vertical_parts.Bottoms().whole("test")
+        rows = np.arange(20)
+        held = {"lead": Batch(rows, labels=y), "bank": Batch(rows, {"x": x[:, :3]}),
+                "shop": Batch(rows, {"x": x[:, 3:]})}  # fmt: skip
+        looks = {name: party.look(1, held[name]) for name, party in parties.items()}
+        return drive_together(looks)["lead"]
+
+    first = looked()
+    parties["bank"]._errors.restore({})
+    assert torch.equal(first, looked())
+
+
 def test_errors_of_another_part_are_refused() -> None:
     party = parties_of(vertical_parts.Bottoms().split_model())["bank"]
     with pytest.raises(InvalidValue, match="left///forward is not a compression error"):
         party.restore(party.state() | {"left///forward": torch.zeros(3, 8)})
+    split = vertical_parts.Bottoms().split_model()
+    for feeds, own in ((True, {"bank": "forward", "lead": "backward"}), (False, {})):
+        held = Compression(2, error_feedback=feeds)
+        parties = parties_of(split.replace("left", compression=held))
+        for name, way in product(("bank", "lead"), ("forward", "backward")):
+            party, left_out = parties[name], {f"left///{way}": torch.zeros(3, 8)}
+            if own.get(name) == way:
+                party.restore(party.state() | left_out)
+                continue
+            with pytest.raises(InvalidValue, match=f"left///{way} is not a compression error of"):
+                party.restore(party.state() | left_out)
 
 
 def run(folder: Path, **settings: Any) -> Any:

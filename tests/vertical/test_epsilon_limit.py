@@ -164,6 +164,13 @@ def test_a_row_that_is_scored_pays_anew_each_time(reuse: bool, releases: int) ->
             limit.check("step 9", 5, labelled=True)
 
 
+def test_the_cost_of_a_label_is_foreseen_too() -> None:
+    label = LabelDP(0.7).loss
+    for epsilon, warns in ((0.6, True), (0.8, False)):
+        limit = Limit(split_of(job()), "lead", epsilon, DELTA, label)
+        assert ("will end earlier" in (limit.forecast(3) or "")) == warns
+
+
 def test_held_out_examples_have_a_count_of_their_own() -> None:
     releases = Releases(None, Order(0, 50, 9), fresh=False, epochs=4)
     releases.train[:] = 1

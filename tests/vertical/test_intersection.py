@@ -255,7 +255,8 @@ def test_what_is_remembered_is_of_these_ids_and_whole() -> None:
     again = FoundExamples.from_bytes(raw, ids)
     assert again is not None
     assert again.positions["train"].tolist() == [3, 1]
-    assert FoundExamples.from_bytes(raw, {**ids, "train": np.arange(5)}) is None
+    for other in (np.arange(5), np.arange(4)[::-1], np.arange(4, dtype=np.uint64)):
+        assert FoundExamples.from_bytes(raw, {**ids, "train": other}) is None
     with pytest.raises(MessageInvalid, match="digest"):
         FoundExamples.from_bytes(raw[:-1] + bytes([raw[-1] ^ 1]), ids)
     wrong = FoundExamples(bytes(16), {"train": np.array([4]), "test": np.array([0])})

@@ -12,6 +12,7 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.intervals import share
 from fedveil.vertical.label_reading import (
     Window,
+    _settled,
     by_known,
     by_norm,
     by_sign,
@@ -74,6 +75,23 @@ def test_three_classes_part_without_a_known_label() -> None:
     assert everywhere(labels, named(groups, np.arange(ROWS), labels, 3))
 
 
+def test_the_best_of_several_starts_is_taken() -> None:
+    """Most starts place two middles in the common class, and none in one of the rare ones."""
+    labels = np.repeat(np.arange(5), [100, 8, 8, 8, 8])
+    noise = Seeded(0, "starts").generator().standard_normal((len(labels), 5))
+    rows = directions([np.eye(5)[labels] + 0.13 * noise])
+    groups = partition([Window.of(rows)], len(labels), 5)
+    assert everywhere(labels, named(groups, np.arange(len(labels)), labels, 5))
+
+
+def test_a_middle_without_a_row_stays() -> None:
+    rows = directions([np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.2]])])
+    centres = np.array([[1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
+    moved, near = _settled(rows, centres)
+    assert moved[1].tolist() == [0, -1]
+    assert near.argmax(axis=1).tolist() == [0, 0, 2]
+
+
 def test_a_class_of_which_none_is_known_is_not_guessed() -> None:
     labels, source = drawn(3)
     rows = directions([returned(labels, 3, source)])
@@ -127,6 +145,12 @@ def test_the_rarer_class_has_the_larger_norm() -> None:
     labels, _ = drawn(2, np.array([0.9, 0.1]))
     gradients = np.where(labels == 1, 0.9, -0.1)[:, np.newaxis] * np.ones((1, VALUES))
     assert auc(by_norm([gradients]), labels == 1) == 1
+
+
+def test_the_scores_of_long_gradients_are_those_along_their_main_direction() -> None:
+    rows = Seeded(6).generator().standard_normal((5, 23))
+    left, sizes, _ = np.linalg.svd(rows)
+    assert np.abs(by_sign(rows)) == pytest.approx(np.abs(left[:, 0] * sizes[0]))
 
 
 def test_a_look_at_long_gradients_counts_no_more_than_one_at_short_ones() -> None:

@@ -12,9 +12,9 @@ import torch
 from fedveil.entropy import Seeded
 from fedveil.privacy.intervals import CONFIDENCE
 from fedveil.vertical import label_watch
-from fedveil.vertical.label_watch import STEPS, LabelWatch
+from fedveil.vertical.label_watch import STEPS, GradientSums, LabelWatch
 from fedveil.vertical.split import SplitModel
-from fedveil.vertical.step import Occasion
+from fedveil.vertical.step import Occasion, Returned
 from vertical_parts import Bottoms
 
 BATCH, VALUES, EXAMPLES = 29, 5, 1000
@@ -37,19 +37,15 @@ def nothing(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def heard(
-    gradients: Gradients, shares: list[float], seed: int, steps: int = STEPS, changes: int = 0
-) -> list[str]:
+    gradients: Gradients, shares: list[float], seed: int, steps: int = STEPS, changes: int = 0,
+    returned: Returned = lambda crossing, gradient, labels, occasion: gradient,
+    split: SplitModel | None = None,
+) -> list[str]:  # fmt: skip
     """Play `steps` steps. Until step `changes` the gradients carry no information."""
-    split: SplitModel = Bottoms().split_model()
+    split = split or Bottoms().split_model()
     (first, *_) = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     said: list[str] = []
-    watch = LabelWatch(
-        split,
-        len(shares),
-        lambda crossing, gradient, labels, occasion: gradient,
-        said.append,
-        steps,
-    )
+    watch = LabelWatch(split, len(shares), returned, said.append, steps)
     parts = [c for c in split.crossings if c.receiver == split.leader and c.gradient]
     draw = Seeded(seed, "labels").generator()
     all_labels = draw.choice(len(shares), size=EXAMPLES, p=shares)
@@ -129,6 +125,41 @@ def test_sums_of_nothing_are_not_read() -> None:
     steps = EXAMPLES // BATCH * 12
     wrong = sum("reveal them" in heard(nothing, [0.7, 0.3], s, steps=steps)[-1] for s in range(12))
     assert wrong <= 3
+
+
+def test_what_is_not_returned_is_not_read() -> None:
+    """A protection replaces every gradient by noise before it leaves."""
+    draw = torch.Generator().manual_seed(5)
+
+    def replaced(crossing: object, gradient: torch.Tensor, *more: object) -> torch.Tensor:
+        return torch.randn(gradient.shape, generator=draw)
+
+    steps = EXAMPLES // BATCH * 3
+    found = heard(by_sign, [0.6, 0.4], 2, steps=steps, returned=replaced)
+    assert len(found) == 3
+    assert not any("reveal them" in text for text in found)
+
+
+def test_each_batch_counts_alike_in_the_sums() -> None:
+    sums, rows = GradientSums(3, 100), torch.tensor([[3.0, 4.0], [0.0, 5.0]])
+    for factor in (1.0, 1000.0):
+        labels, places = torch.tensor([1, 0]), np.array([7, 2])
+        sums.add("left", factor * rows, labels, Occasion("train", 0, 1, 0, places))
+    assert sums.of(["left"])[0] == pytest.approx(np.array([[1.2, 1.6], [0.0, 2.0]]))
+
+
+def test_every_part_is_read_however_long_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_watch, "_VALUES", 2 * VALUES)
+    assert len(heard(by_sign, [0.6, 0.4], 2)) == 1
+
+
+def test_parts_of_one_follower_are_read_together_as_far_as_both_were_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of both is read in two steps, the second in one."""
+    monkeypatch.setattr(label_watch, "_VALUES", 2 * BATCH * VALUES + 1)
+    split = Bottoms().split_model().replace("right", owner="bank")
+    assert len(heard(by_sign, [0.6, 0.4], 2, split=split)) == 1
 
 
 def test_a_run_of_one_epoch_has_no_sums() -> None:

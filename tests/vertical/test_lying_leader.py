@@ -327,6 +327,16 @@ def test_the_challenge_of_a_proof_depends_on_every_point(place: int) -> None:
     assert exponent_proof._challenge(point_batches.group(), *points) != first
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_the_weights_of_a_proof_depend_on_all_that_it_is_about(place: int) -> None:
+    """A leader could choose what they do not depend on after it knows the weights."""
+    rows = [np.full((3, 32), number, np.uint8) for number in (1, 2)]
+    about: list[Any] = [bytes(32), *rows, b"train"]
+    first = exponent_proof.weights(*about)
+    about[place] = [bytes(31) + b"\x09", rows[0] + 1, rows[1] + 1, b"test"][place]
+    assert (exponent_proof.weights(*about) != first).any(axis=1).all()
+
+
 @pytest.mark.parametrize(("rows", "brought"), [([1, 3], True), ([3, 0], False), ([0], False)])
 def test_an_example_that_was_not_brought_is_refused_beside_one_that_was(
     rows: list[int], brought: bool

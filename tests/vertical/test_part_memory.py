@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tracemalloc
 import weakref
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedveil.errors import ModelInvalid
+from fedveil.errors import MessageInvalid, ModelInvalid
 from fedveil.language.transformer import PRESETS
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, memory_reuse, part_memory, train
@@ -260,6 +261,14 @@ def test_tensors_of_any_type_and_shape_are_kept(dtype: torch.dtype) -> None:
     for name, tensor in tensors.items():
         assert found[name].dtype == dtype
         assert torch.equal(found[name], tensor)
+
+
+def test_a_tensor_of_sizes_below_zero_is_refused() -> None:
+    """Their product is the number of bytes that there are."""
+    fields = fields_of({"x": torch.zeros(2, 3)})
+    layout = json.dumps({"x": ["float32", [-2, -3]]})
+    with pytest.raises(MessageInvalid, match="its layout does not describe x"):
+        taken({**fields, "layout": layout})
 
 
 def test_the_command_tells_each_part_and_party(command: Command) -> None:

@@ -149,11 +149,32 @@ def test_state_of_a_parameter_that_is_not_there_is_refused() -> None:
         party.restore(party.state() | {"left//7/square_avg": torch.zeros(1)})
 
 
+def test_squares_and_steps_are_never_negative() -> None:
+    party = Party("bank", vertical_parts.UShape().split_model())
+    moments = {"exp_avg": -torch.ones(8, 8), "exp_avg_sq": torch.ones(8, 8),
+               "step": torch.tensor(3.0)}  # fmt: skip
+
+    def restored(**changes: torch.Tensor) -> None:
+        held = {f"backbone//0/{name}": value for name, value in {**moments, **changes}.items()}
+        party.restore(party.state() | held)
+
+    restored()
+    for name in ("exp_avg_sq", "step"):
+        with pytest.raises(InvalidValue, match="its optimiser state does not fit the part backbo"):
+            restored(**{name: -moments[name]})
+    variance = {"backbone/1.running_var": torch.linspace(-1, 1, 8)}
+    with pytest.raises(InvalidValue, match=r"backbone/1\.running_var is a variance below 0"):
+        party.restore(party.state() | variance)
+
+
 def test_a_function_is_its_owners_affair_and_not_the_jobs() -> None:
     split = Own().split_model()
     parts = described(split)
     assert parts["top"]["optimizer"] == "a function"
     assert parts["right"]["optimizer"]["gradient_norm"] == 0.05
+    left, right, top = split.parts
+    swapped = SplitModel([right, left, top], leader="lead")
+    assert described(swapped) != parts == described(Own().split_model())
     task: Task = Own()
     assert make_split(VerticalJob(), task).by_name["top"].optimizer is slowing
     with pytest.raises(

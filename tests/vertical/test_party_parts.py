@@ -18,7 +18,7 @@ from fedveil.vertical.party import Party, _Statistics
 from fedveil.vertical.party_parts import _fingerprint, _set_aside
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.step import Batch
-from vertical_parts import Bottoms
+from vertical_parts import Bottoms, UShape
 
 
 def parties() -> dict[str, Party]:
@@ -73,6 +73,14 @@ def test_no_two_parties_drop_the_same_values(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(ExchangeError, match="the seed is known"):
                 next(party.step(number, Batch(np.arange(4), {})))
     assert len(set(seeds)) == len(seeds) == 6
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_frozen_part_is_at_rest_in_a_step_too(frozen: bool) -> None:
+    party = Party("bank", UShape().split_model().replace("backbone", frozen=frozen))
+    for training in (True, False):
+        party._switch(training=training)
+        assert party.modules["backbone"].training == (training and not frozen)
 
 
 def test_who_ended_a_step_is_not_told_of_its_end() -> None:

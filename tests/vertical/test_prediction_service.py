@@ -188,13 +188,13 @@ def test_what_a_limit_refuses_is_said_and_counted(tmp_path: Path) -> None:
             status, one = served.ask("/predict?again=1", {"id": ids[3]})
             assert (status, set(one), one["id"]) == (403, {"id", "error"}, ids[3])
             assert "privacy.max_epsilon" in one["error"]
-            status, batch = served.ask("/predict", {"ids": [ids[8], ids[3], "no", ids[2]]})
+            status, batch = served.ask("/predict", {"ids": [ids[8], ids[3], "no", ids[2], ids[5]]})
             assert (status, batch["predictions"][1]) == (200, one)
             told = ["prediction" in each for each in batch["predictions"]]
-            assert told == [True, False, False, True]
+            assert told == [True, False, False, True, True]
         metrics = served.service.metrics
-        assert (metrics.predictions, metrics.refused, metrics.unknown) == (2, 2, 1)
-        assert "3 of 4 ids, 1 refused by a limit" in (
+        assert (metrics.predictions, metrics.refused, metrics.unknown) == (3, 2, 1)
+        assert "4 of 5 ids, 1 refused by a limit" in (
             source.leader.state.path / "events.log"
         ).read_text("utf-8")
 

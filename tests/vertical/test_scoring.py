@@ -6,8 +6,10 @@ import csv
 import json
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +24,15 @@ from fedveil.errors import (
     LimitReached,
     Unfit,
 )
+from fedveil.link.channel import Receive, Send
+from fedveil.record.sealed_message import unsealed
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
+from fedveil.vertical.scoring import row_alignment, sources
 from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
+from fedveil.vertical.scoring.scored_examples import SCORED
 from fedveil.vertical.scoring.scorer import Scorer
 from fedveil.vertical.scoring.sources import Together, bundles_in, files_of
 from scoring_parts import BANKS, LEADERS, NEW, played, scorers, together, trained, write_table
@@ -160,6 +166,9 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
     new = folder / "again.csv"
     old = list(csv.DictReader((folder / "run" / "bank" / "sent.csv").open()))
     twice = next(row["id"] for row in old if row["times"] == "2")
+    sent = unsealed((folder / "run" / "bank" / "bundle" / "sent").read_bytes())
+    assert sorted(sent["times"].tolist()) == sorted(int(row["times"]) for row in old)
+    assert sent["labelled"].sum() == sum(row["subset"] == "train" for row in old) < len(old)
     lead = {"id": [twice, "c5000"], "x0": [0.1, 0.2], "x1": [0, 1.5]}
     write_table(new, lead)
     bank = {"key": ["c5000", twice], "z0": [1, 0], "z1": [0, 2], "kind": ["red", "blue"]}
@@ -170,12 +179,19 @@ def test_scores_are_charged_on_disk_with_the_times_in_training(tmp_path: Path) -
             source = together(folder, stack, lead=str(new), bank=str(folder / "again-bank.csv"))
             allowed.append(source.scores(source.common).allowed.tolist())
             lines = source._all["bank"].keep_account()
+            scored = source._all["bank"].state.path / SCORED
+        with scored.open("ab") as file:
+            file.write(b"torn")
     times = np.array(allowed).sum(axis=0)
     assert times[1] == times[0] + 2  # the first was sent twice before
     (line,) = lines
     one = line.epsilon / times[1]
     assert times[1] == math.floor(13 / one + 1e-9) < 9
-    assert "times in training" in str(line)
+    totals = zip(times.tolist(), (2, 0), strict=True)  # the first was sent twice in training
+    assert line.what in {
+        f"an example, scored {scored} times and sent {sent} times in training"
+        for scored, sent in totals
+    }
     assert source._all["lead"].keep_account() == []
 
 
@@ -246,8 +262,11 @@ def test_an_honest_session_scores(tmp_path: Path, stack: ExitStack) -> None:
     with ExitStack() as other:
         source = together(trained(tmp_path / "b"), other)
         alone = source.scores(source.common[[0, 5]])
+        lines = source._all["bank"].keep_account()
     assert np.array_equal(found[0].outputs, alone.outputs)
     assert len(found[1].outputs) == 1
+    assert lines
+    assert all(line.epsilon == math.inf for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +326,83 @@ def test_a_lying_follower_is_refused(
     both = scorers(trained(tmp_path), stack)
     with pytest.raises((ExchangeError, Unfit), match=why):
         played(both, [[3, 8]], bank={kind: changed(**fields)})
+
+
+def test_digests_are_those_of_distinct_ids_under_a_whole_key(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(message):  # type: ignore[no-untyped-def]
+        return {**message, "digests": np.repeat(message["digests"][:1], message["ids"], axis=0)}
+
+    monkeypatch.setattr(row_alignment, "_by", lambda scorer: "digests")
+    both = scorers(trained(tmp_path), stack)
+    both["lead"].most_ids = both["bank"].most_ids = 10_000
+    assert len(played(both, [[3]])[0].outputs) == 1
+    with pytest.raises(Unfit, match="bank has an id twice"):
+        played(both, [[3]], bank={"apply": twice})
+    with pytest.raises(ExchangeError, match="its key has 5 bytes"):
+        played(both, [[3]], lead={"begin": changed(key=b"short")})
+
+
+def test_a_row_goes_on_if_every_party_allows_it() -> None:
+    seen: list[list[int]] = []
+    found: list[Any] = []
+
+    def look(going: Any) -> Any:
+        seen.append(going.tolist())
+        return np.zeros((len(going), 2))
+        yield
+
+    scorer: Any = SimpleNamespace(
+        _check=lambda positions: None, _request=0, _used=np.arange(9), followers=("bank", "shop"),
+        scored=SimpleNamespace(allowed=lambda rows: np.array([True, True, False, True, True])),
+        _allowed=lambda follower, message, count: np.array(message["allowed"], bool), _look=look,
+        split=SimpleNamespace(last=SimpleNamespace(output=(2,))),
+    )  # fmt: skip
+
+    def asked() -> Any:
+        found.append((yield from Scorer.ask(scorer, np.array([4, 2, 7, 1, 8]))))
+
+    allowed = {"bank": [0, 1, 1, 1, 1], "shop": [1, 1, 1, 0, 1]}
+    asking, answer = asked(), None
+    with suppress(StopIteration):
+        while True:
+            request = asking.send(answer)
+            answer = None
+            if isinstance(request, Receive):
+                answer = {"kind": "allowed", "allowed": allowed[request.peer]}
+    assert seen == [[2, 8]]
+    assert found[0].allowed.tolist() == [False, True, False, False, True]
+
+
+def test_a_session_needs_the_right_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(own: object, who: str, right: str) -> None:
+        raise KeyError(who, right)
+
+    monkeypatch.setattr(sources, "check_right", refused)
+    split = SimpleNamespace(leader="lead")
+    party: Any = SimpleNamespace(followers=("bank",), split=split)
+    meeting: Any = SimpleNamespace(credentials=None, patience_s=0.1)
+    for begin, peer in (
+        (lambda: sources.Apart(party, meeting, ExitStack()), "bank"),
+        (lambda: sources.follow(party, meeting), "lead"),
+    ):
+        with pytest.raises(KeyError) as asked:
+            begin()
+        assert asked.value.args == (peer, "predict")
+
+
+def test_an_application_to_an_earlier_attempt_is_no_application(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    lead = scorers(trained(tmp_path), stack)["lead"]
+    leading = row_alignment.lead(lead, 2)
+    assert isinstance(next(leading), Send)
+    assert isinstance(leading.send(None), Receive)
+    stale = {"kind": "apply", "attempt": 1, "bundle": lead.bundle.name, "ids": 5}
+    assert isinstance(leading.send(stale), Receive)
+    with pytest.raises(Unfit, match="another model"):
+        leading.send({**stale, "attempt": 2, "bundle": bytes(32)})
 
 
 def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,14 +16,16 @@ from fedveil.base import message
 from fedveil.base.message import Message
 from fedveil.entropy import Secure
 from fedveil.errors import ExchangeError, FedveilError, LinkLost, MessageTooLong, RunFolderError
+from fedveil.link.streams import Address
 from fedveil.record.sealed_message import sealed
 from fedveil.vertical import VerticalJob
 from fedveil.vertical.crossing import check_sizes
 from fedveil.vertical.job_split import report_entropy
 from fedveil.vertical.remote import machine as machine_module
+from fedveil.vertical.remote import sessions
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
 from fedveil.vertical.remote.machine import Machine, _checked
-from fedveil.vertical.remote.sessions import _noting, _tell, _told_of
+from fedveil.vertical.remote.sessions import Meeting, _noting, _tell, _told_of
 from fedveil.vertical.split import EmbeddingPrivacy
 from fedveil.vertical.step_checkpoint import last_common
 from vertical_parts import Bottoms
@@ -84,6 +87,49 @@ def test_a_session_says_where_it_goes_on_and_which_links_broke() -> None:
         "the link to bank was reopened 2 times, after 3.2 s in all",
         "the link to desk was reopened 1 time, after 60.0 s in all",
     ]
+
+
+def test_a_follower_needs_the_right_to_what_the_leader_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(own: object, who: str, right: str) -> None:
+        raise KeyError(who, right)
+
+    monkeypatch.setattr(sessions, "check_right", refused)
+    machine: Any = SimpleNamespace(split=SimpleNamespace(followers=("bank", "shop")))
+    meeting: Any = SimpleNamespace(credentials=None)
+    for purpose in ("train", "evaluate"):
+        with pytest.raises(KeyError) as asked:
+            sessions.lead(machine, meeting, purpose)
+        assert asked.value.args == ("bank", purpose)
+
+
+def test_a_follower_serves_on_after_an_error_and_waits_without_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[float, bool]] = []
+    said: list[str] = []
+
+    def follow(machine: object, meeting: Meeting, *, looks: bool) -> None:
+        asked.append((meeting.patience_s, looks))
+        raise (LinkLost("it is away"), ExchangeError("it lies"), KeyError())[len(asked) - 1]
+
+    monkeypatch.setattr(sessions, "follow", follow)
+    meeting = Meeting(Address("127.0.0.1", 1), None, patience_s=3.0, report=said.append)
+    machine: Any = None
+    with pytest.raises(KeyError):
+        sessions.serve(machine, meeting)
+    assert asked == [(math.inf, True)] * 3
+    assert said == ["it is away", "it lies"]
+
+
+def test_only_a_training_is_resumed(tmp_path: Path) -> None:
+    machine: Any = SimpleNamespace(folder=tmp_path, root=SimpleNamespace(path=tmp_path))
+    for purpose, notes in (("train", 1), ("evaluate", 0), ("", 0)):
+        error = ExchangeError("it ended")
+        with pytest.raises(ExchangeError), sessions._how_to_resume(machine, purpose, "again"):
+            raise error
+        assert len(getattr(error, "__notes__", [])) == notes
 
 
 def test_a_machines_limits_follow_from_its_own_examples(monkeypatch: pytest.MonkeyPatch) -> None:

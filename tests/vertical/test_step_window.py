@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,16 @@ import torch
 import vertical_parts
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFolderError
+from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import unsealed
+from fedveil.vertical import VerticalJob, log_lines, step_window
 from fedveil.vertical import rows as rows_module
-from fedveil.vertical import step_window
-from fedveil.vertical.bundle import id_digests, sent_file
+from fedveil.vertical.bundle import id_digests, sent_file, write_contents
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.step_checkpoint import Checkpoint
 from fedveil.vertical.step_window import StepWindow
 
 
@@ -53,6 +56,38 @@ def test_a_record_has_the_means_of_its_own_steps(monkeypatch: pytest.MonkeyPatch
     resumed._rows = 1
     again = resumed.figures("tokens", 16)
     assert (again["loss"], again["bytes_sent_per_step"], again["seconds_waiting"]) == (1.25, 200, 0)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    folder: Any = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+    window = {"loss": 0.5, "losses": 1, "steps": 1, "sent": 2, "received": 3}
+    (tmp_path / "checkpoint").mkdir()
+    Checkpoint(3, "f", 0, "", window, {"x": torch.ones(2)}).write(folder)
+    assert Checkpoint.read(folder, 3).window == window
+    (tmp_path / "checkpoint" / f"{3:09d}").rename(tmp_path / "checkpoint" / f"{4:09d}")
+    with pytest.raises(RunFolderError, match="it is of step 3"):
+        Checkpoint.read(folder, 4)
+
+
+def test_a_line_has_the_figures_of_its_record() -> None:
+    record = {
+        "epoch": 3, "step": 2, "steps": 9, "loss": 0.25, "unit": "tokens", "seconds_waiting": 1.5,
+        "seconds_per_unit": 0.002, "bytes_sent_per_step": 1000, "bytes_received_per_step": 4000,
+    }  # fmt: skip
+    said = "epoch 3 step 2/9 loss: 0.250000, 500 tokens/s, 5 KB a step, 1.50 s waiting"
+    assert log_lines.line(record) == said
+
+
+def test_a_bundle_at_the_end_has_no_file_of_an_earlier_end(tmp_path: Path) -> None:
+    old = [tmp_path / name for name in ("calibrator.json", "manifest.json", "signatures.json")]
+    for path in old:
+        path.write_text("{}")
+    folder: Any = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+    write_contents(
+        folder, VerticalJob(), party="lead", step=3, modules=torch.nn.ModuleDict(), columns={},
+        files={}, sent=b"",
+    )  # fmt: skip
+    assert not any(path.exists() for path in old)
 
 
 def test_a_bundle_says_how_often_each_id_was_sent_and_which_had_labels() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.message import Message
-from fedveil.errors import ExchangeError, Unfit
+from fedveil.errors import DataInvalid, ExchangeError, Unfit
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
 from fedveil.vertical.remote import alignment, handshake
 from fedveil.vertical.remote.handshake_state import Agreement, Standing
@@ -124,6 +124,23 @@ def test_what_is_missing_is_reported_to_both(by: str) -> None:
     assert left_out(agreed["bank"]) == [
         "train: only the 3 of 4 examples that all parties have are used"
     ]
+
+
+def test_what_each_of_two_followers_lacks_is_its_own() -> None:
+    held = {"lead": range(10), "bank": [*range(8), 99], "shop": [*range(4, 10), 77, 88]}
+    agreed = agree(*(standing(name, ids) for name, ids in held.items()))
+    assert agreed["lead"].notes == tuple(
+        f"train: {name} lacks {lacks} of the 10 examples of lead and has {others} others; only "
+        "the 4 that all parties have are used"
+        for name, lacks, others in (("bank", 2, 1), ("shop", 4, 2))
+    )
+
+
+def test_a_leader_without_ids_takes_those_of_one_follower_and_not_of_two() -> None:
+    found, notes = alignment.align_found({}, {"lead": 0, "bank": 3, "shop": 0}, "lead", "train")
+    assert (found["bank"].tolist(), notes) == ([0, 1, 2], [])
+    with pytest.raises(DataInvalid, match="lead has no train ids, so it can align bank, shop only"):
+        alignment.align_found({}, {"lead": 0, "bank": 3, "shop": 3}, "lead", "train")
 
 
 def test_texts_are_ids_too_and_never_equal_a_number() -> None:

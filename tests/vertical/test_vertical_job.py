@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import vertical_parts
@@ -16,8 +17,9 @@ from fedveil.errors import JobError
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.blocks import OptimizerSettings
 from fedveil.vertical.job_reference import reference
-from fedveil.vertical.job_split import make_split
+from fedveil.vertical.job_split import make_split, threads
 from fedveil.vertical.split import Part, SplitModel
+from vertical_parts import UShape
 
 WRONG: list[tuple[dict[str, object], str]] = [
     ({"epoch": 3}, "epoch = 3 is not a known key (did you mean epochs?); the keys are name, "),
@@ -34,6 +36,10 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"parts": {"left": {"output": [0]}}}, "parts.left.output = 0 is outside [1, inf)"),
     ({"parts": {"left": {"module": "m.f"}}}, "parts.left.module = 'm.f' is not package.module:f"),
     ({"parts": {"left": {"dtype": "float16"}}}, "parts.left.dtype = 'float16' is not one of float"),
+    (
+        {"parts": {"left": {"privacy": {"embedding_dp": {"eps": None, "reuse": True}}}}},
+        "parts.left.privacy.embedding_dp.reuse = true needs an eps; parts.left.privacy.embeddin",
+    ),
     ({"parts": {"left": {"optimizer": {"lr": 0}}}}, "parts.left.optimizer.lr = 0 is outside (0, "),
     (
         {"parts": {"left": {"optimizer": {"name": "adam", "momentum": 0.9}}}},
@@ -135,9 +141,13 @@ def test_yaml_gives_an_equal_job_back(tmp_path: Path) -> None:
 
 def test_parties_agree_on_all_but_their_own_affairs() -> None:
     job = VerticalJob()
-    own = VerticalJob(name="mine", device="cuda", threads=4)
+    own = VerticalJob(
+        name="mine", device="cuda", threads=4, privacy={"max_epsilon": 3.0},
+        alignment={"most_ids": 70, "least_common": 7},
+    )  # fmt: skip
     assert job.agreed() == own.agreed()
-    assert job.agreed() != VerticalJob(seed=1).agreed()
+    for other in ({"seed": 1}, {"privacy": {"delta": 1e-4}}, {"alignment": {"by": "digests"}}):
+        assert job.agreed() != VerticalJob(**other).agreed()
 
 
 # --- the parts of a task as a job changes them
@@ -245,6 +255,19 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     assert account.figures(nobody, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
     assert all(line.epsilon < math.inf for line in shop)
+
+
+def test_an_output_of_others_data_alone_is_no_release_of_ones_own() -> None:
+    split = UShape().split_model()
+    assert account.sends_unprotected(split, "lead") == ["embedding"]
+    assert account.sends_unprotected(split, "bank") == []
+
+
+def test_the_number_of_threads_is_that_of_before() -> None:
+    before = torch.get_num_threads()
+    with threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_optimizers_are_the_tasks_then_the_jobs_then_the_parts() -> None:

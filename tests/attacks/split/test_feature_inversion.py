@@ -235,6 +235,39 @@ def test_the_network_trains_on_reports_like_those_it_meets() -> None:
         assert auxiliary._drawn(seen, Evidence(torch.zeros(1, 3), 4, lie), chance) is seen
 
 
+def test_a_correction_counts_by_its_share_of_examples_that_it_was_not_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The examples held out are 0.5, and the correction says 1 of all of them."""
+    trained: list[int] = []
+
+    class Nothing:
+        def __call__(self, told: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(told), 2)
+
+        def scaled(self, told: torch.Tensor) -> torch.Tensor:
+            return told
+
+    def fitted(seen: torch.Tensor, *more: object) -> Nothing:
+        trained.append(len(seen))
+        return Nothing()
+
+    monkeypatch.setattr(auxiliary._Linear, "fitted", fitted)
+    monkeypatch.setattr(auxiliary, "_trained", lambda *_: lambda told: torch.ones(len(told), 2))
+    public = torch.full((17, 2), 7.0)
+    public[[7, 15]] = 0.5
+    evidence = Evidence.of(torch.zeros(1, 3, 4), None)
+    found = auxiliary.invert(public, torch.zeros(17, 4), evidence, generator(0))
+    assert trained == [15]
+    assert found.flatten().tolist() == [0.5] * 6
+
+
+def test_bits_stand_for_how_often_a_report_of_them_is_one() -> None:
+    evidence: Any = SimpleNamespace(lie=0.25)
+    found = auxiliary._standing(evidence, torch.tensor([[-1.0, 2.0]]))
+    assert found.tolist() == [[0.25, 0.75]]
+
+
 def test_a_steady_copy_drops_nothing_and_learns_nothing() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     copy = whitebox_inversion.steady(module)
@@ -299,6 +332,17 @@ def test_the_epsilon_beside_the_figures_is_that_of_the_most_exposed_part(
     finding = features.attack(target, "quick", Watch())
     assert finding.epsilon == target.promised("right", 10).epsilon
     assert finding.epsilon > target.promised("left", 10).epsilon > 0
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_only_reports_with_noise_of_their_own_are_averaged(reuse: bool) -> None:
+    target = SplitTarget.of(job(embedding_dp={"eps": 1.0, "reuse": reuse}))
+    part = target.split.by_name["embedding"]
+    aim = features.Aim(target, part, "quick")
+    assert list(aim.cases) == ["", *([] if reuse else [", 10 reports"])]
+    positions = np.arange(len(aim.truth))
+    alone = Evidence.of(target.outputs("embedding", positions), part.privacy)
+    assert torch.equal(aim.cases[""].mean, alone.mean)
 
 
 def test_images_are_compared_on_values_from_0_to_1() -> None:
@@ -366,6 +410,36 @@ def test_numbers_and_words_behind_a_partys_own_table_are_found(tmp_path: Path) -
     assert len(named) == 6, "nobody else has the table of words; a wide part reads no numbers"
 
 
+def test_words_are_guessed_by_the_commonest_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table:
+        def nearest(self, vectors: torch.Tensor) -> torch.Tensor:
+            return vectors.long()
+
+    monkeypatch.setattr(features, "Deep", Table)
+    monkeypatch.setattr(features, "module_of", lambda part: Table())
+    words = [
+        torch.tensor([[0.1 * place, word] for place, word in enumerate(said)])
+        for said in ([1, 1, 2], [2, 2, 1])
+    ]
+    aim: Any = SimpleNamespace(_numbers=1, part=None, truth=words[0], public=words[1])
+    _, told = features.Aim._figures_of_table(aim, "a ", words[0])
+    assert (told.name, told.value, told.guess) == ("a words", 1, pytest.approx(1 / 3))
+
+
+def test_only_a_part_that_reads_one_column_of_numbers_is_attacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers, tokens = torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.int64)
+    columns = {"one": [numbers], "two": [numbers, numbers], "text": [tokens], "inner": [numbers],
+               "own": [numbers], "none": [numbers[:, :0]]}  # fmt: skip
+    parts = [SimpleNamespace(name=name, sources=("one",) * (name == "inner")) for name in columns]
+    crossings = [SimpleNamespace(part=name) for name in columns if name != "own"]
+    target: Any = SimpleNamespace(split=SimpleNamespace(parts=parts, crossings=crossings))
+    monkeypatch.setattr(features, "_columns", lambda target, part, *more: columns[part.name])
+    monkeypatch.setattr(features, "module_of", lambda part: nn.Identity())
+    assert [part.name for part in features._attackable(target)] == ["one"]
+
+
 def test_a_model_without_numbers_to_find_is_refused() -> None:
     with pytest.raises(AttackImpossible, match="no part that crosses reads one column of numbers"):
         features.attack(
@@ -424,7 +498,8 @@ def test_each_method_is_given_what_its_attacker_knows(monkeypatch: pytest.Monkey
     evidence = aim.cases[""]
     for name in ("unsplit", "public examples"):
         aim.methods[name](evidence, print)
-    _, _, shape, settings = asked["unsplit"]
+    bottom, told, shape, settings = asked["unsplit"]
+    assert (bottom, told) == (aim._other_bottom, evidence), "whose weights it does not know"
     low, high = float(aim.public.min()), float(aim.public.max())
     assert shape == tuple(aim.truth.shape[1:])
     assert settings == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.privacy.finding import Finding
 from fedveil.vertical import VerticalJob
+from fedveil.vertical.label_reading import by_norm
 from fedveil.vertical.rows import Order
 
 
@@ -84,6 +86,41 @@ def test_tables_of_the_parties_own_are_read(tmp_path: Path) -> None:
     reached = found({}, task={"name": "tables", "tables": {"files": files}})
     for name in ("step 1", "10 labels known", "no label known"):
         assert reached.figure(name).value == 1
+
+
+def test_a_follower_reads_its_own_gradients_alone() -> None:
+    target = SplitTarget.of(VerticalJob(task="vertical_parts:bottoms"))
+    follower = labels._Follower.of(target)
+    assert (follower.party, follower.parts) == ("bank", ("left",))
+
+
+def test_norms_add_up_over_windows_and_without_a_gradient_the_common_class_is_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(labels, "_WINDOW", 1)
+    rows = [np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0]]), np.array([[6.0, 8.0], [0.0, 1.0]])]
+    came = [np.array([5, 8, 9]), np.array([9, 5])]
+    steps = list(zip(came, rows, strict=True))
+    follower: Any = SimpleNamespace(
+        target=SimpleNamespace(begun=lambda many: iter(steps)), true=np.arange(10),
+        looks=lambda crossed, examples: [crossed], shares=np.array([0.2, 0.5, 0.3]), classes=3,
+        eps=None,
+    )  # fmt: skip
+    begun = labels._Follower.begun(follower, 2, Watch())
+    first, second = (by_norm([each]) for each in rows)
+    assert begun.norms.tolist() == [first[0] + second[1], 0, first[2] + second[0]]
+    monkeypatch.setattr(labels, "partition", lambda *_: np.array([2, 2, 0]))
+    monkeypatch.setattr(labels, "named", lambda groups, *_: groups)
+    monkeypatch.setattr(labels, "true_of", lambda told, *_: told)
+    assert labels._Follower.blind(follower, begun, np.array([0])).tolist() == [2, 1, 0]
+
+
+def test_every_protection_of_labels_is_named() -> None:
+    norm, drawn = {"label_protection": {"name": "max_norm"}}, {"label_dp": {"eps": 1.0}}
+    for privacy, said in (
+        ({}, "none"), (norm, "max_norm"), (drawn, "label_dp"), (drawn | norm, "label_dp, max_norm"),
+    ):  # fmt: skip
+        assert labels._protection(VerticalJob(privacy=privacy).privacy) == said
 
 
 def test_labels_that_are_numbers_are_refused() -> None:

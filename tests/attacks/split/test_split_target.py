@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedveil.attacks.split.split_target import SplitTarget
 from fedveil.errors import AttackImpossible, RunFolderError
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import VerticalJob, train
 from fedveil.vertical.blocks import PrivacySettings
+from fedveil.vertical.crossing import fields_of, tensor_message
 from fedveil.vertical.rows import Order
+from fedveil.vertical.schedule import Transfer
+from fedveil.vertical.split import Part, SplitModel
 from fedveil.vertical.step import Step
+from vertical_parts import Joint
 
 SIZE = 10
 AT = np.arange(SIZE)
@@ -69,6 +75,29 @@ def test_the_first_step_of_a_run_sends_what_the_target_says(
         assert torch.equal(crossed.outputs[part], real)
         back = torch.cat([t for step, name, t in arrivals if step == 1 and name == f"{part}.grad"])
         assert torch.equal(crossed.gradients[part], back)
+
+
+def test_gradients_of_two_readers_add_up() -> None:
+    embedding, head = nn.Linear(3, 2), Joint(4, 2)
+    split = SplitModel([
+        Part("embedding", "lead", ("data.x",), (2,), embedding),
+        Part("left", "bank", ("embedding",), (2,), nn.Linear(2, 2)),
+        Part("right", "shop", ("embedding",), (2,), nn.Linear(2, 2)),
+        Part("head", "lead", ("left", "right"), (2,), head),
+    ], leader="lead")  # fmt: skip
+    heard: list[Any] = []
+    parts = {"bank": torch.ones(3, 2), "shop": torch.arange(6.0).reshape(3, 2)}
+    for crossing in split.crossings:
+        if crossing.part == "embedding":
+            for micro, rows in enumerate((slice(0, 2), slice(2, 3))):
+                transfer = Transfer(crossing, micro, gradient=True)
+                fields = fields_of(transfer, parts[crossing.receiver][rows])
+                message = tensor_message(transfer, fields, training=True, step=1)
+                heard.append((crossing.receiver, message))
+    target: Any = SimpleNamespace(split=split)
+    crossed = SplitTarget._arrived(target, heard, 1, (2, 1))
+    assert torch.equal(crossed.gradients["embedding"], parts["bank"] + parts["shop"])
+    assert not crossed.outputs
 
 
 def test_nothing_is_learnt_and_other_steps_draw_other_reports() -> None:

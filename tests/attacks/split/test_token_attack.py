@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,39 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> SplitTarget:
 
 def found(target: SplitTarget, **privacy: Any) -> Finding:
     return attack(target.under(PrivacySettings(**privacy)), "quick", Watch())
+
+
+def test_the_attackers_own_text_is_that_of_no_training_example(target: SplitTarget) -> None:
+    cut = tokens._Cut.of(target)
+    held = target.rows["test"][target.split.leader].columns[cut.column]
+    assert np.array_equal(cut.aside, held.reshape(-1).numpy())
+
+
+def test_gradients_are_read_by_the_table_that_an_attacker_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokens, "from_gradients", lambda *given: given)
+    read: Any = SimpleNamespace(returned=("gradients", "hidden"), truth=np.zeros((2, 3)))
+    cut: Any = SimpleNamespace(
+        word="known", fresh=("own", "places"), target=SimpleNamespace(trained=True)
+    )
+    assert tokens._from_gradients(cut, read) == {
+        "next tokens, from gradients": ("gradients", "hidden", "known", 6),
+        "next tokens, own copy": ("gradients", "hidden", "own", 6),
+    }
+
+
+def test_a_mean_of_reports_is_blurred_by_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def noted(sent: Any, known: Any, blur: float) -> Any:
+        asked.append((float(sent.max()), blur))
+        return np.zeros((len(sent), len(known)))
+
+    monkeypatch.setattr(tokens, "number_likelihood", noted)
+    cut: Any = SimpleNamespace(bits=False)
+    tokens._Cut.likelihood(cut, np.full((5, 1, 2), 8.0), 4, np.ones((7, 2)), np.ones((1, 2)), 0.5)
+    assert asked == [(2.0, 0.25)]
 
 
 def test_without_noise_every_token_is_read(target: SplitTarget) -> None:

@@ -1,0 +1,73 @@
+"""The counts of what was sent, on disk before anything is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.errors import RunFolderError
+from fedveil.record.run_folder import RunFolder
+from fedveil.record.sealed_message import sealed
+from fedveil.vertical.account import Releases
+from fedveil.vertical.rows import Order
+
+ORDER = Order(4, 50, 9, aside=7)
+
+
+def opened(folder: Path, step: int = 0) -> Releases:
+    """Open the counts of a folder, and restore them at `step`."""
+    found = Releases(RunFolder(folder, None), ORDER, fresh=True, epochs=4)  # type: ignore[arg-type]
+    found.restore(step, 0)
+    return found
+
+
+def test_what_was_begun_before_a_crash_is_counted(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.settle(0)
+    first.begin_step(1, ORDER.of_step(1))
+    first.begin_calibration()
+    first.begin_step(2, ORDER.of_step(2))
+    first.begin_look()
+    again = opened(tmp_path, 1)
+    assert again.train.tolist() == first.train.tolist()
+    assert first.train[ORDER.set_aside].tolist() == [1] * 7
+    assert again.looks == first.looks == 1
+    again.settle(1)  # step 2 is sent a second time
+    again.begin_step(2, ORDER.of_step(2))
+    assert opened(tmp_path, 1).train[ORDER.of_step(2)].tolist() == [2] * len(ORDER.of_step(2))
+    for releases in (first, again):
+        releases.close()
+
+
+@pytest.mark.parametrize("name", ["releases", "begun"])
+def test_a_folder_without_its_counts_is_refused(tmp_path: Path, name: str) -> None:
+    first = opened(tmp_path)
+    first.settle(3)
+    first.close()
+    (tmp_path / name).unlink()
+    with pytest.raises(RunFolderError, match=rf"{name} is missing: it records what was sent"):
+        opened(tmp_path, 3)
+
+
+def test_no_saved_count_is_beyond_the_bound(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.settle(0)
+    first.close()
+    for count, holds in ((1 << 20, True), ((1 << 20) + 1, False), (-1, False)):
+        train = np.append(np.zeros(49, np.int64), count)
+        (tmp_path / "releases").write_bytes(sealed({"step": 0, "train": train}))
+        if holds:
+            assert opened(tmp_path).train.max() == count
+            continue
+        with pytest.raises(RunFolderError, match="releases is damaged: train = "):
+            opened(tmp_path)
+
+
+def test_a_party_without_ids_has_a_row_for_each_position() -> None:
+    releases = Releases(None, Order(0, 3, 2), fresh=False, epochs=1)
+    releases.train[1], releases.looks = 5, 2
+    ids = {"train": np.array([], np.int64), "test": np.array(["a"])}
+    rows = releases.table(ids).decode().split("\r\n")  # type: ignore[arg-type]
+    assert rows[1:-1] == ["train,0,0", "train,1,5", "train,2,0", "test,a,2"]
