@@ -310,6 +310,16 @@ def test_steps_that_are_not_followed_are_refused(changes: dict[str, Any]) -> Non
         attack(Target.of(job), "quick", Watch())
 
 
+def test_what_has_one_or_three_channels_is_an_image() -> None:
+    for shape, is_image in (
+        ((1, 8, 8), True),
+        ((3, 8, 8), True),
+        ((2, 8, 8), False),
+        ((9,), False),
+    ):
+        assert Score(np.zeros(shape), common=0).are_images == is_image
+
+
 def test_figures_are_medians_over_unequal_examples() -> None:
     """Three examples, of which two have the commonest label, and one label is recovered."""
     score = Score(np.full((1, 8, 8), 0.5), common=1)

@@ -405,6 +405,16 @@ def test_an_application_to_an_earlier_attempt_is_no_application(
         leading.send({**stale, "attempt": 2, "bundle": bytes(32)})
 
 
+def test_an_example_of_several_files_is_counted_once(tmp_path: Path, stack: ExitStack) -> None:
+    bank = scorers(trained(tmp_path), stack)["bank"]
+    for times in range(1, 5):
+        bank.scored.load(bank.ids[::-1] if times % 2 else bank.ids)
+        place = len(bank.ids) - 5 if times % 2 else 4
+        bank.scored.charge(np.array([place]))
+        assert np.flatnonzero(bank.scored._scored).tolist() == [place]
+        assert bank.scored._scored[place] == times
+
+
 def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(
     tmp_path: Path, stack: ExitStack
 ) -> None:
