@@ -360,6 +360,12 @@ def test_images_are_compared_on_values_from_0_to_1() -> None:
     assert torch.equal(aim.cases[""].mean, target.outputs("left", np.arange(16))[0])
 
 
+def test_the_smallest_public_value_is_black_and_the_largest_white() -> None:
+    aim: Any = SimpleNamespace(_range=(-1.0, 3.0))
+    values = torch.tensor([-2.0, -1.0, 0.0, 3.0, 5.0])
+    assert features.Aim.plain(aim, values).tolist() == [0, 0, 0.25, 1, 1]
+
+
 def test_an_image_is_as_large_as_the_window_that_compares_it() -> None:
     for shape, is_image in (
         ((3, 7, 9), True),
