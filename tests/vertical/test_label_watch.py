@@ -163,7 +163,9 @@ def test_parts_of_one_follower_are_read_together_as_far_as_both_were_seen(
 
 
 def test_a_run_of_one_epoch_has_no_sums() -> None:
-    assert len(heard(by_sign, [0.8, 0.2], 1, steps=STEPS + 7)) == 2
+    start, end = heard(by_sign, [0.8, 0.2], 1, steps=STEPS + 7)
+    assert f"measured in steps 1 to {STEPS}" in start
+    assert f"measured in steps {STEPS + 1} to {STEPS + 7}" in end
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -344,6 +344,21 @@ def test_digests_are_those_of_distinct_ids_under_a_whole_key(
         played(both, [[3]], lead={"begin": changed(key=b"short")})
 
 
+def test_the_leader_notes_the_rows_that_only_one_party_has(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, notes = scorers(trained(tmp_path), stack), list[str]()
+    both["bank"].ids = both["bank"].ids[:9]
+    monkeypatch.setattr(both["lead"], "note", notes.append)
+    played(both, [[0]])
+    common = len(np.intersect1d(both["bank"].ids, both["lead"].ids))
+    leads = len(both["lead"].ids)
+    assert notes[0] == (
+        f"score: bank lacks {leads - common} of the {leads} examples of lead and has "
+        f"{9 - common} others; only the {common} that all parties have are used"
+    )
+
+
 def test_a_row_goes_on_if_every_party_allows_it() -> None:
     seen: list[list[int]] = []
     found: list[Any] = []
