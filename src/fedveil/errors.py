@@ -253,7 +253,7 @@ class SiteRefused(ClientWithheld):
 
 
 class AccountInvalid(FedveilError):
-    """A site's privacy account was edited, rolled back or deleted, or its key was exchanged."""
+    """A site's privacy account was edited, rolled back or deleted, or its key was replaced."""
 
 
 class OverSpent(FedveilError):

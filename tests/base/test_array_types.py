@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedveil.base import array_types
+from fedveil.base import array_types, two_threads
 from fedveil.base.array_types import are_distinct, into_floats
 
 
+@pytest.mark.parametrize("long", [1, 1 << 22])
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 8, 9])
 def test_every_number_becomes_a_float(
-    length: int, dtype: type, monkeypatch: pytest.MonkeyPatch
+    length: int, dtype: type, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(array_types, "_PART", 4)
+    monkeypatch.setattr(two_threads, "_LONG", long)
     numbers = np.arange(7, 7 + length, dtype=dtype)
     expected = [float(number) for number in numbers]
     floats = into_floats(numbers)

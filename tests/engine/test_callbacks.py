@@ -89,7 +89,7 @@ def test_what_raises_ends_the_run_which_goes_on(tmp_path: Path) -> None:
 
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue) as told:
-        fedveil.simulate(job("Stranger"), tmp_path / "run")
+        fedveil.simulate(job("Told", "Stranger"), tmp_path / "run")
     assert str(told.value) == (
         "record.callbacks = 'test_callbacks:Stranger' is a Stranger, not a subclass of "
         "fedveil.engine.callbacks.Callback"

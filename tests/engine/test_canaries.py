@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_evidence import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
 from fedveil.engine.executors.client_side import Trained
+from fedveil.engine.executors.executor import Executor
 from fedveil.engine.job_protection import make_protection
 from fedveil.engine.round_checkpoint import LATEST
 from fedveil.errors import DeploymentError, InvalidValue, JobError, ModelInvalid
@@ -24,7 +26,7 @@ from fedveil.flower.job.deploy import deployable
 from fedveil.privacy.choice_audit import Choice, in_pairs, told_true
 from fedveil.privacy.finding import Finding
 from fedveil.privacy.guarantee_strength import Figure
-from fedveil.protections.base import Aggregate
+from fedveil.protections.base import Aggregate, RoundContext
 from fedveil.protections.reading import Reading
 from fedveil.record.finding_lines import FINDINGS, read_findings
 from fedveil.record.run_folder import MODEL
@@ -103,6 +105,7 @@ def test_canaries_reach_far_beyond_the_clip() -> None:
     clipped = job(protection={"dp_encrypt": {**PER_ROUND, "dp_norm_clip": 0.5}})
     sent = [np.linalg.norm(update) for update in updates(clipped, 6)]
     assert sent == pytest.approx([0.75, 4.0, 32.0] * 2)
+    assert canaries_of(clipped)._sums._moved == 0.5  # as long as a clip that holds lets through
     own = job(audit={"canaries": 40, "norm": 0.125})
     assert [np.linalg.norm(update) for update in updates(own, 2)] == pytest.approx([0.125] * 2)
     plain = [np.linalg.norm(update) for update in updates(job("not_encrypt"), 3)]
@@ -350,46 +353,48 @@ def test_codes_without_noise_of_their_own_are_not_audited() -> None:
 def test_a_damaged_checkpoint_s_evidence_is_refused(position: str) -> None:
     canaries = canaries_of(job(position, 4, protection=TWO))
     state = canaries.state()
-    for changed in ({"own.scores": np.zeros(2)}, {"rounds": -1}, {"own.told": 1},
+    counts, row = state["own.counts"], state["own.last.1"].shape[1]
+    choices = [
+        {"own.counts": counts + np.array([2, 1])},  # more hits than tries
+        {"own.last.1": np.full((4, row), -2, np.int8)}, {"own.last.0": np.zeros((2, row), np.int8)},
+    ]  # fmt: skip
+    for changed in (*(choices if row else ()),
+                    {"own.scores": np.zeros(2)}, {"rounds": -1}, {"own.told": 1},
                     {"sum.scores": np.full(4, math.nan)}, {"more": 1},
                     {"own.noise.squares": -1.0}, {"sum.last": np.zeros(3)},
-                    {"own.rests": np.zeros((2, 112))}, {"own.last": np.ones((4, 1), np.int8)[:3]},
-                    {"own.counts": np.array([[2, 1]] * 9)[: len(state["own.counts"])] + 0.0},
+                    {"own.rests": np.zeros((2, 112))}, {"own.counts": counts + 0.5},
                     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"^field|outside"):
             canaries.restore({**state, **changed})
-    canaries.restore(state)
+    canaries.restore({**state, "rounds": 1})  # of the two that the job asks for
+    found = canaries.finding(Figure(math.inf, 0.0))
+    assert found is not None
+    assert (found.settings["rounds"], found.saw) == (1, "the aggregates of 1 round")
+    assert BY_NOISE not in [figure.name for figure in found.figures]
 
 
-def test_a_resumed_run_of_sums_finds_the_same(tmp_path: Path) -> None:
-    """Its checkpoint lies between the two rounds whose difference is measured."""
-    sums = job("distributed_dp", 12, rounds=4, checkpoint={"every": 1}, protection=TWO,
-               clients={"number": 12, "fraction": 1.0}, simulation={"workers": 0, "masks": False},
-               )  # fmt: skip
+def test_the_executor_is_told_of_the_clients_alone() -> None:
+    canaries, opened = canaries_of(job(canaries=4)), list[Any]()
+    canaries.carrier = cast(Executor, SimpleNamespace(open=opened.append))
+    canaries.open(RoundContext([3, 7, 40, 42], 5, np.zeros(112, np.float32)))
+    assert [(context.cohort, context.round) for context in opened] == [([3, 7], 5)]
+
+
+@pytest.mark.parametrize("position", ["distributed_dp", "signds", "rr"])
+def test_a_run_resumed_between_two_rounds_that_are_compared_finds_the_same(
+    position: str, tmp_path: Path
+) -> None:
+    compared = job(position, 10, rounds=4, checkpoint={"every": 1}, protection=TWO,
+                   clients={"number": 10, "fraction": 1.0},
+                   simulation={"workers": 0, "masks": False})  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    fedveil.simulate(sums, whole)
+    fedveil.simulate(compared, whole)
 
     def interrupt(record: dict[str, Any]) -> None:
         if record["round"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedveil.simulate(sums, cut, progress=interrupt)
-    fedveil.resume(cut)
-    assert (cut / FINDINGS).read_bytes() == (whole / FINDINGS).read_bytes()
-
-
-@pytest.mark.parametrize("position", ["signds", "rr"])
-def test_a_resumed_run_counts_the_same_choices(position: str, tmp_path: Path) -> None:
-    choices = job(position, 10, rounds=4, checkpoint={"every": 1})
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    fedveil.simulate(choices, whole)
-
-    def interrupt(record: dict[str, Any]) -> None:
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedveil.simulate(choices, cut, progress=interrupt)
+        fedveil.simulate(compared, cut, progress=interrupt)
     fedveil.resume(cut)
     assert (cut / FINDINGS).read_bytes() == (whole / FINDINGS).read_bytes()

@@ -35,6 +35,15 @@ def test_each_candidate_spends_the_epsilon_and_no_more() -> None:
         assert max(costs) <= 3.0
 
 
+def test_a_candidate_takes_the_place_of_noise_that_the_job_has() -> None:
+    noisy = {"name": "central_gaussian", "central_gaussian": {"noise_multiplier": 0.3}}
+    job = small_job(protection=noisy)
+    (found,) = candidates(job, 83, 3.0, ["central_gaussian"], ["rounds=5"])
+    again = Job.read(job.model_dump(), found.settings)
+    assert (again.rounds, again.protection.settings.noise_multiplier) == (5, None)
+    assert again.protection.settings.target_epsilon == 3.0
+
+
 def test_a_job_that_rules_a_protection_out_is_left_without_it() -> None:
     two = small_job(clients={"number": 8, "fraction": 0.25})
     assert "distributed_dp" not in [one.name for one in candidates(two, 83, 3.0)]

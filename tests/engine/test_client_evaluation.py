@@ -97,7 +97,10 @@ def test_a_run_records_and_shows_what_clients_have_of_its_model(tmp_path: Path) 
     run = fedveil.simulate(settings, tmp_path / "run")
     data = load_data(settings)
     _, tested = make_shares(settings, data)
+    other = make_shares(settings.with_({"seed": 5}), data)[1]
     assert tested is not None
+    assert other is not None
+    assert sorted(tested.indices) != sorted(other.indices)
     task = find("classification")
     each = []
     for client in range(8):

@@ -12,6 +12,7 @@ import parts
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import ClientsData, Made
 from fedveil.entropy import Seeded
+from fedveil.rounds.outcomes import Effort, Failed
 from round_parts import server_half
 
 CLIENTS = range(2)
@@ -43,6 +44,9 @@ def test_no_two_reports_have_the_same_noise() -> None:
             half = server_half(made, [answer.client], weights, number=number)
             half.receive(answer.client, answer.message)
             reports.append(half.aggregate().update)
+    failed = side.answer(0, opening, Failed(0, "ValueError: no", effort=Effort(2.5)))
+    assert isinstance(failed, Made)  # it reports an update of zero
+    assert (failed.effort.training_s, failed.effort.unusable) == (2.5, "ValueError: no")
     deviation = np.std(reports)
     for one, other in combinations(reports, 2):
         assert np.std(one - other) > 0.5 * deviation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.stats import norm
 
 import fedveil
 import parts
-from fedveil.engine.faults import late_clients, silent_clients
+from fedveil.engine.faults import Faulty, late_clients, silent_clients
 from fedveil.entropy import Seeded
 from fedveil.errors import RunFailed
 from fedveil.federated.job import Job
@@ -48,6 +49,12 @@ def test_without_spread_all_are_in_time_or_none() -> None:
     assert set(late_clients(COHORT, PHASES, 1000, 1001, 0, Seeded(1)).values()) == {"advertise"}
     assert late_clients(COHORT, PHASES, 1000, 0, 5, Seeded(1)) == {}
     assert len(late_clients(range(50), PHASES, 1000, 1e300, 1e300, Seeded(1))) > 40
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_faults_leave_an_executor_where_it_is(beside: bool) -> None:
+    executor: Any = SimpleNamespace(beside_server=beside)
+    assert Faulty(executor, Job(), executor).beside_server == beside
 
 
 def test_silent_clients_are_the_shares_of_the_plan() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ import fedveil
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.membership import membership
 from fedveil.attacks.target import Target
-from fedveil.engine.evaluation import told
+from fedveil.engine.evaluation import _plain, told
 from fedveil.errors import AttackImpossible, DataInvalid, JobError, ModelInvalid, TaskInvalid
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trainer import TrainingPlan
@@ -227,6 +228,24 @@ def test_what_cannot_be_is_told_before_the_first_round(
     with pytest.raises(error) as caught:
         fedveil.simulate(settings, tmp_path / "run")
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("good!", 0.5, "return 'good!', which cannot be a record's key"),
+        ("good\n", 0.5, "which cannot be a record's key"),
+        ("good", True, "good is a bool, not a number"),
+        ("good", torch.tensor(True), "good is a bool, not a number"),
+        ("good", "0.5", "good is a str, not a number"),
+    ],
+)
+def test_a_metric_is_a_number_under_a_plain_name(name: str, value: Any, said: str) -> None:
+    with pytest.raises(TaskInvalid, match=said):
+        _plain(name, value)
+    assert _plain("good", np.float32(0.5)) == 0.5
+    assert _plain("good", torch.tensor(7)) == 7.0
+    assert _plain("each", np.array([1.5, 2.0])) == [1.5, 2.0]
 
 
 def test_attacks_on_classes_refuse_other_tasks() -> None:

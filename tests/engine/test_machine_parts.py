@@ -51,6 +51,8 @@ def test_a_client_that_was_slow_once_is_not_expected_to_stay_so() -> None:
     [
         ("ActorDiedError", "(1) the process was killed by the OOM killer due to high", "it died"),
         ("ActorDiedError", "Worker exit type: NODE_OUT_OF_MEMORY", "it ran out of memory"),
+        ("ActorDiedError", "killed by the OOM killer: NODE_OUT_OF_MEMORY", "it ran out of memory"),
+        ("ActorDiedError", "The actor on node 7 has exited.", "it died"),
         ("OutOfMemoryError", "", "it ran out of memory"),
         ("ActorDiedError", "The actor died because its node has died.", "its node is gone"),
     ],
@@ -116,6 +118,11 @@ def test_the_longest_clients_are_placed_first_and_stay_where_that_is_fair() -> N
     assert sum(times[c] for (c,) in crowded["a"]) <= 1.05 * 5.0
     kept = placed(work, times.__getitem__, {"a": 1, "b": 3}, lambda group: "a", float("inf"))
     assert kept == {"a": work, "b": []}
+    long = placed([(1,), (0,)], {0: 9.0, 1: 1.0}.__getitem__, {"a": 1, "b": 1}, {(0,): "b"}.get)
+    assert long == {"a": [(1,)], "b": [(0,)]}
+    two = placed(groups(range(3), 1), {0: 5.0, 1: 5.0, 2: 4.0}.__getitem__,
+                 {"a": 1, "b": 1, "c": 1}, {(0,): "a", (1,): "b"}.get)  # fmt: skip
+    assert two == {"a": [(0,)], "b": [(1,)], "c": [(2,)]}
     assert groups([7, 5, 9, 1], 3) == [(7, 5, 9), (1,)]
 
 
@@ -136,7 +143,10 @@ def test_modules_travel_as_files_without_their_data(
         (home / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     importlib.import_module("carried")
-    archive = packed_sources(["carried:made", "lenet"])
+    archive = packed_sources(["carried:made", "lenet", "test_machine_parts:members"])
+    with zipfile.ZipFile(io.BytesIO(archive)) as held:
+        assert "0/carried.py" in held.namelist()
+        assert "1/test_machine_parts.py" in held.namelist()
     names = ("carried", "package", "package.helper", "package.inner", "package.inner.deep")
     for name in names:
         del sys.modules[name]

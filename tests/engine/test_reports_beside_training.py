@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +96,21 @@ def test_the_training_thread_makes_reports_that_still_wait_at_the_end(
     two, both = run(protection, tmp_path / "two", 2, monkeypatch)
     assert one == two
     assert both == {"MainThread", "reports"}
+
+
+@pytest.mark.parametrize(
+    ("dimension", "plain", "keeps", "cores", "apart"),
+    [
+        (1 << 20, False, False, 2, True), ((1 << 20) - 1, False, False, 2, False),
+        (1 << 20, True, False, 2, False), (1 << 20, False, True, 2, False),
+        (1 << 20, False, False, 1, False),
+    ],
+)  # fmt: skip
+def test_only_long_reports_without_a_state_are_made_apart(
+    dimension: int, plain: bool, keeps: bool, cores: int, apart: bool
+) -> None:
+    protection = SimpleNamespace(dimension=dimension, plain_reports=plain)
+    side: Any = SimpleNamespace(protection=protection, keeps_state=keeps)
+    made = in_process.InProcess(side, cores)
+    assert (made._pool is not None) == apart
+    made.close()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from fedveil.base import two_threads
 from fedveil.engine.server_optimizer import ServerOptimizer, make_optimizer
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.job import Job
@@ -62,8 +63,12 @@ def test_a_restored_optimizer_goes_on_with_the_same_bytes(name: str) -> None:
         weights = one
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["none", "momentum", "adagrad", "adam", "yogi"])
-def test_a_step_in_place_gives_the_same_bytes_or_changes_nothing(name: str) -> None:
+def test_a_step_in_place_gives_the_same_bytes_or_changes_nothing(
+    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_threads, "_LONG", 1 if threads == 2 else 1 << 30)
     settings = ServerSettings(optimizer=name, lr=0.3)  # type: ignore[arg-type]
     count = 140_001  # three parts, the last of which is odd
     trainable = np.arange(count) % 7 != 3
@@ -76,11 +81,21 @@ def test_a_step_in_place_gives_the_same_bytes_or_changes_nothing(name: str) -> N
         assert within.step(place, mean, 0.4, in_place=True) is place
         assert place.tobytes() == weights.tobytes()
     before = {key: moment.copy() for key, moment in within.state().items()}
-    mean[-1] = np.inf
-    with pytest.raises(RoundVoid, match="not finite"):
-        within.step(place, mean, 0.4, in_place=True)
-    assert place.tobytes() == weights.tobytes()
-    assert all((within.state()[key] == moment).all() for key, moment in before.items())
+    for at, bad in ((-1, np.inf), (-1, np.nan), (0, -1e300), (0, np.nan), (70_001, 1e300)):
+        changed = mean.copy()
+        changed[at] = bad
+        with pytest.raises(RoundVoid, match="not finite"):
+            within.step(place, changed, 0.4, in_place=True)
+        assert place.tobytes() == weights.tobytes()
+        assert all((within.state()[key] == moment).all() for key, moment in before.items())
+
+
+def test_a_step_that_comes_close_to_the_largest_number_is_taken() -> None:
+    """Its sizes add up to too much, but no weight does."""
+    optimizer = ServerOptimizer(ServerSettings(), np.ones(2, np.bool_))
+    weights = np.array([3e38, -1], np.float32)
+    moved = optimizer.step(weights, np.array([-2e38, 1e38]), in_place=True)
+    np.testing.assert_allclose(moved, [1e38, 1e38], rtol=1e-6)
 
 
 def test_another_optimizers_state_is_refused() -> None:

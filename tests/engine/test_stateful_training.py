@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedveil.engine.assembly import (
 from fedveil.engine.budget import prepared
 from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.executors.stateful_training import Dynamic, OwnLayers, Scaffold
+from fedveil.engine.executors.stateful_training import Dynamic, KeptTraining, OwnLayers, Scaffold
 from fedveil.engine.own_layer_evaluation import client_model
 from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
@@ -471,3 +472,18 @@ def test_variates_are_clipped_with_the_update(position: str) -> None:
 )
 def test_what_does_not_fit_is_refused(text: str, sentence: str) -> None:
     assert problems(text) == [sentence]
+
+
+def test_a_state_that_is_not_finite_is_not_saved() -> None:
+    saved: list[Any] = []
+    made: Any = KeptTraining.__new__(KeptTraining)
+    made._round, made._trained_last = 6, (3, np.array([1.0, 2.0]), np.array([4.0, 5.0]))
+    made._way = SimpleNamespace(next=lambda kept, change, carried: 2 * kept + change - carried)
+    made._states = SimpleNamespace(save=lambda *given: saved.append(given))
+    made.reported(3, np.array([0.5, np.inf]))
+    assert saved == []
+    made.reported(3, np.array([0.5, 0.25]))
+    ((client, round, new),) = saved
+    assert (client, round, new.tolist()) == (3, 6, [5.5, 8.75])
+    with pytest.raises(AssertionError, match="in the order in which they train"):
+        made.reported(4, np.array([0.5, 0.25]))

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections import deque
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.base.message import decode
-from fedveil.engine.executors.pool import WorkerPool, _Worker
+from fedveil.engine.assembly import ModelShape
+from fedveil.engine.executors.pool import InSlot, WorkerPool, _program, _Worker
+from fedveil.engine.executors.shared_block import SharedBlock
+from fedveil.engine.executors.worker import _into_slot
+from fedveil.federated.job import Job
+from fedveil.protections.base import RoundContext
+from fedveil.rounds.outcomes import Answer, Effort, Report, Withheld
 
 
 class Sent:
@@ -73,6 +83,80 @@ def test_a_message_that_is_everybodys_is_sent_once_to_each_worker() -> None:
         made = pool(2)
         assert not made._say_common(messages)
         assert [worker.sent for worker in made._workers] == [[], []]
+
+
+def _note(told: list[tuple[int, int]], ready: int, of: int) -> None:
+    told.append((ready, of))
+
+
+def test_workers_begin_with_the_job_and_train_as_many_together_as_the_trainer_needs(
+    tmp_path: Path,
+) -> None:
+    for capacity, most in ((5, 7), (9, 9)):
+        made, told = pool(3, capacity=capacity), list[tuple[int, int]]()
+        made._data = made._exchange = SimpleNamespace(descriptor=4, spans={})
+        for number, worker in enumerate(made._workers):
+            worker.number, worker.receive = number, lambda: ("ready", 7)
+        shape = ModelShape((6,), 3)
+        made.start(Job(seed=9), shape, tmp_path, b"own", partial(_note, told))
+        assert (made._least, made._capacity) == (7, most)
+        assert told == [(1, 3), (2, 3), (3, 3)]
+        setups = [setup for worker in made._workers for _, setup in worker.sent]
+        assert [setup.number for setup in setups] == [0, 1, 2]
+        assert {(s.job.seed, s.shape, s.own, s.run) for s in setups} == {
+            (9, shape, b"own", tmp_path)
+        }
+
+
+def test_a_round_begins_with_its_weights_and_without_owners() -> None:
+    made, weights = pool(2), np.zeros(3, np.float32)
+    made._exchange = SimpleNamespace(array=lambda name: {"model": weights}[name])
+    made._owner = {4: made._workers[1]}
+    model = np.arange(3, dtype=np.float32)
+    made.open(RoundContext([4, 5], 8, model[:2], whole=model))
+    assert (weights.tolist(), made._owner) == ([0, 1, 2], {})
+    for worker in made._workers:
+        ((word, context),) = worker.sent
+        assert (word, context.round, len(context.model), context.whole) == ("open", 8, 0, None)
+
+
+def test_a_worker_is_a_program_of_one_thread_that_nobody_else_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **how: started.append((words, how)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    _program(3, [5, 7])
+    ((words, how),) = started
+    assert "-P" in words  # the working folder is no place for modules
+    assert (words[-1], how["pass_fds"], how["process_group"]) == ("3", [3, 5, 7], 0)
+    assert how["env"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_reports_that_fit_into_a_slot_are_told_by_their_place() -> None:
+    slot = np.zeros(7, np.uint8)
+    answers: list[Answer] = [
+        Report(4, b"abc", effort=Effort(1.0)), Withheld(2, "no"), Report(9, b"too long"),
+        Report(3, b"defg", effort=Effort(2.0)), Report(1, b"h"),
+    ]  # fmt: skip
+    assert _into_slot(list(answers), slot) == [
+        InSlot(4, 0, 3, effort=Effort(1.0)), answers[1], answers[2],
+        InSlot(3, 3, 7, effort=Effort(2.0)), answers[4],
+    ]  # fmt: skip
+    assert slot.tobytes() == b"abcdefg"
+
+
+@pytest.mark.parametrize("memfd", [True, False])
+def test_shared_memory_needs_no_memfd(memfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not memfd:
+        monkeypatch.delattr(os, "memfd_create")
+    arrays = {"x": np.arange(5, dtype=np.int16), "y": np.array([[0.5, 2.0]])}
+    block = SharedBlock.of(arrays)
+    again = SharedBlock(block.descriptor, block.spans)  # what another process opens
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again.array(name), array)
+    again._map.close()
+    block.close()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
 import parts
+from fedveil.base.example_arrays import items, shape_of
 from fedveil.base.message import decode, encode
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
 from fedveil.engine.executors.client_side import ClientsData, Made
+from fedveil.errors import DeploymentError
 from fedveil.flower import ProtectedStrategy, ProtectMod
 from fedveil.flower.app.offer import Offer
 from fedveil.flower.app.options import parse
@@ -157,7 +160,7 @@ def test_a_deployed_client_reports_either_way(
     ("model", "data", "logged"),
     [
         ("parts:picky", "parts:eager_data", "RuntimeError: these examples are not to my taste"),
-        ("parts:linear", "parts:labels_beyond", "this client has the label 9"),
+        ("parts:linear", "parts:labels_beyond", "this client has the label 3"),
         ("parts:linear", "parts:no_data_today", "SystemExit: not today"),
         ("parts:linear", "parts:nothing_there", "AttributeError|has no function|nothing_there"),
     ],
@@ -172,6 +175,19 @@ def test_whatever_goes_wrong_with_a_deployed_clients_data_is_in_its_own_log_alon
     assert not first_reply(grid).has_error()
     assert run.metrics[0]["reports"] == 6
     assert any(word in caplog.text for word in logged.split("|"))
+
+
+def test_texts_of_one_length_are_of_the_job_s_shape() -> None:
+    texts, pictures = np.arange(12).reshape(4, 3), np.zeros((4, 1, 5, 5))
+    for x, shape, fits in (
+        (texts, (-1,), True), (texts, (3,), True), (texts, (4,), False), (texts, (-1, 3), False),
+        (pictures, (-1, 5, 5), True), (pictures, (1, 5, 4), False),
+    ):  # fmt: skip
+        data = ClientsData.of_one(2, x, np.zeros(4, np.int64))
+        with nullcontext() if fits else pytest.raises(DeploymentError, match=r"have shape"):
+            found = client_training._of_shape(data, ModelShape(shape, 3))
+            assert shape_of(found) == shape
+            assert [item.tolist() for item in items(found)] == x.tolist()
 
 
 def test_a_deployed_client_is_charged_before_its_examples_are_read(

@@ -168,6 +168,7 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     assert "The server is trusted." in text_of(trusted, "trust")
     assert "The server is not trusted" in text_of(local, "trust")
     assert "noise_multiplier 1.4" in text_of(trusted, "mechanism")
+    assert "adaptive false" in text_of(local, "mechanism")
     assert "replaced by any other" in text_of(local, "unit")
     assert "Anyone with the job can remove the noise" in text_of(local, "randomness")
     assert text_of(local, "audit").startswith("Not stated: the run was not audited")
@@ -177,7 +178,9 @@ def test_the_answers_are_those_of_the_run(runs: dict[str, Path]) -> None:
     assert "is not protected, so no epsilon is finite." in text_of(none, "composition")
     assert "the privacy curves are composed." in text_of(local, "composition")
     assert "nothing is promised" in text_of(none, "not_covered")
-    assert "bank: an example in the run" in text_of(Dossier.of(runs["vertical"]), "epsilon")
+    split = Dossier.of(runs["vertical"])
+    assert "bank: an example in the run" in text_of(split, "epsilon")
+    assert "Anyone with the job can remove the noise" in text_of(split, "randomness")
 
 
 def test_an_audit_is_told_with_its_assumption_and_limit(copy: Path) -> None:

@@ -8,15 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil import __version__
 from fedveil.pages.dossier import recompute
 from fedveil.pages.dossier.account import Account
 from fedveil.pages.dossier.registry import registry_record
+from fedveil.pages.dossier.releases import _law_of
 from fedveil.pages.dossier.statements import Statement, _attacks, _channels, _open, _randomness
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.gaussian_curve import epsilon_for
+from fedveil.privacy.loss_distribution import LossDistribution
 
 KEYS = ("unit", "not_covered", "epsilon", "trust", "composition", "mechanism", "randomness",
         "side_channels")  # fmt: skip
@@ -148,6 +151,25 @@ def test_epsilons_are_added_or_composed() -> None:
     few = account(release("stated", 1, 0.33333), release("stated", 1, 0.41117), delta=1e-15)
     assert recompute.recomputed(few)[0] == pytest.approx(0.7445, rel=1e-9)
     assert recompute.composed(few["releases"], 1e-15, 1.0)[0] > 0.74451
+
+
+def test_losses_between_two_points_count_as_the_larger() -> None:
+    stated = release("stated", 3, 0.7) | {"delta": 1e-3}
+    part, exact = recompute.table(stated, 0.4)
+    assert not exact
+    assert part.get_epsilon_for_delta(1.01e-3) == pytest.approx(0.8, rel=0.01)
+    assert part.get_epsilon_for_delta(0.9e-3) == math.inf
+    twice = recompute.composed([release("stated", 2, 0.5)], 1e-9, 1.0)
+    assert twice == (pytest.approx(1.0, rel=1e-6), 0.0)
+    mixed = [stated | {"epsilon": 0.7001}, release("gaussian", 5, ratio=2.0)]
+    assert recompute.composed(mixed, 1e-2, 2.0)[1] == 3 * recompute.grid(mixed, 2.0)
+
+
+def test_a_table_of_losses_is_written_whole() -> None:
+    table = LossDistribution(0.5, -1, np.array([0.2, 0.5, 0.29]), 0.01)
+    assert _law_of(table, [0.5, 1.0]) == {
+        "law": "table", "step": 0.5, "low": -1, "infinite": 0.01, "masses": [0.2, 0.5, 0.29],
+    }  # fmt: skip
 
 
 def test_a_verdict_allows_for_rounding_alone() -> None:

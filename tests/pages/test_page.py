@@ -28,7 +28,7 @@ SMALL = Plot("a", "Accuracy", Axis("round"), Axis("accuracy"), [Curve("own", [1,
 RICH = Plot(
     "b", "Against epsilon", Axis("epsilon", log=True), Axis("bytes", log=True),
     [
-        Curve("spread", [1, 2, 4], [1, math.nan, 3], [0.5, math.nan, 2], [2, math.inf, 4], True),
+        Curve("spread", [1, 2, 4], [1, math.nan, 3], [0.5, 0.25, 2], [2, math.inf, 4], True),
         Curve("read off", [1, 4], [10, 1000], dashed=True),
         Curve("one", [2], [20]),
     ],
@@ -47,6 +47,9 @@ def test_a_single_figure_stands_on_an_axis_of_its_own_size(zero: bool, end: floa
     layout = figure(Plot("a", "A", Axis("step"), Axis("accuracy", zero=zero), [curve]))["layout"]
     assert layout["yaxis"]["range"] == pytest.approx([end, 1.089])
     assert "range" not in layout["xaxis"]
+    modes = [layout[axis]["rangemode"] for axis in ("xaxis", "yaxis")]
+    assert modes == ["normal", "tozero" if zero else "normal"]
+    assert "range" not in figure(SMALL)["layout"]["yaxis"]
 
 
 @pytest.mark.parametrize("plot", [SMALL, RICH, Plot("n", "None", Axis("x"), Axis("y"), [])])
@@ -268,6 +271,7 @@ def test_marks_of_several_are_there_for_two_and_not_for_one() -> None:
     for mark in ("<nav>", 'class="legend"', "<table class=sorts>"):
         assert (mark in alone, mark in both) == (False, True), mark
     assert re.findall('data-plot="([0-9])"', both) == ["0", "1"]
+    assert figure(two)["layout"]["showlegend"]
 
 
 def test_a_short_axis_of_whole_numbers_has_no_labels_between_them() -> None:

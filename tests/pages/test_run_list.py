@@ -15,7 +15,7 @@ from test_every_figure import written
 import fedveil
 from browser import needs_browser, show
 from fedveil.cli.exits import Exit
-from fedveil.pages.run_list import ListedRun, RunList, ordered, run_list
+from fedveil.pages.run_list import DamagedRun, ListedRun, RunList, ordered, run_list
 from fedveil.pages.run_list_page import run_list_page, runs_table
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure
@@ -111,7 +111,14 @@ def test_only_accuracies_are_in_the_order_of_accuracy() -> None:
             ("d", "accuracy", 0.75), ("e", "accuracy", math.nan),
         )
     ]  # fmt: skip
-    assert [run.name for run in ordered(runs, "accuracy")] == ["d", "b", "a", "c", "e"]
+    assert [run.name for run in ordered(runs[::-1], "accuracy")] == ["d", "b", "a", "c", "e"]
+
+
+def test_damaged_folders_are_on_the_page_without_runs_beside_them(tmp_path: Path) -> None:
+    page = run_list_page(
+        RunList(tmp_path, [], [DamagedRun(tmp_path, "cut", "line 3")]), tmp_path / "page.html"
+    )
+    assert [section.title for section in page.sections] == ["Runs", "Folders that cannot be read"]
 
 
 def test_a_damaged_folder_is_a_line_and_ends_nothing(made: Path, command: Command) -> None:

@@ -18,10 +18,10 @@ from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import RunFolderError
 from fedveil.pages.guarantee_text import figure_lines, figures, returned
 from fedveil.pages.machines import machine_totals
-from fedveil.pages.page import Fact, Fold, Page, Picture, Points, Table
+from fedveil.pages.page import Code, Fact, Fold, Page, Picture, Points, Table
 from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.pages.run_folder_page import page_of, page_of_several
-from fedveil.pages.run_page import duration, run_page
+from fedveil.pages.run_page import attack_page, duration, run_page
 from fedveil.pages.vertical_page import vertical_page
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import Figure, told
@@ -263,8 +263,9 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
          "bytes_sent_per_step": 300.0, "bytes_received_per_step": 4000.0}
         for epoch in (0, 2)
     ]  # fmt: skip
-    look = {"party": "lead", "look": 14, "test_loss": 0.25}
-    folder = written(tmp_path / "run", job, {"lead": [*records, look], "bank": records[:1]})
+    looks = [{"party": "lead", "look": 14, "test_loss": 0.25},
+             {"party": "lead", "look": 21, "test_loss": 0.5, "test_auc": 0.75}]  # fmt: skip
+    folder = written(tmp_path / "run", job, {"lead": [*records, *looks], "bank": records[:1]})
     page = vertical_page(read_run(folder))
     shown = dict(table(page, "Settings"))
     assert {
@@ -283,6 +284,8 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     )
     (loss,) = (plot for plot in page.plots if plot.name == "loss")
     assert list(loss.curves[0].x) == [2, 14]
+    (held_out,) = (plot for plot in page.plots if plot.name == "held-out-loss")
+    assert (held_out.curves[0].x, held_out.curves[0].y) == ([14, 21], [0.25, 0.5])
     (row,) = table(page_of_several([folder]), "At the end")
     assert row[-1] == "4.3 KB"
     line = {"epsilon": 1.0, "delta": 0.2, "what": "a row"}
@@ -309,3 +312,19 @@ def test_a_vertical_runs_settings_and_steps_are_its_own(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as cut:
         page_of(folder)
     assert str(cut.value).endswith(f"resume it with: fedveil vertical run --resume {folder}")
+
+
+def test_each_attack_has_its_effort_and_a_deployed_run_its_command(tmp_path: Path) -> None:
+    job = small_job()
+    (tmp_path / "job.yaml").write_text(job.to_yaml())
+    found = [
+        Finding(name, effort, "rr", [Measured("mse", 0.5)])
+        for name, effort in (("one", "quick"), ("two", "full"))
+    ]
+    page = attack_page(ReadRun(tmp_path, job.model_dump(), [], found, []))
+    facts = [fact for fact in page.lead if isinstance(fact, Fact)]
+    assert [fact.text.split(".")[0] for fact in facts] == ["At effort quick", "At effort full"]
+    apart = ["0 clients are Flower SuperNodes; their reasons stay with them"]
+    for events, command in (([], "fedveil run job.yaml"), (apart, "flwr run APP")):
+        page = run_page(ReadRun(tmp_path, job.model_dump(), [], [], events))
+        assert parts(page, "Repeat this run", Code)[0].text == command

@@ -15,6 +15,7 @@ from fedveil.pages.single_points import shown, single_points
     [
         ("percent", 0.9314, "93.1%"), ("bytes", 31_700_000, "31.7 MB"),
         ("seconds", 61.25, "61.2 s"), ("", 1234.5678, "1,235"), ("percent", math.nan, "undefined"),
+        ("seconds", -math.inf, "undefined"),
     ],
 )  # fmt: skip
 def test_a_value_is_shown_in_its_unit(unit: str, value: float, text: str) -> None:

@@ -191,6 +191,7 @@ def test_statistics_of_batchnorm_do_not_survive_it(tmp_path: Path) -> None:
 def test_what_does_not_fit_gets_one_sentence(central: dict[str, Any], sentence: str) -> None:
     with pytest.raises(JobError, match=sentence):
         job(central)
+    job({**CENTRAL, "central_norm_clip": 8.0})  # an update of one entry may be as long as its bound
 
 
 def test_what_is_carried_is_clipped_to_the_central_norm_and_the_ring_has_room_for_the_noise() -> (

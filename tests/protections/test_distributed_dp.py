@@ -186,8 +186,10 @@ def test_an_update_that_cannot_be_used_is_noise_around_zero(bad: float, tmp_path
 def test_a_sum_that_no_honest_clients_can_have_is_told(masks: bool) -> None:
     made = protection(noise_multiplier=1.0, masks=masks)
     edge = np.full(made.length, made.noise.reach + made.noise.reach // 8)
-    with pytest.raises(RoundVoid, match="exceeds the range of clipped updates and their noise"):
+    with pytest.raises(RoundVoid, match="exceeds the range of clipped updates and their") as void:
         play(made, updates(), lying=edge)
+    assert (void.value.phase, void.value.got) == ("unmask", CLIENTS)
+    assert void.value.needed == made.least_clients < CLIENTS
 
 
 def test_how_far_a_liar_moves_an_entry() -> None:
@@ -403,6 +405,7 @@ def test_an_amplified_sum_counts_the_honest_clients_noise_alone() -> None:
     assert spending.loss.release == SampledGaussian(made.noise.ratio(6), 0.1)
     assert spending.loss.per == "example"
     assert made.noise.ratio(6) < made.noise.ratio(8)
+    assert made.signs(3) is None  # an example's bound is of vectors that are not rotated
 
 
 class Named(Seeded):

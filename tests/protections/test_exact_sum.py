@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base import two_threads
 from fedveil.protections import exact_sum
 from fedveil.protections.exact_sum import ExactSum
 
@@ -149,7 +150,7 @@ def test_a_term_that_is_refused_or_large_at_any_place(
     place: int, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terms are added block by block, and long ones by two threads. What was added is undone."""
-    monkeypatch.setattr(exact_sum, "_LONG", long)
+    monkeypatch.setattr(two_threads, "_LONG", long)
     ordinary = np.linspace(-3, 3, 10_000, dtype=np.float32)
     five_times = ordinary.astype(np.float64) * 5
     running = ExactSum(10_000)

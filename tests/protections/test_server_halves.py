@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.base.message import Message, decode, encode, encoded_bytes
 from fedveil.entropy import Seeded
+from fedveil.errors import ClientWithheld
 from fedveil.federated.job import Job
 from fedveil.protections.base import JobContext, Protection, RoundContext
 from fedveil.protections.catalog import build
@@ -86,3 +87,19 @@ def test_what_travels_between_halves_is_sums(overrides: tuple[str, ...]) -> None
     copy = pickle.loads(pickle.dumps(half))
     assert set(vars(copy)) == kept
     assert len(copy._context.model) == 0
+
+
+@pytest.mark.parametrize("overrides", POSITIONS, ids=" ".join)
+def test_a_client_answers_only_the_opening_of_its_round_and_with_a_whole_update(
+    overrides: tuple[str, ...],
+) -> None:
+    protection, context = make(overrides)
+    opening = protection.server_round(context).opening()
+    update = np.zeros(DIMENSION, np.float32)
+    half = client_half(protection, 10, context.model, examples=5, entropy=Seeded(1), number=2)
+    for asked, given in (
+        ({**opening, "round": 3}, update), (opening, update[1:]), (opening, None),
+    ):  # fmt: skip
+        with pytest.raises(ClientWithheld):
+            half.respond(asked, given)
+    assert half.respond(opening, update)["round"] == 2

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from fedveil.protections.advice import Cohort
+from fedveil.protections.base import JobContext
+from fedveil.protections.catalog import build
 from fedveil.protections.distributed_dp import DistributedDPSettings, some_noise
 from fedveil.protections.pw_encrypt import PWEncryptSettings
 from fedveil.protections.secure_sum_settings import (
@@ -162,3 +164,13 @@ def test_noise_is_counted_among_those_that_share(
     made = DistributedDPSettings(**options)
     assert (made.least_survivors(clients), made.dishonest(clients)) == (least, dishonest)
     assert (some_noise(made, Cohort(99, clients)) is None) == (least > dishonest)
+
+
+def test_the_graph_is_of_the_clients_that_share_secrets() -> None:
+    for ratio, sharing in ((0.5, 900), (0.75, 1350)):
+        settings = PWEncryptSettings(share_secrets_ratio=ratio)
+        made: Any = build("pw_encrypt", settings, JobContext("equal", 6, 1800, rounds=2))
+        terms = made.terms(3)
+        assert (terms.round, terms.length, terms.sharing) == (3, made.length, sharing)
+        assert terms.neighbours == settings.graph_degree(sharing) != settings.graph_degree(1800)
+        assert terms.threshold == settings.threshold(1800)

@@ -1,13 +1,15 @@
-"""The state that rr and oue carry from round to round: only one that the job can reach is read."""
+"""The state that rr and oue carry from round to round, and the states that their reports hold."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import build, find
+from round_parts import client_half
 
 
 @pytest.mark.parametrize("name", ["rr", "oue"])
@@ -36,3 +38,14 @@ def test_a_state_is_one_that_a_round_of_the_job_leaves(
         return
     with pytest.raises(ValueError, match=sentence):
         made.check_state(state)
+
+
+def test_every_part_of_a_long_vector_begins_at_its_own_weights() -> None:
+    """Of weights that are states, whose code is not rounded at random."""
+    dimension = (1 << 16) + 5
+    settings = find("rr").settings_type(eps=4.8, cells=1, fidelity="aggregate")
+    made: Any = build("rr", settings, JobContext("equal", dimension, 5, rounds=9))
+    states = np.arange(dimension) % 3 - 1
+    half = client_half(made, 2, states * settings.clip, number=7)
+    sent = half.respond({"round": 7, "eps": 4.8}, np.zeros(dimension, np.float32))
+    assert (made.encoding(4.8).unpack(sent["states"], dimension) == states).all()

@@ -17,13 +17,13 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedveil.engine.job_protection import make_protection
-from fedveil.errors import OverSpent, SiteError
+from fedveil.errors import DeploymentError, OverSpent, SiteError
 from fedveil.flower.job import job_client
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.site.account import Limits, Release, SiteAccount
 from fedveil.site.door import Door, cost
 from fedveil.site.policy import Policy
-from fedveil.site.site_folder import Site, server_of
+from fedveil.site.site_folder import IDENTITY, Site, server_of
 from fedveil.site.supernode import _started, serve
 from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
 
@@ -236,6 +236,21 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path: Path, stack: ExitSta
         Site.open(house.folder)
     with pytest.raises(SiteError, match="fedveil site init"):
         Site.open(tmp_path)
+
+
+def test_a_site_s_keys_and_accounts_are_in_its_folder(tmp_path: Path, stack: ExitStack) -> None:
+    site = House(tmp_path / "site", stack, of_job(noised())).site
+    (site.folder / IDENTITY).unlink()  # jobs without signed rounds need none
+    data_set, owner = next(iter(site.policy.data.values())), object()
+    member = site.member("study", noised(), data_set, owner)  # type: ignore[arg-type]
+    seat = site.seat("study", signs=False)
+    assert member.client == seat.client == site.policy.servers["study"].client
+    for of in (member.keys, member.accounts, seat.state):
+        assert of.path.is_relative_to(site.folder)
+    assert (member.data, member.seeded, member.owner) == (data_set.reader, False, owner)
+    assert (member.identity, member.roster, seat.roster, seat.identity) == (None, None, {}, None)
+    with pytest.raises(DeploymentError, match=r"identity\.pem cannot be read"):
+        site.seat("study", signs=True)
 
 
 def test_a_server_is_named_unless_there_is_one(tmp_path: Path, stack: ExitStack) -> None:

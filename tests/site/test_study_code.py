@@ -218,6 +218,7 @@ def test_the_files_of_a_module_are_limited_together(
     monkeypatch.setattr(code_folder, "_MOST_BYTES", 11)
     with pytest.raises(SiteRefused, match=r"b\.py cannot be read"):
         code_folder.files_of(tmp_path, files)
+    assert Module({"a.py": b"xyz"}).digest != Module({"a.pyx": b"yz"}).digest
 
 
 def test_the_process_is_told_its_pipes_and_its_limits() -> None:

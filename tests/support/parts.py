@@ -192,7 +192,7 @@ def eager_data() -> dict[str, Any]:
 def labels_beyond() -> dict[str, Any]:
     """Return a client's examples with a label that the others do not have."""
     parts = one_clients_data()
-    parts["y_train"][0] = 9
+    parts["y_train"][0] = CLASSES
     return parts
 
 

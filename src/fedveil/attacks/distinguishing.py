@@ -140,9 +140,9 @@ def far_apart(
 class Distinguished:
     """Result of distinguishing the two updates of a pair by the reports of `rounds` rounds.
 
-    `audit` compares the lower bound on epsilon with the claim. `right` is the share of right
-    guesses if both updates are equally likely. `curve` is the lower bound by the protection's
-    privacy curves, or NaN without any.
+    `audit` compares a lower bound on epsilon with the claim. `right` is the share of right guesses
+    if both updates are equally likely. `curve` is a larger bound, which assumes that reports follow
+    the protection's privacy curve (`privacy.curve_audit`), or NaN without a curve.
     """
 
     pair: str

@@ -179,9 +179,9 @@ def _starts(
 ) -> Float64s:
     """Draw random unit vectors [number, rank] from which to search for further directions.
 
-    Each is orthogonal to some columns of `known`, the directions found before, and to some of the
-    unit vectors `rows`. Both are drawn at random, `rows` mostly among those with small `lengths`,
-    the norms before they were scaled to 1.
+    Each one is orthogonal to a random choice of the columns of `known` (the directions found
+    before) and to a random choice of the unit vectors `rows`, mostly those with small `lengths`
+    (their norms before they were scaled to 1).
     """
     rank = rows.shape[1]
     moved = lengths / lengths.max()

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.two_threads import by_halves
+
 Array: TypeAlias = npt.NDArray[Any]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Float32s: TypeAlias = npt.NDArray[np.float32]
@@ -30,11 +32,17 @@ def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Flo
     """Return numbers * unit / divisor as float64. The result overwrites the memory of `numbers`."""
     if numbers.dtype != np.int64:
         return numbers.astype(np.float64) * unit / divisor
-    floats, scratch = numbers.view(np.float64), np.empty(min(len(numbers), _PART))
-    for start in range(0, len(numbers), _PART):
-        part = numbers[start : start + _PART]
-        np.multiply(part, unit, out=scratch[: len(part)])
-        np.divide(scratch[: len(part)], divisor, out=floats[start : start + _PART])
+    floats = numbers.view(np.float64)
+
+    def convert(some: slice) -> None:
+        scratch = np.empty(min(len(numbers), _PART))
+        for start in range(some.start, some.stop, _PART):
+            part = slice(start, min(start + _PART, some.stop))
+            held = scratch[: part.stop - start]
+            np.multiply(numbers[part], unit, out=held)
+            np.divide(held, divisor, out=floats[part])
+
+    by_halves(len(numbers), convert)
     return floats
 
 

@@ -70,9 +70,11 @@ def is_cached(loop: Callable[..., object]) -> bool:
 
 
 def with_jitted_names(loop: Any) -> Any:
-    """Make a loop call the compiled versions of its module's other loops. Returns it, renamed.
+    """Prepare `loop`, a Python function, for compilation with other functions of its module.
 
-    The new name has a hash of the folder's files, as numba's cache checks only the loop's own file.
+    If it calls a function that can be compiled, its global name now refers to the compiled version.
+    Renames `loop` and returns it: the new name ends with a hash of all files in its folder, because
+    numba's cache would notice a change only in the function's own file.
     """
     names = loop.__globals__
     for name in loop.__code__.co_names:

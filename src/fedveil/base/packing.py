@@ -48,10 +48,10 @@ def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Who
     return words.view(np.uint8)[: packed_size(count, width)]
 
 
-def parts(count: int) -> Iterator[slice]:
-    """Yield slices that together cover `count` entries. Each but the last has 65,536 entries."""
-    for start in range(0, count, _STRETCH):
-        yield slice(start, min(start + _STRETCH, count))
+def parts(end: int, begin: int = 0) -> Iterator[slice]:
+    """Yield slices that cover the entries `begin` to `end` - 1. All but the last have 65,536."""
+    for start in range(begin, end, _STRETCH):
+        yield slice(start, min(start + _STRETCH, end))
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:

@@ -32,7 +32,7 @@ def _keys(wanted: bool) -> None:
 
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. You may omit it only with --keys.")
+        Path, typer.Argument(help="A YAML file with questions. Required, except with --keys.")
     ],
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[

@@ -110,7 +110,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part in a round, from their messages or from sums of them.",
+        "Find out which clients took part in a run, from their messages or from sums of them.",
     ),
     Attack(
         "classes",
@@ -120,7 +120,8 @@ FEDERATED = (
     Attack(
         "extraction",
         "extraction",
-        "Plant phrases in clients' texts, train the language model, and extract them from it.",
+        "Plant phrases in clients' texts, train the job's language model from the start, and "
+        "extract the phrases from it.",
     ),
     Attack(
         "repetition",
@@ -155,11 +156,12 @@ VERTICAL = (
 
 
 #: What the options do with a finished run, for the help of an attack.
-_REFUSED = "--protection and --set need a job file: the command attacks a finished run as it is."
-_SET_REFUSED = "--set needs a job file: the command attacks a finished run as it is."
+_REFUSED = "--protection and --set cannot be used with a finished run, which is attacked as it is."
+_SET_REFUSED = "--set cannot be used with a finished run, which is attacked as it is."
 _CHANGES = (
-    "With a finished run, the command loads the run's job and final model, and attacks simulated "
-    "clients. --protection and --set may change the job."
+    "With a finished run, the command loads the run's job, and attacks simulated clients. They "
+    "begin with the run's final model, except in `steal` and `extraction`. --protection and --set "
+    "may change the job."
 )
 
 

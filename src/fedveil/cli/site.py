@@ -48,7 +48,8 @@ def check(
         Path | None,
         typer.Argument(
             help="A job file, the folder that `fedveil deploy` wrote, or the app folder of an "
-            "NVFlare job. The command prints the job's digest."
+            "NVFlare job. The command also prints the job's digest (a hash), by which the "
+            "policy can permit the job."
         ),
     ] = None,
 ) -> object:

@@ -62,8 +62,9 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
     """Decide for each operation in the table `ops` whether this client's steps are deferred.
 
     Steps are deferred if `hold` is True and the memory suffices for `examples` (over all epochs).
-    HELD, the number of stored rows, is then 0, and otherwise -1. A weight with deferred steps is
-    read from the copy that all threads share, `shared` entries after the client's own copy.
+    The column HELD, the number of stored rows, is then 0, and otherwise -1. A weight with deferred
+    steps is read from the copy that all threads share, `shared` entries after the client's own
+    copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -131,7 +132,7 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     It is the product D' X of the stored output gradients D and inputs X. If it is not finite, sets
-    the field HELD to -1, and `take_held` returns False.
+    the table's column HELD to -1, and `take_held` returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

@@ -33,7 +33,7 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
 
 
 def _write_two_to(typing: Any, shifted: Any) -> Any:
-    """Generate code for 2^n, where n is an integer in -126..127 and `shifted` is n + _SHIFT."""
+    """Generate code for 2^n, given `shifted` = n + _SHIFT, for an integer n in -126..127."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         bits = ir.IntType(32)

@@ -18,8 +18,8 @@ _EXACT = 1 << 24
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
     """Copy each token's row of the weight to the token's output, in the memory `m`.
 
-    The weight begins at `weight`, the outputs at `values`. With `back`, these are the positions of
-    gradients, and each output's gradient is added to that of the row.
+    The weight begins at `weight`, the outputs at `values`. With `back`, both are gradients, and
+    each output's gradient is added to that of the row instead.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):

@@ -69,7 +69,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Decorate a loop to make it a `Native` function."""
+    """Make a function `Native`. `arguments` has a letter for the type of each of its arguments."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -28,7 +28,6 @@ from fedveil.compiled.row_passes import add_rows, fill, inner_product, total
 
 @compiled()
 def _listed(w: Int32s, op: Int64s, channels: int) -> tuple[int, int]:
-    """Write the offsets of a group's values and weights to `w`. Returns where each list begins."""
     places = op[PLACES]
     weights = places + channels * op[f.H] * op[f.W]
     t = 0

@@ -83,7 +83,7 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset of the first entry after the padding."""
+        """Return the offset of the first entry that is not padding, in an example."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
@@ -104,7 +104,7 @@ class Memory:
 
 
 class Operation:
-    """A layer in native code, for examples of one shape. Raises `NotServedError` if unsupported."""
+    """A layer in native code, for examples of one shape. Creating it can raise `NotServedError`."""
 
     #: The native code, and the products that it calls.
     forward: ClassVar[Native]
@@ -168,7 +168,7 @@ def _vector(weight: nn.Parameter) -> Laid:
 
 
 def matrix(weight: nn.Parameter, row: int, *, across: bool = False) -> Laid:
-    """Return the layout of `weight`, with rows padded to `row` entries. Transposed if `across`."""
+    """Return the layout of `weight`, transposed if `across`, with rows padded to `row` entries."""
     o, i = weight.shape
     lies = (i, o, 0, 0, 1, i) if across else (o, i, 0, 0, i, 1)
     return weight, lies[0] * row, (1, 1, *lies, 0, 0, row, 1)

@@ -23,12 +23,14 @@ def train(
 ) -> bool:  # fmt: skip
     """Train one client and write its update to `out`. Returns False if a deferred step overflowed.
 
-    The client's weights are the first len(start) entries of m. Under SGD without momentum or decay
-    (kind < 0), the gradient of a batch's mean loss times -lr is added to the weights themselves.
-    `order` has the indices of the examples of all epochs in order. `first` is the first operation
-    with weights, `y` the address of the targets, and `weights` the weights of the classes. `begun`
-    is True if m already holds the weights of `start`. After every call it does. `hold` permits
-    deferred steps (see `deferred_steps`).
+    `ops`, `settings` and `ends` are the compiled model (`Program`), and `first` is its first
+    operation with weights. The client's weights are the first len(start) entries of the memory `m`.
+    `start` has the round's weights. `begun` is True if m already holds them, as after every call.
+    `x` are the inputs, `y` is the address of the targets, and `weights` are the classes' weights.
+    `order` has the indices of the examples of all epochs in order. `kind` is the optimiser and
+    `plan` its settings. Under SGD without momentum or decay (kind < 0), the gradient of a batch's
+    mean loss times -lr is added to the weights themselves. `draws` are random numbers for dropout,
+    `places` is as in `pack`, and `hold` permits deferred steps (see `deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:

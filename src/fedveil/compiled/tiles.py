@@ -127,10 +127,11 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
 def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
     """Return a function for a convolution's backward pass, for a list of maximal outputs (winners).
 
-    A winner has a value, its gradient, and a place: the position in the map at which its window
-    begins. A window and the filter have the same shape: up to `rows` rows of `vectors` vectors,
-    each of `lanes` floats. If the argument `back` is 0, the function adds value * window to the
-    filter for each winner. Otherwise it adds value * filter to each winner's window.
+    Winner i has two numbers: values[i], the gradient of its output, and places[i], the position in
+    the map at which the window of its inputs begins. A window and the filter have the same shape:
+    up to `rows` rows of `vectors` vectors, each of `lanes` floats. If the argument `back` is 0, the
+    function adds gradient * window to the filter for each winner. Otherwise it adds gradient *
+    filter to each winner's window.
 
     The function has these arguments, in this order:
 
@@ -192,12 +193,14 @@ def winners_tile(lanes: int, vectors: int, rows: int) -> Any:
 
 
 def largest_tile(lanes: int) -> Any:
-    """Return a function that finds the largest value of a window and its position, for each lane.
+    """Return a function that finds the largest value of a window, for `lanes` channels at once.
 
-    The arguments of the function are (values, the window's position, row stride, column stride,
-    rows, columns, the place of the first value, the row step and column step of places, position of
-    the result, array and position of the resulting places). Among equal values the first one counts
-    as the largest, and NaN counts as larger than all numbers, as in torch.
+    It also writes the place of this value: a number that grows by a row step and a column step from
+    the place of the window's first value. The arguments of the function are (values, the window's
+    position, row stride, column stride, rows, columns, the place of the first value, the row step
+    and column step of places, position of the result, array and position of the resulting places).
+    Among equal values the first one counts as the largest, and NaN counts as larger than all
+    numbers, as in torch.
     """
 
     @vector_code(lanes)

@@ -110,7 +110,9 @@ class OrientedFilters(nn.Module):
     def _strengths(self, moduli: torch.Tensor, planes: int) -> torch.Tensor:
         """Return a row of norm 1 for each of the `planes` (image channels).
 
-        It has the mean modulus of each filter pair over each square, minus the mean over all pairs.
+        Each entry is for one pair of filters and one square of the image: the pair's mean modulus
+        over the square, minus the mean of this number over all pairs. `moduli` has the shape
+        [planes, pairs, height, width].
         """
         pooled = nn.functional.avg_pool2d(moduli, self.bank.pool // self.bank.stride)
         rows = (pooled - pooled.mean(1, keepdim=True)).reshape(planes, -1)

@@ -126,7 +126,7 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return one clipped vector plus the noise of a whole sum, in units of `step`.
+        """Return `vector`, clipped, plus the noise of a whole sum, in units of `step`.
 
         An attacker who knows all other vectors of a noisy sum subtracts them, and is left with
         this.
@@ -141,11 +141,11 @@ class CentralNoise:
 
 
 class CentralSum(CentralNoise):
-    """Central noise for clients' sums of clipped contributions. The sums are not clipped.
+    """Central noise for clients' vectors that are sums of clipped contributions, one per example.
 
-    Every contribution moves a client's sum by a vector of whole multiples of `step`, whose L2 norm
-    is at most `clip` (see `privacy.grid_sensitivity`). Entries of a client's sum are limited to
-    2^24 steps in absolute value, which costs no privacy.
+    Every contribution moves a client's vector by whole multiples of `step`, whose L2 norm is at
+    most `clip` (see `privacy.grid_sensitivity`). The vector itself is not clipped. Its entries are
+    limited to 2^24 steps in absolute value, which costs no privacy.
 
     Privacy: that of `CentralNoise`, but for the replacement of one contribution instead of a
     client's whole vector. The noise's standard deviation is 2 · clip times the constructor's

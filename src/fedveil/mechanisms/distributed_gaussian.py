@@ -47,10 +47,10 @@ _MOST_SHARE_VARIANCE, _MOST_LIMIT = 1 << 54, 1 << 60
 class NoiseShares:
     """Shares of Gaussian noise, in grid steps. Each client adds one share to its vector.
 
-    A sum has at least `shares` shares and at most `clients` vectors. With exactly `shares` shares,
-    its noise has a standard deviation of `ratio` times the sensitivity. `limit` is the largest
-    squared norm of a vector, and `square` is the squared sensitivity (default: 4 · `limit`), both
-    in steps².
+    A sum of such vectors has at least `shares` and at most `clients` terms. With exactly `shares`
+    terms, its noise has a standard deviation of `ratio` times the sensitivity. `limit` is the
+    largest squared norm of a vector, and `square` is the squared sensitivity (default: 4 ·
+    `limit`), both in steps².
     """
 
     #: An entry of an honest sum exceeds this with probability at most 2^-40.
@@ -200,7 +200,7 @@ class DistributedGaussian(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the vector clipped, rotated, rounded and with a share of noise, in whole steps."""
+        """Return the vector, clipped, rotated, rounded and with noise, in units of `step`."""
         numbers = self.rounded(vector, signs, entropy)
         self.add_share(numbers, entropy)
         return numbers
@@ -212,7 +212,7 @@ class DistributedGaussian(NoiseShares):
         return vector * np.float64(factor)
 
     def rounded(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Signed:
-        """Return the clipped and rotated vector in whole steps, without noise.
+        """Return the clipped and rounded vector in units of `step`, without noise.
 
         The sum of the squares of the result is at most `limit`.
         """
@@ -237,8 +237,8 @@ class DistributedGaussian(NoiseShares):
     ) -> int:
         """Write `vector` times `factor`, rotated and rounded, to `numbers`. Returns Σ numbers².
 
-        `factor` clips the vector and converts it to steps. Rounds at random if `entropy` is given,
-        otherwise towards zero.
+        `factor` clips the vector and converts it to units of `step`. Rounds at random if `entropy`
+        is given, otherwise towards zero.
         """
         size = min(self.length, max(self.block, _PART))
         scaled, uniform = np.empty(size, np.float32), np.empty(size, np.uint32)
@@ -261,7 +261,7 @@ class DistributedGaussian(NoiseShares):
         return total
 
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
-        """Return the mean vector of `shares` clients, given `total`, the sum of what `share` made.
+        """Return the mean of `shares` clients' vectors, given `total`, the sum of their `share(x)`.
 
         `total` is in units of `step`, and is overwritten. `signs` are those of the rotation.
         """
@@ -283,7 +283,7 @@ class DistributedGaussian(NoiseShares):
 
 
 class DistributedSum(NoiseShares):
-    """Shares of noise for clients' sums of clipped contributions, one for each example of a client.
+    """Shares of noise for clients' vectors that are sums of clipped contributions, one per example.
 
     A client's vector x is not clipped. Each contribution moves x by a vector of whole multiples of
     `step`, whose L2 norm is at most `clip` (`privacy.grid_sensitivity`). x becomes `share(x) = z +
@@ -322,7 +322,7 @@ class DistributedSum(NoiseShares):
 
 
 def _blocks(dimension: int) -> list[int]:
-    """Return the block lengths that a rotation can use: powers of two, in ascending order."""
+    """Return the block lengths that a rotation of `dimension` entries can use: powers of two."""
     most = padded_length(dimension).bit_length() - 1
     return [1 << exponent for exponent in range(min(_LEAST_EXPONENT, most), most + 1)]
 

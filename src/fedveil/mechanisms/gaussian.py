@@ -153,9 +153,10 @@ class GaussianMechanism:
         return join_parts(len(update), self.drawing(update, entropy))
 
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
-        """Return a function that makes the result of `multiples` slice by slice.
+        """Return a function that computes `multiples(update, entropy)` slice by slice.
 
-        Call it once for each slice of `packing.parts`, in order, because each call draws noise.
+        Call the function once for each slice of `packing.parts`, in order, because each call draws
+        noise.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))
@@ -172,8 +173,8 @@ class GaussianMechanism:
         """Return the discrete mechanism's grid for vectors of `dimension` coordinates.
 
         The step is the largest power of two that is at most sigma / 2^10 and at most clip / (16
-        √dimension), but never below sigma / 2^19. With `apart`, the second limit is clip / (256
-        √dimension).
+        √dimension), but never below sigma / 2^19. If the constructor's `apart` was given, the
+        second limit is clip / (256 √dimension).
         """
         return _grid(self.sigma, self.clip, dimension * self._finer**2)
 
@@ -185,7 +186,7 @@ def distance_of(clip: float, apart: float | None) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of whole multiples of `step`, and the noise for it, in units of `step`."""
+    """The multiples of `step`, to which vectors are rounded, and the noise, in units of `step`."""
 
     step: float
     noise: DiscreteGaussian
@@ -224,9 +225,9 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
 
 
 def clipping_to_grid(vector: Vector, clip: float, step: float) -> Callable[[slice], Int64s]:
-    """Return a function that returns any slice of the result of `clip_to_grid`.
+    """Return a function that computes any slice of the result of `clip_to_grid`.
 
-    A slice is valid until the next one is made.
+    A slice is overwritten when the next one is computed.
     """
     # The check that Σ m² is at most ⌊(clip / step)²⌋ is made in integers. Floating-point arithmetic
     # only proposes a factor. If the factor is too large by rounding, it shrinks by 2^-30 and all

@@ -34,10 +34,9 @@ Own: TypeAlias = Callable[[int], Float64s]
 
 
 class GradientDefence(Protocol):
-    """Perturbs the gradients of one batch, an array [examples, values].
+    """A function that perturbs the gradients of one batch, an array [examples, values].
 
-    `rare` is True for the examples of class 1. `own(k)` returns k standard normal numbers for each
-    example.
+    `rare` is True for the examples of class 1. `own(k)` draws standard normal noise [examples, k].
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s: ...
@@ -82,7 +81,8 @@ class Marvell:
     Real gradients of a class are not Gaussian, so this is a model and no guarantee.
 
     If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
-    share of each class is counted in the batch, after adding one example of each class.
+    mean squared length is over both classes. The share of each is counted in the batch, after
+    adding one example of each class.
     """
 
     def __init__(self, power: float) -> None:

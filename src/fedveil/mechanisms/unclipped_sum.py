@@ -84,9 +84,10 @@ class GaussianSum:
     def drawing(
         self, update: npt.NDArray[np.floating[Any]], entropy: Entropy
     ) -> Callable[[slice], Int64s]:
-        """Return a function that makes the result of `multiples` slice by slice.
+        """Return a function that computes `multiples(update, entropy)` slice by slice.
 
-        Call it once for each slice of `packing.parts`, in order, because each call draws noise.
+        Call the function once for each slice of `packing.parts`, in order, because each call draws
+        noise.
         """
         vector = finite_vector("update", update)
 

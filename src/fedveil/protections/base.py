@@ -358,7 +358,7 @@ class Protection(Description):
         """Return the best estimate of a client's update that an attacker can make from `report`.
 
         The client is the first in the cohort of `context`. By default, the estimate is the
-        aggregate of a round with only this report, and no likelihood is stated.
+        aggregate of a round with only this report, and the result has no `log_likelihood`.
         """
         if len(self.flow) > 1:
             raise InvalidValue(

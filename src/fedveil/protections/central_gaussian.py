@@ -209,7 +209,7 @@ class CentralGaussian(Clipped):
 
 
 class CentralGaussianServerRound(OneReportRound):
-    """Adds up clipped updates in whole steps. The sum is exact and independent of the order."""
+    """Adds up clipped updates exactly, as vectors of whole numbers (multiples of a grid's step)."""
 
     sums = ("_sum",)
 

@@ -56,6 +56,6 @@ class CostKey:
         return changed
 
     def rounded(self, value: float, digits: int) -> float:
-        """Round `value` to `digits` significant digits, in the direction that costs less."""
+        """Round `value` to `digits` significant digits, so that the privacy cost does not rise."""
         way = ROUND_CEILING if self.falls else ROUND_FLOOR
         return float(Context(prec=digits, rounding=way).create_decimal(as_written(value)))

@@ -7,7 +7,6 @@ the running sums of several servers merge to the same bytes.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from fedveil.base import reused_memory
 from fedveil.base.array_types import into_floats
 from fedveil.base.kernels import compiled
+from fedveil.base.two_threads import by_halves
 
 PLACES = 44
 #: A larger entry is refused, so that 2^22 terms fit the whole part.
@@ -25,8 +25,6 @@ MAX_TERMS = 1 << 22
 #: Up to 2^9 terms below 2^9, with their binary places, fit in 62 bits.
 _NEAR_MAGNITUDE = 2.0**9
 _NEAR_TERMS = 1 << 9
-#: From this many entries on, adding takes much longer than starting a thread.
-_LONG = 1 << 22
 _SIGNLESS = np.uint32(0x7FFFFFFF)
 
 
@@ -147,18 +145,16 @@ def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
     """Do what `_add_below` does. For a long vector, a second thread does half of it."""
-    if len(units) < _LONG:
-        return _add_below(units, vector, factor, limit)
-    middle = len(units) // 2
-    halves = [(units[part], vector[part]) for part in (slice(middle), slice(middle, None))]
-    with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(_add_below, *halves[0], factor, limit)
-        added = [_add_below(*halves[1], factor, limit), other.result()]
-    if all(added):
+
+    def add(part: slice) -> tuple[slice, bool]:
+        return part, _add_below(units[part], vector[part], factor, limit)
+
+    added = by_halves(len(units), add)
+    if all(done for _, done in added):
         return True
-    for done, half in zip(added, reversed(halves), strict=True):
+    for part, done in added:
         if done:
-            _move(*half, -factor)
+            _move(units[part], vector[part], -factor)
     return False
 
 

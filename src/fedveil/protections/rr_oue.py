@@ -66,11 +66,10 @@ class Unary(Protection):
     d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
     unbiased estimate of the mean of the clipped and rounded values.
 
-    With `adaptive`, every round has its own epsilon (`AdaptiveBudget`), computed from the last
-    round's weights, and from these weights plus its aggregate. It is never below the job's `eps`,
-    so a client refuses a smaller one as invalid. A client also refuses an epsilon at which a single
-    report would exceed `total_eps`. It cannot check the epsilon further, so deployments need
-    `total_eps`.
+    With `adaptive`, every round has its own epsilon, computed from the global weights before and
+    after the previous round (`AdaptiveBudget`). It is never below the job's `eps`, so a client
+    refuses a smaller one as invalid. A client also refuses an epsilon at which a single report
+    would exceed `total_eps`. It cannot check the epsilon further, so deployments need `total_eps`.
 
     `total_eps` limits the total epsilon of a client that takes part in every round. It is a limit
     on the sum of pure losses, which is also valid if they were chosen adaptively.
@@ -142,7 +141,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return a report's epsilon, never rounded down. `eps` is the parameter of the encoding."""
+        """Return the epsilon of a whole report, never rounded down. `eps` is the encoding's."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:
@@ -164,7 +163,7 @@ class Unary(Protection):
         return [Spending(loss, self.context.dimension)]
 
     def server_round(self, context: RoundContext) -> ServerRound:
-        """Return the server half of a round. Raises `LimitReached` if the run must stop here."""
+        """Return the server's part in a round. Raises `LimitReached` if the run must stop here."""
         if "stop" in context.state:
             raise LimitReached(take(context.state, "stop", str))
         total, spent = self.settings.total_eps, self.spent_after(context.state)
@@ -193,15 +192,16 @@ class Unary(Protection):
         return UnaryClientRound(context, self)
 
     def coded(self, model: Update, update: Update) -> Update:
-        """Return what clients encode, by the setting `target`: the new weights or the update."""
+        """Return what clients encode: the update or, if `target` is "weights", the new weights."""
         with np.errstate(over="ignore"):  # a weight beyond float32 is clipped like any other
             return model + update if self.settings.target == "weights" else update
 
     def reading(self, context: RoundContext, report: Message) -> Reading:
         """Return an estimate of the update from one report, and the report's likelihood.
 
-        With `fidelity: aggregate`, `report` holds the true states, so the estimate has no noise.
-        The likelihood is None if `report` holds sums (not bits) and `cells` is above 127.
+        With `fidelity: aggregate`, `report` has the parameters' exact states, so the estimate has
+        no noise. The likelihood is too costly, and None, if `report` has sums and `cells` is above
+        127.
         """
         encoding = self.encoding(take(context.state, "eps", float))
         size = encoding.packed_size(self.dimension)
@@ -224,7 +224,7 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """The part of the server half that is common to both values of `fidelity`."""
+    """The server's part in a round, as far as it is equal for both values of `fidelity`."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"
@@ -298,7 +298,7 @@ class UnaryServerRound(_ServerRound):
 
 
 class UnaryCohortRound(_ServerRound):
-    """Counts the clients in each state of a parameter, and draws the sum of their reports."""
+    """Counts the clients in each state of each parameter, and draws the sum of their reports."""
 
     sums = ("_cohort", "_key")
     packed = "states"
@@ -332,7 +332,7 @@ class UnaryCohortRound(_ServerRound):
 
 
 class UnaryClientRound(OneReportClient):
-    """Clips, encodes and perturbs the new weights or the update."""
+    """The client's part in a round: clips, encodes and perturbs the new weights or the update."""
 
     def __init__(self, context: ClientContext, protection: Unary) -> None:
         super().__init__(context)

@@ -193,7 +193,7 @@ class SignDSProtection(Protection):
 
 
 class SignDSServerRound(OneReportRound):
-    """Adds up the signs in each dimension. Counts the magnitude bits, and the 1s among them."""
+    """Adds up the clients' signs in each dimension, and counts the magnitude bits they send."""
 
     sums = ("_signs", "_bits", "_ones")
 

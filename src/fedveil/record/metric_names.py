@@ -27,7 +27,7 @@ def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
 
 
 def figures(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of a record's metrics: that of `deciding`, the loss, then all others."""
+    """Return the names of a record's metrics: its first metric, the loss, then all others."""
     first, others = deciding(record)[0], measures(record)
     return list(dict.fromkeys([first, LOSS, *others]))
 

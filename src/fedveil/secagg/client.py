@@ -29,8 +29,8 @@ class Client:
     encrypted shares of its own secrets, its masked vector and, for each client in its
     neighbourhood, a share of that client's seed or of its key, never of both. For everyone who has
     fewer than `threshold` shares of its seed, or of its pairwise keys, the masked vector is
-    uniform. If a message is out of order or asks for too much, the client raises `ClientWithheld`
-    and answers nothing more in this round.
+    uniform. If a message is out of order, invalid or asks for more than the protocol allows, the
+    client raises `ClientWithheld` and answers nothing more in this round.
 
     Under active security, it discloses shares only if `threshold` survivors have signed the same
     text as this client. The text covers the list of survivors and everything that the server has

@@ -84,10 +84,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the smallest number of holders that a dealer has among the clients `answered`.
-
-        A dealer has dealt shares of its secrets, and a holder has a valid one.
-        """
+        """Return the fewest valid shares of one dealer that the clients `answered` hold."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)
@@ -166,7 +163,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the position of `dealer`'s share among the shares that `holder` disclosed."""
+        """Return the index of `dealer`'s share among those that `holder` disclosed."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

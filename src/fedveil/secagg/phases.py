@@ -113,18 +113,12 @@ def take_rows(message: Message, name: str, count: int, size: int) -> list[bytes]
 
 
 def take_table(message: Message, ids: str, name: str, size: int) -> dict[int, bytes]:
-    """Read a mapping from clients to byte strings from two fields of an untrusted message.
-
-    The field `ids` has the clients, and the field `name` a row of `size` bytes for each.
-    """
+    """Read {client: bytes} from two untrusted fields: clients in `ids`, their bytes in `name`."""
     clients = take_ids(message, ids)
     return dict(zip(clients, take_rows(message, name, len(clients), size), strict=True))
 
 
 def as_table(ids: str, name: str, table: Mapping[int, bytes], size: int) -> dict[str, Value]:
-    """Return a mapping from clients to byte strings as two fields of a message.
-
-    The field `ids` has the clients in order, and the field `name` a row of `size` bytes for each.
-    """
+    """Return {client: bytes} as two message fields: clients in `ids`, rows of bytes in `name`."""
     clients = sorted(table)
     return {ids: as_ids(clients), name: as_rows([table[c] for c in clients], size)}

@@ -139,7 +139,7 @@ class Server:
     def total(self) -> Int64s:
         """Return the sum of the survivors' vectors, after `advance` has returned None.
 
-        It is this server's own memory. The caller may change it.
+        The caller may change the returned array.
         """
         if not self.complete:
             raise InvalidValue("the sum is asked for and the masks are not off it")
@@ -214,10 +214,7 @@ class Server:
         return len(answered), self.terms.threshold
 
     def _count_holders(self, answered: list[int]) -> tuple[int, int]:
-        """Count, for each client, the valid shares of its secrets that `answered` clients hold.
-
-        Returns the smallest count, and the threshold.
-        """
+        """Return the fewest valid shares of one client that `answered` hold, and the threshold."""
         return self._disclosure.fewest(answered), self.terms.threshold
 
     def _count_vectors(self, answered: list[int]) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 def _evaluate(coefficients: Field, values: Field) -> None:
     """Write the values of several polynomials to `values`: row i has those at the point i + 1.
 
-    Each column is one polynomial, and `coefficients` begins with the constant terms.
+    Each column is one polynomial, and `coefficients` begins with the row of constant terms.
     """
     points, columns = values.shape
     degree = len(coefficients) - 1
@@ -139,7 +139,10 @@ def _reduced(value: Field) -> Field:
 
 
 def _times_small(value: Field, factor: Field) -> Field:
-    """Return value * factor, not reduced, below 2^62. Requires value < 2^61 and factor <= 2^20."""
+    """Return a number below 2^62 that equals value * factor modulo 2^61 - 1.
+
+    Requires value < 2^61 and factor <= 2^20.
+    """
     high = (value >> _32) * factor
     low = (value & _LOW32) * factor
     # high * 2^32 = (high's bits from 29 on) * 2^61 + (its lower 29) * 2^32, and 2^61 = 1.

@@ -25,7 +25,7 @@ _PLACE = struct.Struct("<qqB")
 
 
 class Tagger:
-    """Computes the tags of a round's shares."""
+    """Computes the tags (hashes) by which the server recognises a wrong share in a round."""
 
     def __init__(self, context: bytes) -> None:
         self._prefix = b"fedveil share" + context

@@ -1,7 +1,7 @@
 """Compiles questions to parts: bounded vectors that a protection can add up over all clients.
 
     question        parts
-    count           one cell
+    count           one cell (a cell is an entry that counts rows)
     histogram       one-hot cells
     contingency     one-hot cells of two columns
     mean, variance, correlation     powers of scaled numbers; under rr and oue one-hot cells of
@@ -56,7 +56,7 @@ FAN_OUT = 4
 
 @dataclass(frozen=True)
 class Part:
-    """One section of a client's vector: the encoding of a question, or of one level of its tree.
+    """One section of a client's vector: the encoding of a question, or of a level of its tree.
 
     Rows that do not meet the conditions `where` are excluded. The weight of the question is divided
     among its parts. `share` is the fraction of the weight for this part.
@@ -76,7 +76,7 @@ class Part:
 
 
 def edges_of(question: QuestionSettings, level: int) -> Float64s:
-    """Return the edges of the cells at a level (from 1) of a quantiles question's tree."""
+    """Return the edges of the intervals at a level (from 1) of a quantiles question's tree."""
     cells = min(FAN_OUT**level, question.cells)
     low, high = question.range
     return np.linspace(low, high, cells + 1, dtype=np.float64)
@@ -88,7 +88,7 @@ def levels(question: QuestionSettings) -> int:
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the cells of a question's first column or, if `prefix` is "other_", of its second."""
+    """Return the bins or categories of a question's first (`prefix` "other_": second) column."""
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")
@@ -152,7 +152,10 @@ def below_part(file: QuestionFile, name: str, group: object, q: float, edge: flo
 
 
 def prefix_part(file: QuestionFile, name: str, candidates: Sequence[Sequence[str]]) -> Part:
-    """Return the part that counts the rows of each candidate prefix, `candidates[g]` in group g."""
+    """Return the part that counts the rows whose word begins with each candidate prefix.
+
+    Rows in group g of the question are compared with the prefixes `candidates[g]`.
+    """
     question = file.questions[name]
     encoding = Prefixes(question, candidates, *_groups(question))
     return Part(name, encoding, file.conditions(question))
@@ -164,8 +167,9 @@ class Ball:
 
     The section is (vector - `centre`) / `scale`. The squares of all parts' weights sum to 1. Under
     `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and `centre` is
-    `rows` times the encoding's. Under `unit: row`, a client adds up an unknown number of rows, each
-    row's section is bounded, and `centre` is 0. Under not_encrypt (`plain`), vectors do not change.
+    `rows` times the encoding's. Under `unit: row`, a client adds up an unknown number of rows, the
+    section of each row is bounded, and `centre` is 0. Under not_encrypt (`plain`), vectors do not
+    change.
     """
 
     part: Part
@@ -188,7 +192,7 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given the sum `total` of their sections."""
+        """Return the sum of `reports` clients' vectors, given the `total` of their sections."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
@@ -216,7 +220,7 @@ class Layout:
         self.largest = 1 / min(ball.scale for ball in self.balls)
 
     def vector(self, rows: Sequence[Rows], chosen: Int64s) -> Float64s:
-        """Return the joint vector of a client with the encoded `rows` at the positions `chosen`."""
+        """Return the joint vector of the client whose rows are `chosen`, from all parts' `rows`."""
         totals = np.concatenate([encoded.total(chosen) for encoded in rows])
         joint: Float64s = (totals - self._centre) / self._scale
         return joint

@@ -80,7 +80,7 @@ class Releases:
         return int(np.count_nonzero(self._sent(0, step)))
 
     def table(self, ids: Mapping[Subset, Ids]) -> bytes:
-        """Return the counts as the CSV file `SENT`."""
+        """Return the CSV file `SENT`: how often each example was sent, by its id in `ids`."""
         held_out = np.full(len(ids["test"]), self.looks)
         text = ["subset,id,times"]
         for subset, times in zip(SUBSETS, (self.train, held_out), strict=True):

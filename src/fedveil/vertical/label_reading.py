@@ -85,11 +85,12 @@ class Window:
 def by_known(
     windows: Sequence[Window], examples: int, known: Int64s, labels: Int64s, classes: int
 ) -> Float64s:
-    """Return each example's nearness to each class, [examples, classes], by the direction attack.
+    """Return each example's nearness to each class, [examples, classes], given some known labels.
 
-    `known` are the indices of some examples, and `labels` their labels. A class's centre starts as
-    the mean of its known rows. Then it moves to the mean of all rows nearest to it. A class without
-    a known example never has the best score.
+    `windows` have the gradients that the attacker received. `known` are the indices of some
+    examples, and `labels` their labels. A class's centre starts as the mean of the gradients of its
+    known examples. Then it moves to the mean of all gradients nearest to it. A class without a
+    known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)

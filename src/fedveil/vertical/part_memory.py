@@ -53,7 +53,7 @@ def sized(job: VerticalJob, task: Task, parties: Collection[str]) -> SplitModel:
 
 
 def memory_of(split: SplitModel) -> list[PartMemory]:
-    """Return the training memory of each part whose module is on this machine."""
+    """Return the bytes needed to train each part of the model whose module is on this machine."""
     having = [part for part in split.parts if part.module is not None]
     learning: dict[str, list[int]] = {}
     for owner in {part.owner for part in having}:

@@ -110,10 +110,10 @@ class Task(Protocol):
     - `new_rows(party, path, folder) -> NewRows`: the rows to score in a party's file `path`, read
       with the party's `files` in `folder`; and `schema(party) -> dict[str, str]`: the kind of each
       column that this file must have; such a task's model is bundled (`bundle`);
-    - `numbered`: True if an id is only an example's number, which every party knows by itself, so
-      that ids are no secret and digests align them;
-    - an argument `here` of `split_model`: the parties whose modules are needed, if it can omit the
-      modules of others; None means all;
+    - `numbered`: True if an id is only an example's number, which every party knows by itself; ids
+      are then no secret, and parties compare digests of their ids to find common ones;
+    - `split_model` with an argument `here`: the parties whose modules are needed; the modules of
+      others can be omitted; None means all;
     - `inputs`: the shape and the torch type of an example's columns, and of its `labels`, so that
       the memory of a batch is known beforehand;
     - `by_shape`: the parties whose parts `split_model` builds without reading any rows and without

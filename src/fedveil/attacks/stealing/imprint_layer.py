@@ -104,7 +104,7 @@ class Imprint:
         return last.ravel()
 
     def places(self, examples: Array) -> Int64s:
-        """Return the index of the cell into which each example falls: [examples, statistics]."""
+        """Return the cell (interval) of each example in each statistic, [examples, statistics]."""
         found = [
             np.searchsorted(edges, examples @ direction, side="right") - 1
             for direction, edges in zip(self.directions, self.edges, strict=True)

@@ -38,8 +38,8 @@ RunPath = Annotated[
 ScoredRun = Annotated[
     Path,
     typer.Argument(
-        help="The run folder. With parties on several machines: RUN/PARTY/bundle, the model "
-        "bundle in this party's own run folder."
+        help="The run folder. With --data and parties on several machines: RUN/PARTY/bundle, "
+        "the model bundle in this party's own run folder."
     ),
 ]
 Listen = Annotated[
@@ -63,9 +63,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="The largest number of ids for which another party may learn if they are in the "
-        "--data file (needed to find the common rows), over all runs of predict and "
-        "serve-predictions so far. Default: alignment.most_ids of the job, else "
+        help="To find the common rows, another party sends ids and learns which of them are in "
+        "the --data file. This is the largest number of ids that it may send, in all runs of "
+        "predict and serve-predictions together. Default: alignment.most_ids of the job, else "
         "four times the file's number of ids.",
     ),
 ]
@@ -87,6 +87,9 @@ Insecure = Annotated[
     typer.Option("--insecure", help="Connect without TLS. Only allowed on a loopback address."),
 ]
 Patience = Annotated[
-    float, typer.Option(min=1, help="Seconds to wait until the parties are connected.")
+    float,
+    typer.Option(
+        min=1, help="Seconds to wait for a party that is not connected, at the start and later."
+    ),
 ]
 PATIENCE_S = 600.0

@@ -33,8 +33,8 @@ _PULSE = "pulse"
 class RayCluster(Cluster):
     """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
-    `workers` is the number of cores of a machine, or None for all cores of its node. With `gpus`,
-    each machine has one GPU.
+    A machine here is a process of fedveil on a node of the cluster. It uses `workers` of the node's
+    cores (None: all). With `gpus`, it also has one GPU.
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:

@@ -130,7 +130,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest answer delay, in seconds, that the server (`asked`) or a pin demands."""
+    """Return the longest delay of a client's answer, in seconds, that `asked` or `pins` contain."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -79,7 +79,7 @@ class Member:
 
     @classmethod
     def of(cls, config: Mapping[str, object], client: ClientId) -> Member:
-        """Return the member for client number `client`, from the node configuration `config`."""
+        """Return the identity, data and folders of client `client`, from the node configuration."""
         folder = _text(config, STATE_FOLDER)
         seeded = config.get("seeded", False)
         if not isinstance(seeded, bool):

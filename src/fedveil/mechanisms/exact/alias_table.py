@@ -1,9 +1,10 @@
 """Exact draws from finite distributions, by alias tables with 64-bit integer weights.
 
-A table cannot hold arbitrary probabilities exactly. So each symbol's weight in the table is
-slightly too small. One more symbol, the remainder, has the missing weight, which is about 2^-38 of
-the total. If the remainder is drawn, a second draw in exact integers chooses the symbol. So draws
-are exact although the tables are computed in floating point.
+The possible outcomes of a distribution are called symbols. A table cannot hold arbitrary
+probabilities exactly. So each symbol's weight in the table is slightly too small. One more symbol,
+the remainder, has the missing weight, which is about 2^-38 of the total. If the remainder is drawn,
+a second draw in exact integers chooses the symbol. So draws are exact although the tables are
+computed in floating point.
 
 Walker's alias method puts the weights into 2^b columns of equal weight. Two symbols share each
 column, divided by a threshold. One draw reads 32 bits. b of them choose the column, and the others
@@ -34,11 +35,11 @@ _Weights = Uint64s
 
 
 class AliasTables:
-    """Draws exactly from several distributions (rows) over the same symbols.
+    """Draws exactly from several distributions over the same outcomes (symbols).
 
     `probabilities[row]` is a distribution in floating point. No entry may be above (1 + ACCURACY)
-    times the exact probability. `exact(row)` returns the exact distribution as integer weights.
-    Rows and symbols are numbered from `first_row` and `first_symbol`.
+    times the exact probability. `exact(row)` returns the exact distribution as integer weights. The
+    callers of `draw` number rows from `first_row` and symbols from `first_symbol`.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class AliasTables:
             self._entries[row] = (thresholds >> np.uint64(32) << np.uint64(self._bits)) | partners
 
     def _weights(self, law: Float64s) -> _Weights:
-        """Convert the probabilities `law` of one row to integer weights that sum to 2^64.
+        """Convert the probabilities `law` of a distribution to integer weights that sum to 2^64.
 
         The result has the weights of the symbols, then that of the remainder, then zeros up to the
         number of columns.
@@ -77,13 +78,13 @@ class AliasTables:
         return weights
 
     def draw(self, rows: npt.NDArray[np.signedinteger[Any]], entropy: Entropy, out: Array) -> None:
-        """Fill `out` with independent draws: `out[i]` is a symbol drawn from row `rows[i]`."""
+        """Fill `out` with independent draws: `out[i]` is drawn from the distribution `rows[i]`."""
         for begin in range(0, len(rows), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             self._draw_block(rows[part], entropy, out[part])
 
     def draw_from(self, row: int, entropy: Entropy, out: Array) -> None:
-        """Fill `out` with independent symbols, all drawn from the distribution of one row."""
+        """Fill `out` with independent draws, all from the distribution number `row`."""
         entries = self._entries[row - self._first_row]
         for begin in range(0, len(out), _BLOCK):
             part = out[begin : begin + _BLOCK]
@@ -126,7 +127,7 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the integer weights in a row's table, the remainder's last. They sum to 2^64."""
+        """Return the integer weights in a row's table, the remainder's last. Their sum is 2^64."""
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):
@@ -154,8 +155,8 @@ class AliasTables:
 def _share_out(weights: _Weights) -> tuple[_Weights, _Weights]:
     """Assign the symbols' weights to columns. Returns each column's threshold and second symbol.
 
-    A column is shared by at most two symbols. The own symbol of column k is k. A draw below the
-    threshold gives the own symbol, and any other draw gives the second one.
+    A column is shared by at most two symbols. The first symbol of column k is k. A draw below the
+    threshold gives the first symbol, and any other draw gives the second one.
     """
     # A symbol whose weight fills less than a column is topped up by the current heavy symbol. A
     # heavy symbol whose weight has fallen below a column is topped up by the next heavy symbol.
@@ -211,12 +212,12 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """For each row in `rows`, draw a symbol with a random 32-bit word. Writes the symbols to `out`.
+    """Draw a symbol from each distribution in `rows` by a 32-bit word, and write it to `out`.
 
-    `entries` are the tables of all rows. The top `bits` bits of a word choose the column. The other
-    bits are compared with the column's threshold. A few draws need more than 32 bits. Their indices
-    are written to `undecided`, and their number is returned. Rows and symbols are numbered from
-    `first_row` and `first_symbol`.
+    `entries` are the tables of all distributions. The top `bits` bits of a word choose the column,
+    and the others are compared with the upper bits of the column's threshold. If these are equal,
+    more bits are needed: the indices of such draws are written to `undecided`, and their number is
+    returned. Rows and symbols are numbered from `first_row` and `first_symbol`.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)
@@ -240,9 +241,8 @@ def _pick(
 def _tied(entries: Uint32s, bits: int, words: Uint32s) -> Bools:
     """Return a mask of the words that do not decide between the two symbols of their column.
 
-    The top `bits` bits of a word choose the column in `entries`, the table of one row. The word is
-    undecided, and needs more bits, if its other bits equal the upper bits of the column's
-    threshold.
+    `entries` is the table of one distribution. The top `bits` bits of a word choose the column, and
+    its other bits do not decide if they equal the upper bits of the column's threshold.
     """
     upper = entries[words >> np.uint32(32 - bits)] >> np.uint32(bits)
     tied: Bools = (words & np.uint32((1 << (32 - bits)) - 1)) == upper
@@ -258,11 +258,9 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Fill `out` with symbols drawn from one row by random 32-bit `words`.
+    """Fill `out` with symbols drawn from one distribution by 32-bit `words`, as `_pick` does.
 
-    `entries` is the table of the row. The top `bits` bits of a word choose the column, and the
-    others are compared with its threshold. Symbols are numbered from `first_symbol`. Returns True
-    if a word equals a threshold and so needs more bits.
+    `entries` is its table. Returns True if any draw needs more bits.
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)

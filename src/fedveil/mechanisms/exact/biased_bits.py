@@ -25,7 +25,7 @@ def byte_tables(probability: Fraction) -> AliasTables:
 
 
 def double_above_q(eps: float) -> float:
-    """Return 1 / (e^eps + 1) rounded up, so that the resulting loss never exceeds eps.
+    """Return q = 1 / (e^eps + 1), rounded up, so that ln((1 - q) / q) never exceeds eps.
 
     eps stands for the shortest decimal that identifies the float, so 0.1 is exactly 1/10.
     """

@@ -39,9 +39,10 @@ _NEGLIGIBLE_BITS = 32
 class DiscreteGaussian:
     """Draws whole numbers x with Pr[x] = exp(-x² / 2s²) / Σ_n exp(-n² / 2s²), exactly.
 
-    |x| is drawn in two parts, a cell and a place: |x| = cell · 2^place_bits + place. The parameter
-    s² is cell_variance · 4^place_bits, a whole number. Draws are exact: if the first random bits do
-    not decide a draw, more bits are read and compared in integer arithmetic.
+    |x| is drawn in two parts: its low `place_bits` bits are called the place, and its other bits
+    the cell, so |x| = cell · 2^place_bits + place. The parameter s² is cell_variance ·
+    4^place_bits, a whole number. Draws are exact: if the first random bits do not decide a draw,
+    more bits are read and compared in integer arithmetic.
     """
 
     # A draw is a sign and a magnitude |x|. The magnitude is split into a high part, the cell, and
@@ -91,7 +92,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` = 0. Returns the indices of rejected draws."""
+        """Add a draw to each value, if `place_bits` is 0. Returns the indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -111,7 +112,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values`, for `place_bits` > 0. Returns the indices of rejected draws."""
+        """Add a draw to each value, if `place_bits` > 0. Returns the indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -134,7 +135,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Fill `words` with random words, and `cells` with the cells that these words choose."""
+        """Fill `words` with random bits, and `cells` with the high parts of |x| that they give."""
         entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == UNDECIDED):
@@ -143,11 +144,12 @@ class DiscreteGaussian:
     def _keeps(
         self, negative: int, cell: int, place_word: int, values: Signed, i: int, entropy: Entropy
     ) -> bool:
-        """Accept or reject a draw that `add_placed` listed. Returns True if it is accepted.
+        """Accept or reject draw i, which `add_placed` left undecided. Returns True if accepted.
 
-        An accepted draw is added to `values[i]`. The draw has the sign `negative`, the `cell`, and
-        a place in the top bits of `place_word`, whose other bits begin a uniform real. The draw is
-        rejected if this real is below 1 - e^-loss, which is at least loss - loss²/2.
+        An accepted draw is added to `values[i]`: ± (cell · 2^place_bits + place), with the sign
+        `negative`. The top `place_bits` bits of `place_word` are the place, and the others begin a
+        uniform real. The draw is rejected if this real is below 1 - e^-loss, which is at least loss
+        - loss²/2.
         """
         bits = PLACE_WORD_BITS - self.place_bits
         place, start = place_word >> bits, (place_word & ((1 << bits) - 1)) * 2.0**-bits
@@ -163,7 +165,7 @@ class DiscreteGaussian:
         return True
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell of a draw whose first 63 random bits, `prefix`, leave it undecided."""
+        """Return the cell (high part of |x|) given by the 63 random bits `prefix` and more bits."""
         bits = PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)
@@ -175,8 +177,8 @@ class DiscreteGaussian:
     def _decide_kept(self, magnitude: int, place_word: int, entropy: Entropy) -> bool:
         """Return True with probability e^-loss, loss = place · (2 · magnitude - place) / 2s².
 
-        place is the number in the low bits of `magnitude`. The decision compares e^-loss with a
-        uniform real: the low bits of `place_word`, followed by bits from `entropy`.
+        `magnitude` is |x|, and place its low `place_bits` bits. The decision compares e^-loss with
+        a uniform real: the low bits of `place_word`, followed by bits from `entropy`.
         """
         place = magnitude & ((1 << self.place_bits) - 1)
         loss = place * (2 * magnitude - place)  # place · (2 cell · 2^place_bits + place)
@@ -197,12 +199,12 @@ def _extend(prefix: int, bits: int, entropy: Entropy) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
-    """Return two tables that map a random word to a cell y: its thresholds, and an index of these.
+    """Return two tables that map a random 64-bit word to a cell y: thresholds, and their index.
 
-    The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark, where Pr[Y =
-    y] is proportional to exp(-y² / 2 variance). The first 63 bits of a word choose the first cell
-    whose threshold is above them. The index speeds up this search: it maps a word's first 14 bits
-    to the first cell that is possible.
+    A cell is the high part of a draw's magnitude, with Pr[Y = y] proportional to exp(-y² / 2
+    variance). The thresholds are ⌊2^63 · Pr[Y <= y]⌋ for y = 0, 1, ..., followed by an end mark. A
+    word chooses the first cell whose threshold is above the word's first 63 bits. The index speeds
+    up this search: it maps a word's first 16 bits to the first cell that is possible.
     """
     low, high = _cumulative(variance, PREFIX_BITS)
     extra = 0
@@ -220,8 +222,8 @@ def _cell_table(variance: int) -> tuple[Uint64s, Uint16s]:
 def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
     """Return bounds low[y] <= ⌊2^bits · Pr[Y <= y]⌋ <= high[y], y = 0, 1, ...
 
-    Pr[Y = y] is proportional to exp(-y² / 2 variance). The bounds end at the first y whose floor is
-    2^bits - 1.
+    Y is the cell (high part of |x|) of a draw: Pr[Y = y] is proportional to exp(-y² / 2 variance).
+    The bounds end at the first y whose floor is 2^bits - 1.
     """
     # With q = exp(-1 / 2 variance), the weights are q^(y²). Each follows from the one before by the
     # factor q^(2y + 1). Factors are at most 1 and products are rounded down. So the error of a
@@ -248,10 +250,7 @@ def _cumulative(variance: int, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _exp_minus(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Return integers low and high, low <= 2^bits · exp(-numerator / denominator) <= high.
-
-    They are computed from the series of e^x.
-    """
+    """Return integers low and high, low <= 2^bits · exp(-numerator / denominator) <= high."""
     places = bits + 64
     below = above = 1 << places
     low_sum, high_sum = below, above

@@ -1,4 +1,4 @@
-"""The inner loops of `DiscreteGaussian`: they choose a draw's cell, and add draws to an array."""
+"""The inner loops of `DiscreteGaussian`: they draw |x| = cell · 2^place_bits + place."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def choose_cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell that each random word draws to `out`, or a mark if the word is undecided.
+    """Write the cell (high part of |x|) that each random word chooses to `out`.
 
-    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided if its first 63
-    bits equal a threshold, because the true threshold has more bits. Returns the number of
-    undecided words.
+    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided, and gets -1, if
+    its first 63 bits equal a threshold, because the true threshold has more bits. Returns the
+    number of undecided words.
     """
     undecided = 0
     for i in range(len(words)):
@@ -66,12 +66,12 @@ def _add_cells_numpy(
 def add_cells(
     words: Uint64s, thresholds: Uint64s, guide: Uint16s, values: Signed, listed: Int32s
 ) -> int:
-    """Add the signed cell of words[i] to values[i], unless it is undecided or a negative zero.
+    """Add the draw x of words[i] to values[i], unless it is undecided or a negative zero.
 
-    A word's last bit is the sign, and its other 63 bits choose the cell by the tables of
-    `_cell_table`, `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise
-    be drawn twice as often. Writes the indices of all entries that are left out to `listed`, and
-    returns their number.
+    A word's last bit is the sign, and its other 63 bits choose |x| by the tables of `_cell_table`,
+    `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise be drawn twice
+    as often. Writes the indices of all entries that are left out to `listed`, and returns their
+    number.
     """
     count = 0
     first = thresholds[0]
@@ -129,11 +129,12 @@ def add_placed(
 ) -> int:
     """Add draw i to values[i] if it is certainly accepted. List the indices of all other draws.
 
-    A draw has the sign of words[i], the cell cells[i], and a place in the top `place_bits` bits of
-    places[i]. The other bits of places[i] begin a uniform real. The draw is rejected if this real
-    is below 1 - e^-loss (see `_decide_kept`). So it is certainly accepted if the real is at least
-    the loss, because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the
-    indices to `listed`, and returns their number.
+    A draw is ± (cell · 2^place_bits + place). The sign is the last bit of words[i], the cell is
+    cells[i], and the place is in the top `place_bits` bits of places[i]. The other bits of
+    places[i] begin a uniform real. The draw is rejected if this real is below 1 - e^-loss (see
+    `_decide_kept`). So it is certainly accepted if the real is at least the loss, because 1 -
+    e^-loss is at most the loss. Negative zeros are listed too. Writes the indices to `listed`, and
+    returns their number.
     """
     bits = PLACE_WORD_BITS - place_bits
     units = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance
@@ -161,11 +162,7 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add the certain draws of `add_placed`, and mark all others in `left_out`.
-
-    Has no branch, so that the processor computes several draws at once. Returns how many are left
-    out.
-    """
+    """Add the draws that `add_placed` certainly accepts. Marks and counts all others."""
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     count = np.int64(0)

@@ -32,8 +32,8 @@ T = TypeVar("T")
 class ExactDraw:
     """Draws i with probability exactly F_i - F_{i-1}, where F_{-1} = 0 and the last F is 1.
 
-    Each F_i is a monotone function of e^x, for a float x. `floors(e, bits)` returns floor(2^bits
-    F_i) for all i but the last, with the fraction e in place of e^x.
+    Each F_i is a monotone function of e^x, for a float x. `floors(y, bits)` returns floor(2^bits
+    F_i) for all i but the last, with the fraction y in place of e^x.
     """
 
     def __init__(self, x: float, floors: Floors) -> None:
@@ -54,7 +54,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return a draw that its first random word, `prefix`, leaves undecided. Reads more bits."""
+        """Return the draw whose first random word is `prefix`, which needs more bits to decide."""
         bits = _WORD
         while True:
             bits += _WORD
@@ -84,8 +84,8 @@ def _settled(x: float, monotone: Callable[[Fraction], T], digits: int) -> T:
     """Return `monotone(e^x)` exactly, for a function that returns one or several integers.
 
     Each integer is a monotone function of e^x. The function is evaluated at both ends of an
-    interval around e^x, which is as narrow as `digits` digits of e^x allow. The number of digits is
-    doubled until both results are equal.
+    interval around e^x, found with `digits` digits. The number of digits is doubled until both
+    results are equal.
     """
     # They become equal because e^x is transcendental for a float x != 0: a fraction (a + b e^x)/(c
     # + d e^x) times 2^bits is an integer only if it does not depend on x.

@@ -39,7 +39,7 @@ class SelectionPlan:
 
 @dataclass(init=False, eq=False)
 class Selection:
-    """A client's selected dimensions and their sign, which may be sent.
+    """A client's selected dimensions and their sign, which are protected and can be sent.
 
     The attribute `magnitude` stays private. Only a perturbed bit about it is sent, which costs
     privacy of its own.
@@ -55,9 +55,9 @@ class Selection:
 
 
 class Told(NamedTuple):
-    """The log probability of a selection given an update, and the magnitude of that update.
+    """ln Pr[a selection | an update], and the magnitude of that update.
 
-    The magnitude is the mean absolute value of the top-k set for the selection's sign.
+    The magnitude is the mean absolute value of the update's top-k set for the selection's sign.
     """
 
     log_probability: float

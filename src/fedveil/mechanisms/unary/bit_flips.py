@@ -49,7 +49,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Draw S, the sum of the states whose bits are 1, for each parameter, into `sums`."""
+        """Draw S, the sum of the states whose bits are 1, into `sums`, for the true `states`."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -65,7 +65,7 @@ class LyingBits:
 
 
 def gap_law(q: Fraction) -> Float64s:
-    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ..., in one row.
+    """Return Pr[g unflipped bits before the next flipped one] for g = 0, 1, ...: [1, gaps].
 
     A bit is flipped with probability `q`. The last entry is the probability of the largest listed g
     or more. The relative error is at most 2^-43.
@@ -92,7 +92,7 @@ def _toss_numpy(states: States, coins: Uint8s, sums: _Sums) -> None:
 
 @compiled(_toss_numpy)
 def _toss(states: States, coins: Uint8s, sums: _Sums) -> None:
-    """Set each of `sums` to its parameter's state if its coin's lowest bit is 1, else to 0."""
+    """Set each sum to the parameter's state if the lowest bit of its coin is 1, else to 0."""
     for i in range(len(states)):
         sums[i] = states[i] * np.int16(coins[i] & np.uint8(1))
 
@@ -138,7 +138,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """For each bit in `places`, write its parameter to `parameters` and its state to `lying`."""
+    """Write the parameter and the state of each bit in `places`, positions in all codes' bits."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

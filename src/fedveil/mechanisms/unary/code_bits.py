@@ -21,7 +21,7 @@ from fedveil.mechanisms.unary.rounding import States
 
 
 def draw_codes(p: Fraction, q: Fraction, cells: int, states: States, entropy: Entropy) -> Uint8s:
-    """Return the packed one-hot codes of parameters in these states.
+    """Return the packed, perturbed one-hot codes of parameters in these `states`, -cells to cells.
 
     The bit of a parameter's own state is 1 with probability p, any other with q, independently.
     """
@@ -51,7 +51,7 @@ def code_count(packed: Uint8s, cells: int) -> int | None:
 
 
 def fold_codes(packed: Uint8s, cells: int, sums: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Add to each `sums[i]` the sum of k - `cells` over all bits k that are 1 in code i."""
+    """Add to each `sums[i]` the states, k - `cells`, of all bits k that are 1 in code i."""
     words = np.zeros(len(packed) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(packed)] = packed
     _fold(words, cells, sums)
@@ -73,7 +73,7 @@ def _put_numpy(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
 
 @compiled(_put_numpy)
 def _put(packed: Uint8s, states: States, own: Uint8s, cells: int) -> None:
-    """Overwrite the bit of each parameter's own state in its packed code with its bit in `own`."""
+    """Overwrite the bit of each parameter's own state in its packed code by its entry of `own`."""
     for i in range(len(states)):
         place = i * (2 * cells + 1) + cells + states[i]
         bit = (own[i >> 3] >> (i & 7)) & 1

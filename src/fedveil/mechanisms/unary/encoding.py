@@ -56,8 +56,9 @@ _WRONG = "the packed report has the wrong length, padding or range"
 class UnaryEncoding:
     """One-hot codes of discretised values, perturbed bit by bit, and an estimate of their mean.
 
-    Output for `report="bits"`: 2 cells + 1 independent bits for each parameter. The bit of the
-    parameter's own state is 1 with probability p, and every other bit with probability q,
+    Output for `report="bits"`: 2 cells + 1 independent bits for each parameter, one for each state,
+    a whole number from -cells to cells. A parameter's own state is its value, scaled and rounded.
+    Its bit is 1 with probability p, and every other bit with probability q,
 
         rr:  p = e^eps / (e^eps + 1),  q = 1 / (e^eps + 1)        (source, eq. 2)
         oue: p = 1/2,                  q = 1 / (e^eps + 1)        (source, eq. 3)
@@ -229,7 +230,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add the sum S of each code in `report` to `running`, and return it (None: start at 0)."""
+        """Add each code's sum of states whose bits are 1 to `running` (None: 0), and return it."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -321,7 +322,7 @@ class UnaryEncoding:
 
     @property
     def sum_dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """Return int16 or int32, the smaller type that holds every S (see `largest_sum`)."""
+        """Return int16 or int32, the smaller one that holds every sum of a code's states."""
         return np.dtype(np.int16 if self.largest_sum < 1 << 15 else np.int32)
 
     @property
@@ -362,7 +363,7 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode an untrusted report. Raises `InvalidValue` unless it has `dimension` values."""
+        """Decode an untrusted report. Raises `InvalidValue` unless it is for `dimension` values."""
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
                 raise InvalidValue("the packed report has the wrong length")

@@ -1,4 +1,8 @@
-"""The random choices in a report of `UnaryEncoding`, which an auditor checks."""
+"""The random choices in a report of `UnaryEncoding`, which an auditor checks.
+
+A choice is one randomised number of the report: a bit of a parameter's one-hot code, or the sum S
+of the states whose bits are 1 in it. It is truthful if it equals the number without noise.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,13 @@ from fedveil.privacy.choice_audit import Choice, told_true
 
 
 def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
-    """Return the random choices in a report of `dimension` parameters, for an audit.
+    """Return the kinds of randomised numbers in a report of `dimension` parameters, for an audit.
 
-    In a report of bits, each bit is a choice, and is truthful with probability e^eps / (1 + e^eps).
-    In oue, the bit of the parameter's own state is a fair coin instead. In a report of sums, each
-    sum is a choice, and is truthful if it equals the state. Only parameters in the largest or the
-    smallest state are tested. Returns no choices if `encoding.report` is "sum" and `encoding.cells`
-    is above 127.
+    In a report of bits, each bit of a code is a choice, and is truthful (not flipped) with
+    probability e^eps / (1 + e^eps). In oue, the bit of the parameter's own state is a fair coin
+    instead. In a report of sums, each parameter's sum is a choice, and is truthful if it equals the
+    parameter's state. Only the largest and the smallest state are tested. Returns no choices if
+    `encoding.report` is "sum" and `encoding.cells` is above 127.
     """
     eps, cells = encoding.eps, encoding.cells
     if encoding.report == "sum":
@@ -41,9 +45,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return which choices in `report` tell the truth: one array for each entry of `choices`.
+    """Return which bits or sums in `report` equal those without noise: an array for each choice.
 
-    `values` are the true values. An array has 1 for the truth, 0 for a lie, and -1 if unknown.
+    `values` are the parameters' true values. An array has 1 (equal), 0 (not equal) or -1 (unknown).
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":
@@ -65,7 +69,7 @@ def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequenc
 
 
 def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDArray[np.bool_]]:
-    """Return the states of `values`, and a mask of the values that are not rounded at random."""
+    """Return the states of `values`, and a mask of those that random rounding does not change."""
     if encoding.rounding == "nearest":
         states = encoding.encode(values)
         return states, np.ones(len(states), np.bool_)
@@ -75,6 +79,6 @@ def _states(encoding: UnaryEncoding, values: Float32s) -> tuple[States, npt.NDAr
 
 @lru_cache(maxsize=256)
 def _state_told(kind: Kind, cells: int, eps: float) -> float:
-    """Return Pr[the reported sum is `cells` | the true state is the largest, `cells`]."""
+    """Return Pr[the reported sum S is `cells` | the parameter's state is `cells`, the largest]."""
     encoding = UnaryEncoding(kind, eps, cells)
     return float(encoding.sum_law(cells)[cells + encoding.largest_sum])

@@ -33,7 +33,7 @@ def stated_log_likelihood(encoding: UnaryEncoding, report: Report) -> LogLikelih
 
 
 def log_rounded(encoding: UnaryEncoding, states: States) -> LogLikelihood:
-    """Return a function that maps values to ln Pr[the values are rounded to `states`]."""
+    """Return a function that maps values to ln Pr[they are rounded to exactly these `states`]."""
     return _averaged(encoding, lambda given: (given == states).astype(np.float64))
 
 
@@ -62,7 +62,10 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 
 
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
-    """Return a function from values to Σ ln E[`chance`(states)], with E over the rounding."""
+    """Return a function that maps values to the sum of ln `chance` of their states.
+
+    If values are rounded at random, `chance` is averaged over the two possible states of each.
+    """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:
         if encoding.rounding == "nearest":

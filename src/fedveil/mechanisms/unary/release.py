@@ -41,9 +41,9 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the joint distribution of two bits of a code, for each of two states of the parameter.
+    """Return the distribution of two bits, [state, outcome], for two states of a parameter.
 
-    The bits are the two in which the one-hot codes of the states differ.
+    The bits are those two in which the one-hot codes of the states differ.
     """
     own, other = (1 - p, p), (1 - q, q)
     return np.array(

@@ -202,7 +202,7 @@ def _stochastic(
     states: States,
     undecided: Int32s,
 ) -> int:
-    """Round scaled values to `states` at random. A state's expected value is the scaled value.
+    """Round values, scaled to -cells..cells, to `states` at random, with the value as the mean.
 
     Each value has 64 random bits in `words`. If they do not decide, it is rounded towards zero, and
     its index is written to `undecided`. Returns the number of undecided values, or -1 for a NaN.

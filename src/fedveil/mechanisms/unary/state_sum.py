@@ -30,7 +30,7 @@ def largest_sum(cells: int) -> int:
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return tables that draw the sum S by one look-up. Each row is for one state of the parameter.
+    """Return tables that draw the sum S by one look-up, one for each state of the parameter.
 
     S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
     code. The bit of the parameter's state is 1 with probability p, any other with probability q.
@@ -76,10 +76,11 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 
 
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
-    """Write the distribution of S to `laws`: one row for each state low..high-1 of the parameter.
+    """Fill rows low..high-1 of `laws`: row v is the distribution of S if the parameter has state v.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of S
-    if only the bits of states outside low..high-1 count.
+    S is the sum of the states whose bits are 1 in a perturbed code. `law` is its distribution if
+    the bits of the states low..high-1 are left out. The function adds these: the bit of state v is
+    1 with probability p, the others with probability q.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.
@@ -95,7 +96,7 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return `law`, a sum's distribution, after `v` is added with this `probability`."""
+    """Return the distribution of a sum plus `v` with this `probability`. `law` is the sum's."""
     # `1 - one` would round a small zero away.
     zero, one = float(1 - probability), float(probability)
     out = zero * law

@@ -83,7 +83,7 @@ def _write(s: Array, words: Array, row: int) -> None:
 
 @compiled()
 def _points(s: Array, words: Array, row: int, invalid: Array) -> None:
-    """Load eight points: rows of 32 bytes encode a point, rows of 64 bytes are hashes to map."""
+    """Load eight rows of `words`: points in 32 bytes each, or 64-byte hashes to map to points."""
     if words.shape[1] == 4:
         _read(s, POINT, words, row, 0)
         _run(s, formulas.DECODE)
@@ -108,7 +108,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Write the points in `words`, times the scalar whose masks are in `s`, to `out`."""
+    """Write the points in `words` times a scalar to `out`. `s` has masks of its digits."""
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)
@@ -122,7 +122,10 @@ def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
 
 @compiled()
 def _add_up(s: Array, words: Array, digits: Array, out: Array, invalid: Array) -> None:
-    """Write eight points to `out`, with the sum Σ d_i P_i for `digits` d_i and `words` P_i."""
+    """Write eight points to `out` that add up to Σ d_i P_i, for points P_i in the rows of `words`.
+
+    Row i of `digits` has d_i, in digits of 4 bits. `invalid[i]` is nonzero if row i is no point.
+    """
     _run(s, formulas.NEUTRAL)
     _copy(s, TOTAL, POINT, PARTS)
     for first in range(0, len(words), LANES * TABLES):
@@ -167,7 +170,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points | None:
-    """Return eight points with the sum Σ weights[i] points[i]. None for a bad or identity point."""
+    """Return eight points that add up to Σ weights[i] points[i]. None if any point is invalid."""
     words = _padded(points)
     digits = np.zeros((len(words), 2 * weights.shape[1]), np.uint8)
     digits[: len(weights), 0::2], digits[: len(weights), 1::2] = weights >> 4, weights & 15

@@ -51,7 +51,7 @@ def hashed(hashes: Points, scalar: bytes) -> Points:
 
 
 def summed(weights: Points, points: Points) -> Points:
-    """Return points that add up to Σ d_i P_i, for public weights d_i and points P_i.
+    """Return one or more points that add up to Σ d_i P_i, for public weights d_i and points P_i.
 
     Weights have the highest byte first. Raises `NoPoint` for an invalid or identity point.
     """

@@ -25,7 +25,7 @@ _I = pow(2, (P - 1) // 4, P)
 
 
 def _root(number: int) -> int:
-    """Return the even square root of a square modulo p."""
+    """Return the even square root of `number`, a square modulo p."""
     root = pow(number, (P + 3) // 8, P)
     root = root if (root * root - number) % P == 0 else root * _I % P
     return min(root, P - root, key=lambda one: one % 2)
@@ -75,7 +75,7 @@ class Program:
 
 
 def _power(s: Program, out: int, z: int) -> None:
-    """Append steps that compute z to the power of (p - 5) / 8."""
+    """Append steps that compute the element `z` to the power of (p - 5) / 8 into `out`."""
     a, b, c = _T, _T + 1, _T + 2
     s.square(a, z)
     s.square(b, a, 2)

@@ -1,0 +1,86 @@
+"""How good, what was promised, what next: of a vertical run and of one party's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedveil.pages.read_run import ReadRun
+from fedveil.pages.run_summary import vertical_ending, worst_of
+from fedveil.pages.vertical_page import answers
+from fedveil.privacy.ledger import Line
+from fedveil.record.account_lines import ACCOUNTS
+from fedveil.vertical.job import VerticalJob
+
+
+def test_a_vertical_run_is_told_by_its_worst_account(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob().model_dump()
+    run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
+    lines = [Line(1.0, 0.0, "a bit of left"), Line(50.0, 1e-5, "an example in the run")]
+    told, bare = vertical_ending(run, run, lines), vertical_ending(run, run, [])
+    assert told.quality.value == "loss 0.500"
+    assert told.promise.value == "epsilon 50 at delta 1e-05 (next to none)"
+    assert told.promise.text.startswith("For an example in the run:")
+    assert "embedding_dp.reuse=true" in told.next.text
+    assert (bare.promise.value, bare.promise.tone) == ("none", "poor")
+    assert "--set privacy.embedding_dp.eps=1" in bare.next.text
+    sent = Line(math.inf, 0.0, "an example's values of left, sent unprotected")
+    assert vertical_ending(run, run, [*lines, sent]) == bare
+    assert told.promise.tone == "poor"
+    good = vertical_ending(run, run, lines[:1])
+    assert (good.promise.tone, good.next.value) == ("good", "try to break it")
+    for apart, part in ((False, "fewer epochs"), (True, "`privacy.embedding_dp.reuse: true` in")):
+        thin = vertical_ending(run, run, lines, apart=apart).next
+        assert (thin.value, part in thin.text) == ("ask for a stronger guarantee", True)
+    assert vertical_ending(run, run, lines[:1], apart=True).next.value == "try to break it"
+    assert vertical_ending(run, run, [], apart=True).next.value == "protect the activations"
+    (tmp_path / "model.safetensors").unlink()  # it was interrupted
+    for apart in (False, True):
+        assert vertical_ending(run, run, lines, apart=apart).next.value == "let it finish"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("epsilon", [None, 50.0, 1.0])
+def test_a_party_by_itself_is_named_no_command_that_takes_all(
+    epsilon: float | None, ended: bool, tmp_path: Path
+) -> None:
+    """One party's folder is refused by `fedveil attack` and by `fedveil vertical run --resume`."""
+    party = tmp_path / "bank"
+    party.mkdir()
+    for name in ("model.safetensors", "metrics.jsonl", "events.log"):
+        (party / name).touch()
+    if ended:
+        (party / "events.log").write_text("0 began: fedveil\n0 finished after step 2: the last\n")
+    accounts = [] if epsilon is None else [Line(epsilon, 1e-5, "an example in the run")]
+    (party / ACCOUNTS).write_text("".join(json.dumps(line._asdict()) + "\n" for line in accounts))
+    text = answers(ReadRun(tmp_path, VerticalJob().model_dump(), [], [], [])).next.text
+    assert str(tmp_path / "job.yaml") not in text
+    assert f"attack features {tmp_path}" not in text
+    assert ("--resume" in text) == (not ended)
+
+
+@pytest.mark.parametrize(
+    ("task", "attack"), [("tables", "features"), ("mnist_halves", "features"), ("pangu", "tokens")]
+)
+@pytest.mark.parametrize("lines", [[], [Line(1.0, 1e-5, "an example in the run")]])
+def test_a_vertical_run_is_attacked_by_what_its_task_sends(
+    task: str, attack: str, lines: list[Line], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", "0 finished after step 2"]
+    job = VerticalJob().model_dump()
+    job["task"]["name"] = task
+    run = ReadRun(tmp_path, job, [{"look": 2, "test_loss": 0.5}], [], events)
+    text = vertical_ending(run, run, lines).next.text
+    assert f"`fedveil attack {attack} {tmp_path}`" in text
+
+
+def test_the_worst_account_has_the_largest_epsilon() -> None:
+    lines = [Line(1.0, 1e-3, "a"), Line(50.0, 1e-6, "b"), Line(7.0, 1e-5, "c")]
+    assert worst_of(lines) == lines[1]
+    assert worst_of([]) is None
