@@ -8,6 +8,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -544,6 +545,14 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
     return seen
+
+
+def test_only_files_that_are_named_by_a_step_are_checkpoints(tmp_path: Path) -> None:
+    folder: Any = SimpleNamespace(path=tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    for name in ("000000012", "000000003", "000000004.part", "5", "0000000006"):
+        (tmp_path / "checkpoint" / name).touch()
+    assert held(folder) == [3, 12]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
