@@ -191,3 +191,9 @@ def test_all_intervals_of_a_finding_hold_together(
     parts = sum(c.gradient and c.receiver == "lead" for c in Bottoms().split_model().crossings)
     assert len(errors) >= 3
     assert sum(errors) <= (1 - CONFIDENCE) * max(1, parts) * (1 + 1e-9)
+
+
+def test_numbers_that_never_vary_are_not_followed() -> None:
+    rising = np.arange(3.0)
+    assert label_watch._correlation(np.ones(3), rising) == 0
+    assert label_watch._correlation(7 - 2 * rising, rising) == pytest.approx(-1, abs=1e-12)

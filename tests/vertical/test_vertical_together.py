@@ -37,6 +37,7 @@ from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.party_log import PartyLog
+from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
@@ -545,6 +546,13 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
     return seen
+
+
+@pytest.mark.parametrize(("every", "ended"), [(2, [2, 4, 5]), (None, [])])
+def test_a_run_is_evaluated_after_its_last_epoch_too(every: int | None, ended: list[int]) -> None:
+    job = SimpleNamespace(evaluation=SimpleNamespace(every_epochs=every), epochs=5)
+    run: Any = SimpleNamespace(setting=SimpleNamespace(job=job))
+    assert [epoch + 1 for epoch in range(5) if PartyRun._looks_after(run, epoch)] == ended
 
 
 def test_only_files_that_are_named_by_a_step_are_checkpoints(tmp_path: Path) -> None:

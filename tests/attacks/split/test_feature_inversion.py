@@ -360,6 +360,11 @@ def test_images_are_compared_on_values_from_0_to_1() -> None:
     assert torch.equal(aim.cases[""].mean, target.outputs("left", np.arange(16))[0])
 
 
+def test_outputs_that_are_all_alike_still_have_a_unit() -> None:
+    assert Evidence.of(torch.full((1, 4, 3), 2.0), None).spread == 1e-12
+    assert Evidence.of(torch.tensor([[[1.0, 5.0]]]), None).spread == 2
+
+
 def test_the_smallest_public_value_is_black_and_the_largest_white() -> None:
     aim: Any = SimpleNamespace(_range=(-1.0, 3.0))
     values = torch.tensor([-2.0, -1.0, 0.0, 3.0, 5.0])
