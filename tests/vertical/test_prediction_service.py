@@ -242,6 +242,32 @@ def test_a_certificate_with_a_weak_key_has_no_names() -> None:
         assert asked._client(writer) == names  # type: ignore[arg-type]
 
 
+def test_an_id_is_rewritten_as_the_ids_of_the_file_are(source: Together) -> None:
+    first = source.leader.ids[source.common].tolist()[0]
+    with Served(source, guesses=0) as served:
+        _, plain = served.ask("/predict", {"id": first})
+        assert served.ask("/predict", {"id": f" {first} "}) == (200, plain | {"id": f" {first} "})
+        spelt = [f" {first}", first]
+        _, both = served.ask("/predict", {"ids": spelt})
+        assert both["predictions"] == [plain | {"id": one} for one in spelt]
+    assert source.leader.new.normalised(["12.0", " 12 "]) == ["12", "12"]
+
+
+def test_health_says_that_a_party_is_away(source: Together) -> None:
+    service = PredictionService(source, None)
+    assert service._health().status == 200
+    source.is_connected = False
+    assert service._health().status == 503
+
+
+def test_a_complete_header_has_a_limit_too(source: Together) -> None:
+    most = http_server.MOST_HEADER_BYTES
+    with Served(source) as served:
+        for count, status in ((most - 100, b"200"), (most, b"431")):
+            head = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx: "
+            assert served.raw(head + b"y" * count + b"\r\n\r\n").split(b" ")[1] == status
+
+
 def test_plaintext_is_for_loopback_alone(source: Together) -> None:
     service = PredictionService(source, None)
     with pytest.raises(InvalidValue, match="not a loopback address"):

@@ -20,12 +20,14 @@ from fedveil.errors import (
     BundleInvalid,
     DataInvalid,
     ExchangeError,
+    FewCommon,
     InvalidValue,
     LimitReached,
     Unfit,
 )
 from fedveil.link.channel import Receive, Send
 from fedveil.record.sealed_message import unsealed
+from fedveil.vertical.bundle import Bundle
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
@@ -228,6 +230,32 @@ def test_an_edited_file_is_refused(tmp_path: Path, stack: ExitStack, name: str) 
     path.write_bytes(data)
     with pytest.raises(BundleInvalid, match=rf"{name} is not the file that the parties agreed on"):
         scorers(folder, stack)
+
+
+def test_a_file_outside_the_manifest_is_refused(tmp_path: Path, stack: ExitStack) -> None:
+    folder = trained(tmp_path)
+    bundle = folder / "run" / "lead" / "bundle"
+    for name in ("more.csv", "checkpoint/more"):
+        (bundle / name).write_text("x")
+        with pytest.raises(BundleInvalid, match=rf"{name} is not a file of the bundle .* added"):
+            Bundle.read(bundle)
+        (bundle / name).unlink()
+    Bundle.read(bundle)
+    (bundle / "checkpoint" / "job.yaml").write_text("x")
+    with pytest.raises(BundleInvalid, match=r"checkpoint/job\.yaml is not the file that the part"):
+        Bundle.read(bundle)
+
+
+def test_rows_without_a_common_id_are_told_the_near_misses(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    folder = trained(tmp_path)
+    capitals = tmp_path / "capitals.csv"
+    head, *rows = (folder / "new-lead.csv").read_text().splitlines()
+    capitals.write_text("\n".join([head, *(row.upper() for row in rows)]))
+    few = "no example is common .*; further ids would be common .*: 101 under case: fold"
+    with pytest.raises(FewCommon, match=few):
+        together(folder, stack, lead=str(capitals))
 
 
 def test_bundles_of_two_models_do_not_score_together(tmp_path: Path, stack: ExitStack) -> None:
