@@ -12,6 +12,7 @@ from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy.intervals import share
 from fedveil.vertical.label_reading import (
     Window,
+    _apart,
     _settled,
     by_known,
     by_norm,
@@ -82,6 +83,10 @@ def test_the_best_of_several_starts_is_taken() -> None:
     rows = directions([np.eye(5)[labels] + 0.13 * noise])
     groups = partition([Window.of(rows)], len(labels), 5)
     assert everywhere(labels, named(groups, np.arange(len(labels)), labels, 5))
+
+
+def test_rows_that_are_all_alike_are_as_good_a_start_as_any() -> None:
+    assert _apart(np.ones((5, 2)), 3, 0, 0).tolist() == [[1, 1]] * 3
 
 
 def test_a_middle_without_a_row_stays() -> None:

@@ -116,6 +116,13 @@ def test_one_id_or_a_batch_is_answered_and_a_repeated_one_costs_nothing(source: 
         assert "error" in batch["predictions"][1]
         assert len(journal.read_bytes()) == 2 * 16
         assert served.ask("/predict", {"id": "nobody"})[0] == 404
+        kept, sockets = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30), []
+        for _ in range(2):
+            kept.request("GET", "/health")
+            assert kept.getresponse().read()
+            sockets.append(kept.sock)
+        assert sockets[0] is sockets[1] is not None
+        kept.close()
         assert served.ask("/health") == (200, {"status": "ok", "rows": len(ids)})
         status, text = served.ask("/metrics")
     assert status == 200
