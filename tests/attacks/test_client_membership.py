@@ -73,6 +73,7 @@ def test_a_view_is_a_report_or_the_mean_of_all() -> None:
     exact = Reading.exact(np.array([3, 4], np.float32))
     apart = views(Seen([exact, exact], mean), [4, 7])
     assert [(one.clients, one.share) for one in apart] == [([4], 1.0), ([7], 1.0)]
+    assert len(views(Seen([empty, exact], mean), [4, 7])) == 2
 
 
 def test_rounds_add_up_for_each_client_that_may_be_the_candidate() -> None:

@@ -234,6 +234,17 @@ def test_the_pair_is_the_one_that_tells_most() -> None:
     assert np.array_equal(opposite.a, -opposite.b)
 
 
+def test_a_pair_whose_evidence_spreads_tells_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evidence(protection: Any, model: Any, pair: Any, **given: Any) -> tuple[Any, Any]:
+        wide, apart = (9.0, 10.0) if np.array_equal(pair.b, -pair.a) else (0.1, 1.0)
+        around = np.array([-wide, wide])
+        return around + apart, around
+
+    monkeypatch.setattr(distinguishing, "evidence", evidence)
+    pair = far_apart(made("signds"), MODEL, ENTROPY)
+    assert np.abs(pair.a).mean() > 1e6 * np.abs(pair.b).mean()
+
+
 def test_against_a_job() -> None:
     job = Job(
         model="logistic",

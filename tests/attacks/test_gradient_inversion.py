@@ -149,9 +149,15 @@ def test_labels_are_sought_by_the_angle_where_a_reading_has_no_size(
 def test_starts_and_searches_end_at_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Near enough to explain an update, and not to end the starts of a search."""
     known, starts = knowledge(built(), 2, clients=2), list[str]()
+    spreads: list[float] = []
 
     def search(name: str) -> Any:
-        return lambda objective, start, *more: starts.append(name) or Found(start, 5e-3)
+        def start_of(objective: Any, start: torch.Tensor, *more: Any) -> Found:
+            starts.append(name)
+            spreads.append(float((start - 0.25).std()))
+            return Found(start, 5e-3)
+
+        return start_of
 
     scales: list[float | None] = []
     monkeypatch.setattr(reconstruction, "by_lbfgs", search("squared"))
@@ -164,6 +170,7 @@ def test_starts_and_searches_end_at_their_own_limits(monkeypatch: pytest.MonkeyP
     found = reconstruct(reading, known, [replace(SQUARED, restarts=3), COSINE], generator(0))
     assert (starts, found.by, found.value) == (["squared"] * 3, "squared", 5e-3)
     assert scales == [0.1]  # each of the two clients took one step
+    assert spreads == pytest.approx([0.05, 0.15, 0.45], rel=0.2), "each start is further away"
 
 
 def test_a_direction_alone_is_matched_by_its_angle() -> None:
@@ -308,6 +315,16 @@ def test_steps_that_are_not_followed_are_refused(changes: dict[str, Any]) -> Non
     job = Job(model="logistic", clients={"number": 10}, training=changes)
     with pytest.raises(AttackImpossible, match="the steps of sgd and adam along the gradient"):
         attack(Target.of(job), "quick", Watch())
+
+
+def test_what_has_one_or_three_channels_is_an_image() -> None:
+    for shape, is_image in (
+        ((1, 8, 8), True),
+        ((3, 8, 8), True),
+        ((2, 8, 8), False),
+        ((9,), False),
+    ):
+        assert Score(np.zeros(shape), common=0).are_images == is_image
 
 
 def test_figures_are_medians_over_unequal_examples() -> None:

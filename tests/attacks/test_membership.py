@@ -17,7 +17,7 @@ from fedveil.attacks.membership.membership import attack
 from fedveil.attacks.membership.model_answers import Answers, answers
 from fedveil.attacks.membership.references import Method, References, halves, threshold
 from fedveil.attacks.membership.report_scores import ReportScores, Round
-from fedveil.attacks.membership.shadow_attack import shadow_attack
+from fedveil.attacks.membership.shadow_attack import _Scale, shadow_attack
 from fedveil.attacks.membership.shadow_runs import Pool
 from fedveil.attacks.roc import area, balanced_accuracy, best_threshold
 from fedveil.attacks.target import Target
@@ -260,6 +260,11 @@ def test_an_update_is_judged_by_a_model_at_rest(data: Dataset) -> None:
     reading = Reading.exact(np.linspace(-0.1, 0.1, len(weights), dtype=np.float32))
     scores = ReportScores(model.train(), weights)
     assert scores.moved(reading, x, y).tolist() == scores.moved(reading, x, y).tolist()
+
+
+def test_a_probability_of_nearly_nothing_counts_as_a_small_one() -> None:
+    scale = _Scale(np.array([[-1000.0, 2.0], [0.0, 2.0]]))
+    assert scale(np.array([[-50.0, 2.0], [0.0, 3.0]])).tolist() == [[-1, 0], [1, 0]]
 
 
 def test_a_class_has_a_classifier_of_its_own_if_it_has_enough_of_both() -> None:

@@ -131,6 +131,16 @@ def test_each_round_and_client_has_its_own_context_and_randomness() -> None:
     assert len({bytes(each.entropy.words(4)) for each in made.clients}) == 4
 
 
+def test_all_examples_are_as_the_model_takes_them(target: Target) -> None:
+    double = {
+        name: replace(part, x=part.x.astype(np.float64))
+        for name in ("train", "test")
+        if (part := getattr(target.dataset, name))
+    }
+    found = target_module._as_taken(replace(target.dataset, **double), target.model)
+    assert found.train.x.dtype == found.test.x.dtype == np.float32
+
+
 def test_a_target_is_seen_in_the_round_that_it_is_asked_for(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,12 @@ def gradient(imprint: Imprint, examples: np.ndarray, labels: np.ndarray) -> np.n
     return torch.cat([g.flatten() for g in gradients]).numpy()
 
 
+def test_an_example_beyond_all_edges_is_in_the_cell_next_to_it() -> None:
+    imprint = Imprint(np.eye(2), np.array([np.arange(4.0)] * 2))
+    examples = np.array([[0.5, 2.5], [-7.0, 9.0], [9.0, -7.0]])
+    assert imprint.places(examples).tolist() == [[0, 5], [0, 5], [2, 3]]
+
+
 def test_the_noise_is_that_of_the_reported_entries_of_empty_cells() -> None:
     """Two statistics of three cells, of which the last stays empty. A third is not reported."""
     draw = np.random.default_rng(2)

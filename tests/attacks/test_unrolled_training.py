@@ -116,6 +116,11 @@ def test_buffers_and_frozen_weights_stay() -> None:
     assert np.array_equal(once, again)
     assert not once[~layout.trainable].any()
     assert once[layout.trainable].any()
+    training = UnrolledTraining(model, plan(), layout.vector())
+    before = [buffer.clone() for buffer in training.model.buffers()]
+    training.update(client.x, nn.functional.one_hot(client.y, CLASSES).float())
+    after = training.model.buffers()
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 def test_of_a_head_it_is_the_step_on_features_that_are_fixed() -> None:

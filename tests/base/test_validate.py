@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from fedveil.base.validate import finite_vector, integer, number, positive, within
+from fedveil.base.validate import finite_vector, integer, number, positive, real_vector, within
 from fedveil.errors import InvalidValue
 
 
@@ -25,6 +25,13 @@ def test_each_end_of_a_range_is_in_it_or_not() -> None:
                 ):
                     within("x", value, 0.5, 2.5, open_low=low, open_high=high)
     assert (integer("n", np.int8(3), 3, 3), integer("n", 1 << 70, 0)) == (3, 1 << 70)
+    assert integer("n", 0, -3, 0) == 0
+    for beyond in (1, -4):
+        with pytest.raises(InvalidValue, match=rf"n = {beyond} is outside \[-3, 0\]"):
+            integer("n", beyond, -3, 0)
+    for kind in (np.uint8, np.int16):
+        vector = real_vector("x", np.array([3, 200], kind))
+        assert (vector.dtype, vector.tolist()) == (np.float64, [3.0, 200.0])
 
 
 @pytest.mark.parametrize("wrong", [True, "1", None, math.nan, math.inf, 1j])

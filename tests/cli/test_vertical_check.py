@@ -77,6 +77,19 @@ def test_a_log_that_was_written_anew_contradicts_the_others(
     assert command("vertical", "check", "run")[0] == 1
 
 
+def test_a_log_that_is_compared_with_nothing_is_not_called_whole(
+    command: Command, run: Path
+) -> None:
+    (run / "bank").rename(run.parent / "copy")
+    for path, other in (("copy", "elsewhere/events.log"), ("run/shop", "run/shop/events.log")):
+        code, _, err = command("vertical", "check", path, "--against", other)
+        assert code == 1
+        assert "and " + path + " has none of these logs: a log's folder must have" in err.replace(
+            "\n", " "
+        )
+    assert command("vertical", "check", "copy")[0] == 0
+
+
 def test_a_folder_without_logs_has_nothing_to_check(command: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, _, err = command("vertical", "check", "empty")

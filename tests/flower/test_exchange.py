@@ -16,6 +16,7 @@ from fedveil.base.message import decode, encode
 from fedveil.errors import MessageInvalid
 from fedveil.flower import exchange as exchanging
 from fedveil.flower.exchange import BATCH, exchange, reported
+from fedveil.flower.job import flower_engine
 from fedveil.flower.records import (
     ADDRESS,
     MESSAGE,
@@ -25,6 +26,7 @@ from fedveil.flower.records import (
     from_bundled_records,
 )
 from fedveil.rounds.outcomes import Refused, Report
+from flower_parts import job
 
 
 class Script:
@@ -87,3 +89,18 @@ def test_clients_of_a_node_share_equal_messages() -> None:
         records[ADDRESS] = ConfigRecord({"encoded": encode({name: encode({"message": 0})})})
         with pytest.raises(MessageInvalid, match="an address is no client's number"):
             list(from_bundled_records(records))
+
+
+@pytest.mark.parametrize(("algorithm", "numbers"), [("fedavg", "11"), ("fedcm", "22")])
+def test_a_model_is_judged_with_the_direction_that_is_sent_beside_it(
+    algorithm: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = list[tuple[str, int]]()
+    monkeypatch.setattr(flower_engine, "check_carried", lambda *what: judged.append(what))
+    engine: Any = flower_engine.FlowerEngine.__new__(flower_engine.FlowerEngine)
+    engine._roster = {}
+    settings = job(training={"algorithm": algorithm, "batch_size": 5})
+    assert engine.protection(settings, 11).dimension == 11
+    (what, size), *_ = judged
+    assert what == f"a model of {numbers} numbers"
+    assert 4 * int(numbers) < size < 4 * int(numbers) + 50

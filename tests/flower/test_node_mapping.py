@@ -120,6 +120,21 @@ def test_a_node_that_is_doubted_is_asked_at_once() -> None:
     assert here.node_of == {1: 9}
 
 
+def test_a_node_keeps_the_clients_that_another_does_not_claim() -> None:
+    grid: Any = Introductions({9: encode({"client": np.array([0, 1], np.int64)})})
+    job, events = Job(clients={"number": 3}, deployment={"clients_per_node": 2}), list[str]()
+    here = Members(grid, job, events.append)
+    here.look()
+    grid.words[7] = encode({"client": 1})
+    here.look()
+    assert here.node_of == {0: 9, 1: 7}
+    assert events[-1] == "node 7 says that it is client 1, as node 9 has said"
+    grid.words[8] = encode({"client": 0})
+    del grid.words[7]
+    here.look()
+    assert here.node_of == {0: 8}
+
+
 def test_a_node_is_met_on_a_machine_that_has_just_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_mapping.time, "monotonic", lambda: 3.0)
     here, _ = met({9: encode({"client": 2})}, 3)

@@ -1,17 +1,20 @@
-"""How long the server waits for its clients, and what it makes of a node's error."""
+"""Whom the server waits for and asks together, and what it makes of a node's answer."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
-from fedveil.errors import RunStopped
-from fedveil.flower.job import job_client
+from fedveil.base.message import decode
+from fedveil.errors import MessageInvalid, RunStopped
+from fedveil.flower.job import client_training, grid_executor, job_client
 from fedveil.flower.job.grid_executor import GridExecutor
+from fedveil.flower.records import named_clients
 from fedveil.rounds import outcomes
 from flower_parts import CLIENTS, job
 
@@ -51,3 +54,97 @@ def test_only_a_client_s_own_error_is_its_word() -> None:
         reply: Any = SimpleNamespace(error=error, has_error=lambda: True)
         (answer,) = made._answers(9, [2], reply)
         assert (type(answer), answer.client) == (kind, 2)
+
+
+@pytest.mark.parametrize(("deadline_s", "window_s"), [(7.5, 7.5), (None, 41.0)])
+def test_the_deadline_of_a_protection_comes_before_the_job_s(
+    deadline_s: float | None, window_s: float
+) -> None:
+    nothing: Any = SimpleNamespace(deadline_s=deadline_s)
+    made = GridExecutor(nothing, job(deployment={"answer_s": 41.0}), nothing, nothing, print)
+    assert made._window_s == window_s
+
+
+@pytest.mark.parametrize(
+    ("longest", "parts"),
+    [(100, [(7, [0, 1, 3]), (5, [2])]), (15_000_000, [(7, [0, 1]), (7, [3]), (5, [2])]),
+     (20_000_000, [(7, [0]), (7, [1]), (7, [3]), (5, [2])]),
+     (90_000_000, [(7, [0]), (7, [1]), (7, [3]), (5, [2])])],
+)  # fmt: skip
+def test_one_reply_holds_as_many_reports_as_fit(
+    longest: int, parts: list[tuple[int, list[int]]]
+) -> None:
+    made, _ = executor(6)
+    made._members.node_of = {0: 7, 1: 7, 2: 5, 3: 7}
+    made._protection: Any = SimpleNamespace(longest_report=lambda: longest)
+    assert list(made._parts(range(4))) == parts
+
+
+def test_only_clients_that_have_keys_and_a_node_are_told_to_forget_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, _ = executor(6)
+    made._members.node_of = {0: 7, 1: 7, 2: 5, 3: 7, 4: 5}
+    made._window_s, made._grid = 3.0, None
+    made._protection: Any = SimpleNamespace(phases=("keys", "report"))
+    answers = [
+        outcomes.Report(0, b""), outcomes.Withheld(1, "why"), outcomes.Unreached(2),
+        outcomes.Failed(3, "why"), outcomes.Report(4, b""),
+    ]  # fmt: skip
+    monkeypatch.setattr(grid_executor, "exchange", lambda *asked: [(0, None)])
+    monkeypatch.setattr(made, "_parts", lambda reached: [(7, list(reached))])
+    monkeypatch.setattr(made, "_outgoing", lambda *asked: [])
+    monkeypatch.setattr(made, "_answers", lambda *replied: answers)
+    made._unfinished = {0, 1, 2, 3, 4, 9}
+    asked = list(made.ask("keys", {client: {} for client in (0, 1, 2, 3, 4, 9)}))
+    assert asked == [outcomes.Unreached(9), *answers]
+    assert made._unfinished == {0, 2, 4, 9}
+    monkeypatch.setattr(
+        grid_executor, "FlowerMessage",
+        lambda records, node, question, ttl: (node, named_clients(records)),
+    )  # fmt: skip
+    told: Any = dict(made._farewells())
+    assert told == {7: [0], 5: [2, 4]}  # client 9 has no node
+    assert len(list(made.ask("report", {client: {} for client in range(5)}))) == 5
+    assert made._unfinished == {9}
+
+
+def test_a_node_counts_the_examples_of_each_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: Any = SimpleNamespace(job=job(deployment={"reveal": ["examples"]}), data="shared")
+    counts = {(1, "own:a", "shared"): 31, (4, None, "shared"): 17}
+    monkeypatch.setattr(
+        client_training, "example_count", lambda asked, *of: counts[of] if asked is files.job else 0
+    )
+    members: list[Any] = [
+        SimpleNamespace(client=client, data=data, job=None) for client, data, _ in counts
+    ]
+    said = decode(job_client._introduce(files, members))
+    assert [np.atleast_1d(said[name]).tolist() for name in ("client", "examples")] == [
+        [1, 4], [31, 17],
+    ]  # fmt: skip
+    assert decode(job_client._introduce(files, members[1:])) == {"client": 4, "examples": 17}
+    files.job = job()
+    assert decode(job_client._introduce(files, members[:1])) == {"client": 1}
+
+
+@pytest.mark.parametrize("round", [0, 4])
+def test_a_round_that_the_job_does_not_have_is_not_answered(round: int) -> None:
+    files: Any = SimpleNamespace(job=job(rounds=3))
+    asked = (2, {}, {"round": round, "dimension": 9, "opening": True})
+    nothing: Any = SimpleNamespace(client=2)
+    with pytest.raises(MessageInvalid, match=rf"round = {round} is outside \[1, 3\]"):
+        job_client._answer(files, nothing, asked, nothing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "after_s"), [(7.0, 3.0, 7.0), (3.0, 7.0, 7.0), (None, 3.0, 3.0),
+                                  (7.0, None, 7.0), (None, None, None)],
+)  # fmt: skip
+def test_a_report_leaves_at_the_later_of_two_times(
+    asked: float | None, own: float | None, after_s: float | None
+) -> None:
+    settings = job(deployment={"answer_after_s": asked, "answer_s": 9.0})
+    member: Any = SimpleNamespace(owner=SimpleNamespace(answer_after_s=own))
+    assert job_client._answer_after_s(settings, member) == after_s
+    member.owner = None
+    assert job_client._answer_after_s(settings, member) == asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -39,6 +40,22 @@ def test_every_direction_has_a_sentence(tmp_path: Path, eps: float | None) -> No
     ]
     head = (folder / "run" / "report.html").read_text("utf-8").partition("<main>")[0]
     assert "lead tells bank the mean loss of every step." in head
+
+
+@pytest.mark.parametrize("by", ["intersection", "digests"])
+def test_between_machines_ids_are_said_to_be_sent(by: Literal["intersection", "digests"]) -> None:
+    split, job = Bottoms().split_model(), VerticalJob.model_validate({"task": "vertical_parts:b"})
+    said = list(sentences(job, split, Order(0, 50, 9), 20, by))
+    kind = {
+        "intersection": "lead and {0} send each other their ids, blinded: ",
+        "digests": "{0} sends lead keyed digests of its ids, which lead can search for any id that "
+        "it guesses: ",
+    }[by]
+    learns = (
+        "lead learns which of its own ids {0} has, and {0} which of its own ids all parties have."
+    )
+    assert said[:2] == [(kind + learns).format(name) for name in ("bank", "shop")]
+    assert said[2:] == list(sentences(job, split, Order(0, 50, 9), 20))
 
 
 @pytest.mark.parametrize("told", [True, False])

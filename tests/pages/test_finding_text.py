@@ -145,3 +145,6 @@ def test_errors_are_best_where_they_are_least_and_one_success_is_counted() -> No
     assert "That is `b: mse`; 2 of 3 compared figures beat chance." in conclusion(found)
     one = finding(Measured("a: mse", 0.2, 0.1, 0.25, 0.3), Measured("b: mse", 0.9, 0.8, 1.0, 0.3))
     assert "1 of 2 compared figures beat chance." in conclusion(one)
+    psnr = Measured("a: psnr", 30.0, 29.0, 31.0, 12.0)
+    several = finding(Measured("a: mse", 0.2, 0.1, 0.25, 0.3), psnr)
+    assert "That is `a: mse`; 2 of 2" in conclusion(several)  # of two kinds, the first

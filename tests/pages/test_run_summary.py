@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from shlex import split
 from typing import Any
 
 import pytest
 
+from fedveil.errors import RunFolderError
 from fedveil.federated.job import Job
 from fedveil.flower.job.app_folder import check_deployable
-from fedveil.pages.read_run import BUFFERS, ReadRun
+from fedveil.pages.read_run import BUFFERS, ReadRun, read_run
 from fedveil.pages.run_summary import Ending, ending
 from fedveil.privacy.finding import Finding, Measured
 from fedveil.record.recorder import ADVICE, SEVERAL
@@ -61,6 +63,15 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(again: str, tmp_path: Pa
     events = ["0 began: fedveil", "0 finished after round 3: the last", f"0 {again}", "0 a note"]
     assert ReadRun(tmp_path, {}, (), (), events).ended is None
     assert ReadRun(tmp_path, {}, (), (), events[:2]).ended == "finished after round 3: the last"
+
+
+def test_a_run_that_ended_without_a_whole_record_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(Job.load(DEFAULT_JOB, []).to_yaml())
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1,')
+    for end, lost in (("finished after round 1: the last", True), ("ended after round 0", False)):
+        (tmp_path / "events.log").write_text(f"0 began: fedveil\n0 {end}\n")
+        with pytest.raises(RunFolderError, match="in its first") if lost else nullcontext():
+            assert read_run(tmp_path).records == []
 
 
 @pytest.mark.parametrize(

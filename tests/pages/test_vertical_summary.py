@@ -64,6 +64,21 @@ def test_a_party_by_itself_is_named_no_command_that_takes_all(
     assert ("--resume" in text) == (not ended)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_leader_by_itself_does_not_deny_the_protection_of_the_others(
+    ended: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    events = ["0 began: fedveil", *["0 finished after step 2"] * ended]
+    job = VerticalJob.model_validate({"privacy": {"embedding_dp": {"eps": 0.5}}}).model_dump()
+    run = ReadRun(tmp_path, job, [], [], events)
+    told = vertical_ending(run, run, [], apart=True)
+    assert told.promise.value == "not known here"
+    assert told.promise.text.endswith("sent without protection, in no account.")
+    assert ("--resume" in told.next.text) == (not ended)
+    assert "embedding_dp" not in told.next.text
+
+
 @pytest.mark.parametrize(
     ("task", "attack"), [("tables", "features"), ("mnist_halves", "features"), ("pangu", "tokens")]
 )

@@ -91,13 +91,15 @@ def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) 
 def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> None:
     place, limits = Place(tmp_path), Limits(7.5, 2.5, 9.0, 3e-4, "client", 4)
     account, heart = place.open(), "heartheart"
-    through = {"through": "Flower, study"}
+    through = {"through": "Flower, study", "in_clear": ("the time", "sizes")}
     account.charge(release(PrivacyLoss(0.25), job=heart, **through), limit=limits)
     place.now += timedelta(days=1)
     account.charge(release(PrivacyLoss(0.5), job=heart, what="a mean"), limit=limits)
     place.now += timedelta(days=2)
-    account.charge(release(PrivacyLoss(0.125), job="lung", through="NVFlare"), limit=limits)
+    account.charge(release(PrivacyLoss(0.125), job="lung", through="NVFlare", in_clear=("a name",)),
+                   limit=limits)  # fmt: skip
     record = AccountRecord("north", account, limits)
+    assert record.record()["in_clear"] == ["a name", "sizes", "the time"]
     row, _ = record.jobs().records()
     assert row == {
         "job": "hearthea", "release": "a report, a mean", "protection": "dp_encrypt",
@@ -161,6 +163,7 @@ def test_the_command_shows_and_writes_an_account(tmp_path: Path) -> None:
     opened = Site.open(site)
     job = "0123456789abcdef"
     opened.account("heart").charge(release(PrivacyLoss(0.75), job=job), limit=opened.policy.limits)
+    assert (tmp_path / "counter").exists()  # where the policy puts it
     run = CliRunner(env={"COLUMNS": "120"})  # so that no cell is wrapped
     shown = run.invoke(cli, ["site", "account", str(site), "heart"]).stdout
     assert "heart: 1 release\n  this month  epsilon 0.75 at delta 0" in shown

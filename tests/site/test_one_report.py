@@ -177,6 +177,10 @@ def test_a_report_leaves_at_its_time(
     ("keys", "why"),
     [
         ({"protection": "pw_encrypt"}, "needs clients, the number of sites in a sum"),
+        (
+            {"protection": "pw_encrypt", "clients": 3, "weighting": "by_size"},
+            "by_size needs the number of examples, which stays here",
+        ),
         ({"protection": "central_gaussian"}, "central_gaussian is not possible here"),
         ({"protection": "oue", "adaptive": True}, "adaptive"),
         ({"protection": "dp_encrypt", "dp_eps": 0}, "dp_eps"),

@@ -23,7 +23,7 @@ from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.site.account import Limits, Release, SiteAccount
 from fedveil.site.door import Door, cost
 from fedveil.site.policy import Policy
-from fedveil.site.site_folder import IDENTITY, Site, server_of
+from fedveil.site.site_folder import IDENTITY, KEY, Site, server_of
 from fedveil.site.supernode import _started, serve
 from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
 
@@ -261,6 +261,13 @@ def test_a_site_s_keys_and_accounts_are_in_its_folder(tmp_path: Path, stack: Exi
     assert (member.identity, member.roster, seat.roster, seat.identity) == (None, None, {}, None)
     with pytest.raises(DeploymentError, match=r"identity\.pem cannot be read"):
         site.seat("study", signs=True)
+
+
+def test_a_damaged_key_of_a_site_opens_no_account(tmp_path: Path, stack: ExitStack) -> None:
+    site = House(tmp_path / "site", stack, of_job(noised())).site
+    (site.folder / KEY).write_bytes(b"short")
+    with pytest.raises(SiteError, match="does not hold a key of 32 bytes"):
+        site.account("digits")
 
 
 def test_a_server_is_named_unless_there_is_one(tmp_path: Path, stack: ExitStack) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedveil.protections.base import RoundContext
 from fedveil.site import code_folder, code_process, isolation
 from fedveil.site.code_folder import Module, read
 from fedveil.site.code_process import CodeSandbox, CodeTraining, Process
+from fedveil.site.door import Door
 from fedveil.site.order import read_app
 from fedveil.site.policy import Policy
 from hostile_orders import own_code_jobs, text_of, with_code
@@ -225,6 +227,45 @@ def test_the_process_is_told_its_pipes_and_its_limits() -> None:
     words = code_process._words("/code", 5, 8, 3 << 30, 59.5)
     assert json.loads(words[-5])[-1] == "/code"
     assert words[-4:] == ["5", "8", str(3 << 30), "60"]
+
+
+def test_the_process_has_its_own_folder_time_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = list[Any](), list[Any]()
+
+    class Started:
+        pid = 1 << 22
+
+        def __init__(self, words: list[str], **how: Any) -> None:
+            started.append(how)
+
+        def wait(self) -> None:
+            ended.append("waited")
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(os, "killpg", lambda *what: ended.append(what))
+    began = time.monotonic()
+    with code_process.running([], None, 3 << 30, 59.5) as process:
+        assert 59.5 <= process._end - began < 65
+        (how,) = started
+        assert (how["cwd"].name, how["start_new_session"]) == ("scratch", True)
+        assert set(how["env"]) == {"HOME", "LANG", "OMP_NUM_THREADS"}  # no secret of the site's
+    assert ended == [(Started.pid, signal.SIGKILL), "waited"]  # with its children
+
+
+@pytest.mark.parametrize(("isolates", "means"), [("strong", "bwrap"), ("weak", None)])
+def test_code_has_the_isolation_and_the_limits_of_the_policy(
+    isolates: str, means: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "working", lambda: ["bwrap", "namespaces"])
+    policy = SimpleNamespace(
+        code=SimpleNamespace(isolation=isolates, memory_gb=1.5),
+        clear=SimpleNamespace(answer_after_s=7.0),
+    )
+    door: Any = Door.__new__(Door)
+    admission = SimpleNamespace(modules=lambda order: [order])
+    door._site = SimpleNamespace(policy=policy, admission=admission)
+    (sandbox,) = door._training("the order").args
+    assert sandbox == CodeSandbox(["the order"], means, 1_500_000_000, 7.0)  # type: ignore
 
 
 FINE = encode({"targets": "class"})

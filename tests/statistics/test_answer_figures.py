@@ -129,6 +129,7 @@ def test_answers_survive_json() -> None:
     assert answers_of(data) == list(answers.answers.values())
     assert (data["clients"], data["reports"], data["rejected"]) == (1203, 407, {"late": 5})
     assert data["privacy"][1]["epsilon"] == 1.93
+    assert answers.epsilon == 0.71  # and not the account's
     first = answers.records()[1]
     assert (first["label"], first["value"]) == ("age: [40, 90]", 16 * 1.013)
     assert answers["parts"]["m, 0.2"] == answers["parts"].estimates[3]

@@ -95,3 +95,19 @@ def test_each_round_has_draws_of_its_own(fidelity: str) -> None:
             made = simulator.carrier(Step(number), layout, carriage)._entropy.words(4)  # type: ignore[attr-defined]
         drawn.append(made.tolist())
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("question", "width"),
+    [
+        ({"ask": "mean"}, 2),
+        ({"ask": "variance"}, 3),
+        ({"ask": "correlation", "other": "who", "other_range": [0.0, 5.0]}, 9),
+    ],
+)
+def test_a_mean_needs_one_draw_of_each_number_and_a_square_two(
+    question: dict[str, Any], width: int
+) -> None:
+    asked = {"column": "x", "range": [0.0, 50.0], **question}
+    file = file_of("rr", asked, client=None)
+    assert Schedule(file).layout(Step(1)).dimension == width

@@ -90,6 +90,19 @@ MEAN = {"ask": "mean", "column": "age", "range": [0.0, 100.0]}
             },
             "questions.a has 299,500 cells, and a report carries 262,144",
         ),
+        (
+            {
+                "questions": {
+                    "a": {
+                        **AGES,
+                        "edges": [float(i) for i in range(600)],
+                        "by": "sex",
+                        "groups": [str(i) for i in range(500)],
+                    }
+                }
+            },
+            "questions.a has 299,500 cells, and a report carries 262,144",
+        ),
         ({"rows": 3}, "rows = 3 needs client"),
         *(
             (
@@ -194,6 +207,7 @@ def test_a_file_is_read_and_written(tmp_path: Path) -> None:
         (AGES, {"age": ["41", "many"]}, r"data, row 2: age = 'many' is not a finite number"),
         (AGES, {"years": [3.0]}, r"data has no column 'age'; its columns are years"),
         (AGES, {"age;sex": ["3;f"]}, "data has no column 'age'; its columns are age;sex"),
+        (AGES, {"a\x1b[2Jge": [3.0]}, r"its columns are 'a\\x1b\[2Jge'$"),
         (AGES, {"age": []}, "data has no rows"),
         (AGES, {}, "data has no columns"),
         (AGES, {"age": [1.0, np.inf]}, "row 2: age = inf is not a finite number"),

@@ -101,6 +101,30 @@ class Losing(Simulator):
         return Lossy(made._protection, made._made, made._round, made._entropy)  # type: ignore[attr-defined]
 
 
+class Failing(Simulated):
+    """Client 2 fails at its own rows."""
+
+    def _trained(self, client: int) -> Any:
+        if client == 2:
+            raise ValueError("no rows")
+        return super()._trained(client)
+
+
+class Broken(Simulator):
+    def carrier(self, step: Any, layout: Any, carriage: Any) -> Any:
+        made: Any = super().carrier(step, layout, carriage)
+        return Failing(made._protection, made._made, made._round, made._entropy)
+
+
+def test_a_client_that_fails_reports_nothing_within_the_masks_of_all() -> None:
+    keys = {"protection": "distributed_dp", "epsilon": 8.0, "masks": True, "clients": 6}
+    file = QuestionFile.read({**keys, "questions": {"n": {"ask": "count"}}}, [])
+    answers = Asking(file, Broken(file, load(file, {"x": [1.0] * 6}))).run()
+    assert (answers.reports, answers.rejected) == (6, {})
+    (found,) = answers["n"].estimates
+    assert abs(found.value - 5) < 5 * found.noise
+
+
 def test_a_sum_costs_what_the_clients_that_reported_have_noised() -> None:
     """28 of 30, and not as few as the round may have."""
     keys = {"protection": "distributed_dp", "epsilon": 2.0, "masks": False, "clients": 30}

@@ -546,7 +546,7 @@ def test_ids_that_become_equal_or_were_rounded_are_refused() -> None:
 
 def test_refused_ids_are_told_apart_and_nothing_hides_a_long_one() -> None:
     hidden = "\x01" + "5" * 3_000
-    content = f"id;x\n;1\n{hidden};2\n;3\na\0;4\n{hidden};5\n7.5E+09;6\n"
+    content = f"id;x\n;1\n{hidden};2\n;3\na\0;4\n{hidden};5\n7.5E+09;6\n{'z' * 256};7\n"
     shortened = "\\x01" + "5" * 52 + "..."
     assert refusal(content, "x") == (
         "t.csv has 4 problems: (1) line 2: id is empty (2 such cells, such as line 4); (2) line 3: "

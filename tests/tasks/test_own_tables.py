@@ -907,6 +907,16 @@ def test_the_tables_on_criteos_layout_are_trained_on() -> None:
     assert 0.1 < rate < 0.5
 
 
+def test_initial_weights_of_tables_follow_from_the_seed() -> None:
+    two_tables()
+
+    def weights(seed: int) -> list[float]:
+        parts = Tables(settings_of(), seed).split_model().joined().parameters()
+        return [float(part.detach().double().sum()) for part in parts]
+
+    assert weights(3) == weights(3) != weights(4)
+
+
 def task_of_job(job: VerticalJob) -> Tables:
     return Tables(job.task.tables)
 

@@ -92,8 +92,8 @@ def test_errors_of_later_examples_leave_those_of_earlier_ones() -> None:
     errors, place = Errors(), ("left", True)
     for positions, value in (([0, 2], 3.0), ([5], 7.0), ([2], 4.0)):
         errors.keep({place: [(np.array(positions), np.full((len(positions), 2), value, "f4"))]})
-    found = errors.of(place, np.array([5, 2, 0, 1, 9]), np.zeros((5, 2), np.float32))
-    assert found[:, 1].tolist() == [7, 4, 3, 0, 0]
+    found = errors.of(place, np.array([5, 2, 0, 1, 6, 9]), np.zeros((6, 2), np.float32))
+    assert found[:, 1].tolist() == [7, 4, 3, 0, 0, 0]
 
 
 def parties_of(split: SplitModel) -> dict[str, Party]:

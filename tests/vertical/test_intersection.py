@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,14 @@ def test_agreements_on_other_examples_of_either_subset_differ(subset: Subset) ->
     one = on([4, 1, 7], [2, 0])
     assert one.same_examples(on([4, 1, 7], [2, 0]))
     assert not one.same_examples(on([4, 7, 1], [2, 0]) if subset == "train" else on([4, 1, 7], [0]))
+
+
+def test_remembered_examples_are_known_by_their_own_name_alone() -> None:
+    known: Any = SimpleNamespace(examples=SimpleNamespace(name=b"these"))
+    nothing: Any = SimpleNamespace(examples=None)
+    assert Standing.known_by(known, b"these") is known.examples
+    for own, name in ((known, b"others"), (known, b""), (nothing, b"these")):
+        assert Standing.known_by(own, name) is None
 
 
 def test_what_is_remembered_is_of_these_ids_and_whole() -> None:

@@ -91,6 +91,10 @@ def test_the_best_of_several_starts_is_taken() -> None:
     assert everywhere(labels, named(groups, np.arange(len(labels)), labels, 5))
 
 
+def test_rows_that_are_all_alike_are_as_good_a_start_as_any() -> None:
+    assert _apart(np.ones((5, 2)), 3, 0, 0).tolist() == [[1, 1]] * 3
+
+
 def test_a_middle_without_a_row_stays() -> None:
     rows = directions([np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.2]])])
     centres = np.array([[1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])

@@ -163,7 +163,9 @@ def test_parts_of_one_follower_are_read_together_as_far_as_both_were_seen(
 
 
 def test_a_run_of_one_epoch_has_no_sums() -> None:
-    assert len(heard(by_sign, [0.8, 0.2], 1, steps=STEPS + 7)) == 2
+    start, end = heard(by_sign, [0.8, 0.2], 1, steps=STEPS + 7)
+    assert f"measured in steps 1 to {STEPS}" in start
+    assert f"measured in steps {STEPS + 1} to {STEPS + 7}" in end
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -189,3 +191,9 @@ def test_all_intervals_of_a_finding_hold_together(
     parts = sum(c.gradient and c.receiver == "lead" for c in Bottoms().split_model().crossings)
     assert len(errors) >= 3
     assert sum(errors) <= (1 - CONFIDENCE) * max(1, parts) * (1 + 1e-9)
+
+
+def test_numbers_that_never_vary_are_not_followed() -> None:
+    rising = np.arange(3.0)
+    assert label_watch._correlation(np.ones(3), rising) == 0
+    assert label_watch._correlation(7 - 2 * rising, rising) == pytest.approx(-1, abs=1e-12)

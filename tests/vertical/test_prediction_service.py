@@ -116,6 +116,13 @@ def test_one_id_or_a_batch_is_answered_and_a_repeated_one_costs_nothing(source: 
         assert "error" in batch["predictions"][1]
         assert len(journal.read_bytes()) == 2 * 16
         assert served.ask("/predict", {"id": "nobody"})[0] == 404
+        kept, sockets = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30), []
+        for _ in range(2):
+            kept.request("GET", "/health")
+            assert kept.getresponse().read()
+            sockets.append(kept.sock)
+        assert sockets[0] is sockets[1] is not None
+        kept.close()
         assert served.ask("/health") == (200, {"status": "ok", "rows": len(ids)})
         status, text = served.ask("/metrics")
     assert status == 200
@@ -233,6 +240,32 @@ def test_a_certificate_with_a_weak_key_has_no_names() -> None:
         shown = SimpleNamespace(getpeercert=lambda binary_form, der=der: der)
         writer = SimpleNamespace(get_extra_info=lambda what, shown=shown: shown)
         assert asked._client(writer) == names  # type: ignore[arg-type]
+
+
+def test_an_id_is_rewritten_as_the_ids_of_the_file_are(source: Together) -> None:
+    first = source.leader.ids[source.common].tolist()[0]
+    with Served(source, guesses=0) as served:
+        _, plain = served.ask("/predict", {"id": first})
+        assert served.ask("/predict", {"id": f" {first} "}) == (200, plain | {"id": f" {first} "})
+        spelt = [f" {first}", first]
+        _, both = served.ask("/predict", {"ids": spelt})
+        assert both["predictions"] == [plain | {"id": one} for one in spelt]
+    assert source.leader.new.normalised(["12.0", " 12 "]) == ["12", "12"]
+
+
+def test_health_says_that_a_party_is_away(source: Together) -> None:
+    service = PredictionService(source, None)
+    assert service._health().status == 200
+    source.is_connected = False
+    assert service._health().status == 503
+
+
+def test_a_complete_header_has_a_limit_too(source: Together) -> None:
+    most = http_server.MOST_HEADER_BYTES
+    with Served(source) as served:
+        for count, status in ((most - 100, b"200"), (most, b"431")):
+            head = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx: "
+            assert served.raw(head + b"y" * count + b"\r\n\r\n").split(b" ")[1] == status
 
 
 def test_plaintext_is_for_loopback_alone(source: Together) -> None:

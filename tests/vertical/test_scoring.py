@@ -20,12 +20,14 @@ from fedveil.errors import (
     BundleInvalid,
     DataInvalid,
     ExchangeError,
+    FewCommon,
     InvalidValue,
     LimitReached,
     Unfit,
 )
 from fedveil.link.channel import Receive, Send
 from fedveil.record.sealed_message import unsealed
+from fedveil.vertical.bundle import Bundle
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
@@ -230,6 +232,32 @@ def test_an_edited_file_is_refused(tmp_path: Path, stack: ExitStack, name: str) 
         scorers(folder, stack)
 
 
+def test_a_file_outside_the_manifest_is_refused(tmp_path: Path, stack: ExitStack) -> None:
+    folder = trained(tmp_path)
+    bundle = folder / "run" / "lead" / "bundle"
+    for name in ("more.csv", "checkpoint/more"):
+        (bundle / name).write_text("x")
+        with pytest.raises(BundleInvalid, match=rf"{name} is not a file of the bundle .* added"):
+            Bundle.read(bundle)
+        (bundle / name).unlink()
+    Bundle.read(bundle)
+    (bundle / "checkpoint" / "job.yaml").write_text("x")
+    with pytest.raises(BundleInvalid, match=r"checkpoint/job\.yaml is not the file that the part"):
+        Bundle.read(bundle)
+
+
+def test_rows_without_a_common_id_are_told_the_near_misses(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    folder = trained(tmp_path)
+    capitals = tmp_path / "capitals.csv"
+    head, *rows = (folder / "new-lead.csv").read_text().splitlines()
+    capitals.write_text("\n".join([head, *(row.upper() for row in rows)]))
+    few = "no example is common .*; further ids would be common .*: 101 under case: fold"
+    with pytest.raises(FewCommon, match=few):
+        together(folder, stack, lead=str(capitals))
+
+
 def test_bundles_of_two_models_do_not_score_together(tmp_path: Path, stack: ExitStack) -> None:
     one, other = trained(tmp_path), trained(tmp_path / "b", eps=0.7)
     mixed = [scorers(one, stack)["lead"], scorers(other, stack)["bank"]]
@@ -344,6 +372,21 @@ def test_digests_are_those_of_distinct_ids_under_a_whole_key(
         played(both, [[3]], lead={"begin": changed(key=b"short")})
 
 
+def test_the_leader_notes_the_rows_that_only_one_party_has(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, notes = scorers(trained(tmp_path), stack), list[str]()
+    both["bank"].ids = both["bank"].ids[:9]
+    monkeypatch.setattr(both["lead"], "note", notes.append)
+    played(both, [[0]])
+    common = len(np.intersect1d(both["bank"].ids, both["lead"].ids))
+    leads = len(both["lead"].ids)
+    assert notes[0] == (
+        f"score: bank lacks {leads - common} of the {leads} examples of lead and has "
+        f"{9 - common} others; only the {common} that all parties have are used"
+    )
+
+
 def test_a_row_goes_on_if_every_party_allows_it() -> None:
     seen: list[list[int]] = []
     found: list[Any] = []
@@ -403,6 +446,16 @@ def test_an_application_to_an_earlier_attempt_is_no_application(
     assert isinstance(leading.send(stale), Receive)
     with pytest.raises(Unfit, match="another model"):
         leading.send({**stale, "attempt": 2, "bundle": bytes(32)})
+
+
+def test_an_example_of_several_files_is_counted_once(tmp_path: Path, stack: ExitStack) -> None:
+    bank = scorers(trained(tmp_path), stack)["bank"]
+    for times in range(1, 5):
+        bank.scored.load(bank.ids[::-1] if times % 2 else bank.ids)
+        place = len(bank.ids) - 5 if times % 2 else 4
+        bank.scored.charge(np.array([place]))
+        assert np.flatnonzero(bank.scored._scored).tolist() == [place]
+        assert bank.scored._scored[place] == times
 
 
 def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -614,6 +615,13 @@ def test_two_runs_of_a_job_begin_with_other_weights(parties: Any) -> None:
         apart.sessions()
         found.append([weights(apart.folder / party, party) for party in ("lead", "bank", "shop")])
     assert all(one != other for one, other in zip(*found, strict=True))
+
+
+def test_the_leader_names_a_run_once() -> None:
+    for party, run, long in (("lead", b"", 16), ("lead", b"earlier", 7), ("bank", b"", 0)):
+        machine: Any = SimpleNamespace(party=party, task=SimpleNamespace(leader="lead"), _run=run)
+        Machine._name_run(machine)
+        assert len(machine._run) == long
 
 
 def test_a_folder_without_its_seed_is_refused(parties: Any) -> None:

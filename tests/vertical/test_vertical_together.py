@@ -8,6 +8,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,27 @@ from scipy import stats
 
 import vertical_parts
 import warm_process
+from fedveil.entropy import Seeded
 from fedveil.errors import DataInvalid, ExchangeError, JobError, PartFailed, RunFolderError
+from fedveil.mechanisms.label_dp import LabelDP
 from fedveil.privacy import Figure
 from fedveil.record.run_folder import TRACEBACK
-from fedveil.vertical import VerticalJob, VerticalRun, evaluate, predict, resume, train
+from fedveil.vertical import (
+    VerticalJob,
+    VerticalRun,
+    evaluate,
+    noisy_labels,
+    predict,
+    resume,
+    train,
+)
 from fedveil.vertical.account import Releases, figures, ledger_of
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.job_split import make_split, make_task
 from fedveil.vertical.log_lines import line
 from fedveil.vertical.party_log import PartyLog
-from fedveil.vertical.rows import Order, align
+from fedveil.vertical.party_run import PartyRun
+from fedveil.vertical.rows import Order, Rows, align
 from fedveil.vertical.split import Crossing, EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import held
@@ -534,6 +546,34 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(vertical_parts.Bottoms, "loss", noted)
     return seen
+
+
+@pytest.mark.parametrize(("every", "ended"), [(2, [2, 4, 5]), (None, [])])
+def test_a_run_is_evaluated_after_its_last_epoch_too(every: int | None, ended: list[int]) -> None:
+    job = SimpleNamespace(evaluation=SimpleNamespace(every_epochs=every), epochs=5)
+    run: Any = SimpleNamespace(setting=SimpleNamespace(job=job))
+    assert [epoch + 1 for epoch in range(5) if PartyRun._looks_after(run, epoch)] == ended
+
+
+def test_only_files_that_are_named_by_a_step_are_checkpoints(tmp_path: Path) -> None:
+    folder: Any = SimpleNamespace(path=tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    for name in ("000000012", "000000003", "000000004.part", "5", "0000000006"):
+        (tmp_path / "checkpoint" / name).touch()
+    assert held(folder) == [3, 12]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_drawn_labels_have_the_type_and_shape_of_the_true_ones(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    true = torch.tensor([[0], [1], [1]], dtype=dtype)
+    told = noisy_labels.drawn(Rows(3, {}, true, np.array([])), LabelDP(60.0), 2, Seeded(4))
+    (tmp_path / "labels").write_bytes(noisy_labels.file_of(told))
+    for rows in (told, noisy_labels.kept(tmp_path / "labels", told, 2)):
+        assert rows.labels is not None
+        assert rows.labels.dtype == dtype
+        assert torch.equal(rows.labels, true)
 
 
 def test_labels_are_drawn_once_and_kept(

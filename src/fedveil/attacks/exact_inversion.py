@@ -71,7 +71,8 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction q counts as zero on a neuron if |`left` @ q| is below `zero` there.
+    A direction q counts as zero on neuron i if entry i of |`left` @ q| is less than `zero`, a
+    number.
     """
 
     left: Float64s

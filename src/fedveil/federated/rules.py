@@ -203,10 +203,9 @@ def _examples_exact(job: JobFields) -> str | None:
 @RULES.rule("training", "server", "privacy.unit")
 def _algorithm_fits(job: JobFields) -> str | None:
     """`training.algorithm: scaffold`, `fednova` and `fedcm` need `optimizer: sgd`, `momentum` 0
-    and no `gradient_norm`. fednova also needs `proximal` 0, `normal_steps` and `privacy.unit:
-    client`.
-    `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1. scaffold and feddyn
-    need `server.aggregation: mean`."""
+    and no `gradient_norm`. fednova also needs `proximal` 0, `privacy.unit: client` and any value
+    of `normal_steps`. `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1.
+    scaffold and feddyn need `server.aggregation: mean`."""
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":
         return None
@@ -249,10 +248,8 @@ def _variates_protected(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.aggregation")
 def _reports_seen(job: JobFields) -> str | None:
-    """`server.aggregation` other than mean needs a server that sees single reports, and a loss that
-    does not rely on their sum: median and trimmed_mean need not_encrypt or dp_encrypt, norm_bound
-    needs not_encrypt.
-    """
+    """`server.aggregation: median` and `trimmed_mean` need a protection under which the server sees
+    single reports: not_encrypt or dp_encrypt. norm_bound needs not_encrypt."""
     chosen = job.server.aggregation
     if chosen in job.protection.position.combinations:
         return None

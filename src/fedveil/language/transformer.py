@@ -42,7 +42,7 @@ _POSITION_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a language model. `layers` includes the query layer."""
+    """The sizes of a language model. `layers` includes the last layer, with learned queries."""
 
     vocabulary: int
     context: int
@@ -113,9 +113,10 @@ class WordAndPosition(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Transformer layers: an input LayerNorm, the layers, the query layer and a final LayerNorm.
+    """Transformer layers between two LayerNorms. In the last layer, attention queries are learned.
 
-    Guarantee: the output at a position does not depend on the input at any later position.
+    These queries depend only on the position. Guarantee: the output at a position does not depend
+    on the input at any later position.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -146,6 +146,13 @@ class Link:
         with self._lock:
             return self._closed or self._failure is not None or self._ended is not None
 
+    @property
+    def is_connected(self) -> bool:
+        """True if the link has a stream and is not over."""
+        with self._lock:
+            over = self._closed or self._failure is not None or self._ended is not None
+            return self._stream != 0 and not over
+
     # --- called by streams
 
     def greeting(self) -> tuple[bytes, bytes, int]:

@@ -63,7 +63,7 @@ class TlsSettings:
         return normal_name(self.names.get(party, party))
 
     def check_names(self, parties: Iterable[str]) -> None:
-        """Raise CertificateError if the key `names` lists a party that is not in `parties`.
+        """Raise CertificateError if `names` in `tls.yaml` lists a party that is not in `parties`.
 
         Also raises it if two parties have the same name in their certificates.
         """

@@ -52,6 +52,9 @@ def vertical_ending(
     """
     quality = _quality_of_parties(leader)
     worst = worst_of(accounts)
+    following = _next_apart if apart else _next_of_vertical
+    if worst is None and apart and run.job["privacy"].get("embedding_dp"):
+        return Ending(quality, *_of_others(run, leader))
     if worst is not None and worst.what.endswith(UNPROTECTED):
         worst = None  # no other epsilon covers such an example
     promise = Fact(
@@ -63,8 +66,24 @@ def vertical_ending(
         else f"For {worst.what}: the largest figure in any party's account. {returned(run.job)}",
         "poor" if worst is None else TONES[worst.figure.promise],
     )
-    following = _next_apart if apart else _next_of_vertical
     return Ending(quality, promise, Fact(_NEXT, *following(run, leader, worst)))
+
+
+def _of_others(run: ReadRun, leader: ReadRun) -> tuple[Fact, Fact]:
+    """Return the guarantee and the next step of a party that sends no protected tensor itself.
+
+    Such a party, usually the leader, has no account of its own.
+    """
+    promise = Fact(
+        _PROMISED,
+        "not known here",
+        "Each party that sends activations states the epsilon in its own account. "
+        + returned(run.job),
+    )
+    if leader.ended is None or not leader.finished:
+        return promise, Fact(_NEXT, *_next_apart(run, leader, None))
+    ask = "the page of each other party states the epsilon of what this party sends"
+    return promise, Fact(_NEXT, "ask the other parties", ask)
 
 
 def _quality_of_parties(leader: ReadRun) -> Fact:

@@ -48,7 +48,8 @@ def curve_bound(
     `family(factor)` returns the charges of a hypothetical release: pairs of a loss and its number
     of releases. A larger factor gives larger losses, and `family(1)` returns the claimed charges.
     The result is the epsilon of the largest refuted factor, or 0. It is above the true epsilon with
-    probability at most 1 - `confidence`, if the release follows the curve of a factor.
+    probability at most 1 - `confidence`, if the release has the privacy curve delta(eps) of the
+    charges `family(factor)` for some factor.
 
         >>> from fedveil.privacy import Gaussian, PrivacyLoss
         >>> from fedveil.privacy.curve_audit import curve_bound

@@ -57,15 +57,16 @@ class MeasuredNoise:
     def lower_bound(self, moved: float, rounds: int, *, delta: float, error: float) -> float:
         """Return a lower bound on the epsilon at `delta` of a client in `rounds` rounds.
 
-        Replacing the client moves a release by the distance `moved`. The bound is above the true
+        Replacing the client moves each release by the distance `moved`. The bound is above the true
         epsilon with probability at most `error`.
         """
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on how far replacing a client moves `rounds` releases together.
+        """Return a lower bound on how far replacing a client moves `rounds` releases in all.
 
-        The unit is the standard deviation of the noise. The arguments are as in `lower_bound`.
+        It is the distance (L2) between the two sequences of releases without noise, in standard
+        deviations of the noise. The arguments are as in `lower_bound`.
         """
         if not self.releases:
             return 0.0
@@ -94,12 +95,13 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on how far replacing a client moves `rounds` releases together.
+    """Return a lower bound on how far replacing a client moves `rounds` releases in all.
 
-    The bound is in standard deviations of the noise, and too large with probability at most
-    `error`. `moves[i]` is how far client i's update moves a release in the update's own direction,
-    averaged over the rounds, in the units of `noise`. Also returns by how much the bound was
-    lowered because the mean of `moves` is uncertain.
+    It is the distance (L2) between the two sequences of releases without noise, in standard
+    deviations of the noise. The bound is too large with probability at most `error`. `moves[i]` is
+    how far client i's update moves a release in the update's own direction, averaged over the
+    rounds, in the units of `noise`. Also returns by how much the bound was lowered because the mean
+    of `moves` is uncertain.
     """
     count = len(moves)
     if count < 2 or not noise.releases:

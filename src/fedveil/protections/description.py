@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key that limits the time of a phase, and the seconds. None: no such key."""
+        """Return the key and value (in seconds) of the setting that limits each phase, or None."""
         return None
 
     @classmethod
@@ -112,7 +112,10 @@ class Description(Audited):
 
     @classmethod
     def most_per_operator(cls, settings: Any, clients: int) -> int | None:
-        """Return how many of a round's `clients` one operator can safely run. None: any number."""
+        """Return how many of a round's `clients` one organisation may run, or None for any number.
+
+        With more, the organisation and the server together could unmask other clients' reports.
+        """
         return None
 
     @classmethod

@@ -25,7 +25,7 @@ MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 #: The traceback of a model that raised before the first round. Such a folder contains no run.
 TRACEBACK = "traceback.txt"
-_LOCK = ".lock"
+LOCK = ".lock"
 #: The parent folder of runs whose folder is not named.
 RUNS = Path("runs")
 
@@ -86,7 +86,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Release the folder's lock. Also remove the folder if it contains only the lock's file."""
-        self.remove(_LOCK)
+        self.remove(LOCK)
         self.close()
         with suppress(OSError):
             self.path.rmdir()
@@ -122,7 +122,7 @@ def refuse_taken(path: Path | None, command: str | None = "fedveil run") -> None
 
 def _refuse_content(path: Path, command: str | None) -> None:
     # A run that was killed in its first instant leaves a lock and a part of a file.
-    none = (_LOCK, TRACEBACK)
+    none = (LOCK, TRACEBACK)
     held = path.iterdir() if path.is_dir() else ()
     if any(e.name not in none and e.suffix != PARTIAL for e in held):
         others = ""
@@ -134,7 +134,7 @@ def _refuse_content(path: Path, command: str | None) -> None:
 def in_use(path: Path) -> bool:
     """Return True if a process on this machine has locked the run's folder `path`."""
     try:
-        with opened(path / _LOCK, MOST_STREAMED_BYTES) as lock:
+        with opened(path / LOCK, MOST_STREAMED_BYTES) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -215,7 +215,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _take_lock(path: Path) -> IO[bytes]:
-    lock = os.fdopen(open_in_place(path / _LOCK, os.O_RDWR | os.O_CREAT), "rb")
+    lock = os.fdopen(open_in_place(path / LOCK, os.O_RDWR | os.O_CREAT), "rb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,7 +14,8 @@ from fedveil.record.finding_lines import FINDINGS
 from fedveil.record.run_folder import CHECKPOINT, IMPORTS, JOB, RunFolder
 from fedveil.record.sealed_message import intact
 
-_BEGAN = f"{CHECKPOINT}/{JOB}"
+#: The copy of the job.
+BEGAN = f"{CHECKPOINT}/{JOB}"
 
 
 class AnyJob(Protocol):
@@ -32,7 +33,7 @@ def keep_job(folder: RunFolder, job: AnyJob, names: Iterable[str]) -> None:
     """Save a job, and the paths from which the user's modules in `names` were imported."""
     yaml = job.to_yaml().encode()
     folder.write_atomically(JOB, yaml)
-    folder.write_atomically(_BEGAN, yaml)
+    folder.write_atomically(BEGAN, yaml)
     keep_imports(folder, names)
 
 
@@ -51,7 +52,7 @@ def reopen(path: str | Path, load: Callable[[Path], J], stack: ExitStack) -> tup
     stack.callback(folder.close)
     looked = look_where_a_run_looked(folder.path)
     job = load(folder.path / JOB)
-    began = folder.path / _BEGAN
+    began = folder.path / BEGAN
     if began.exists():
         with intact(began):
             now = read_bytes(folder.path / JOB, MOST_JOB_BYTES)

@@ -219,10 +219,11 @@ class Carriage:
     def influence(self) -> float:
         """Return the largest distance (L2) by which one forged report can move the clients' sum.
 
-        central_gaussian refuses vectors longer than the clipping norm, or under `unit: row` entries
-        above 2^24 steps. dp_encrypt refuses entries larger than the clipping norm plus ten standard
-        deviations of its noise. Under rr and oue, a report can only hold codes. The distance is
-        infinite under secure aggregation, under not_encrypt, and under dp_encrypt with `unit: row`.
+        central_gaussian refuses vectors longer than the clipping norm. Under `unit: row`, where
+        entries are whole multiples of a grid step, it refuses entries above 2^24 steps. dp_encrypt
+        refuses entries larger than the clipping norm plus ten standard deviations of its noise.
+        Under rr and oue, a report can only hold codes. The distance is infinite under secure
+        aggregation, under not_encrypt, and under dp_encrypt with `unit: row`.
         """
         match self.protection:
             case CentralGaussian() if self._by_row:

@@ -89,7 +89,7 @@ class Encoding(ABC):
     @property
     @abstractmethod
     def centre(self) -> Float64s:
-        """Return a public point that is at most √2 · `half` away from every row's vector."""
+        """Return a public point that is at most √2 · `self.half` away from every row's vector."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from fedveil.vertical import task_settings
 
 
 class TaskSettings(Choice):
-    """The model, and each party's data. Blocks of other tasks are ignored."""
+    """The task: the model, and each party's data. Settings of other tasks have no effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {task: task for task in task_settings.TASKS}
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,8 +29,8 @@ from fedveil.base.text_digests import text_digests
 from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened
 from fedveil.errors import BundleInvalid, MessageInvalid
 from fedveil.record.model_file import write_model
-from fedveil.record.run_folder import IMPORTS, JOB, MODEL, RunFolder, held_in
-from fedveil.record.saved_job import keep_job
+from fedveil.record.run_folder import IMPORTS, JOB, LOCK, MODEL, RunFolder, held_in
+from fedveil.record.saved_job import BEGAN, keep_job
 from fedveil.record.sealed_message import sealed
 from fedveil.settings.settings import Settings
 from fedveil.vertical.calibrator import CALIBRATOR
@@ -42,6 +42,8 @@ from fedveil.vertical.signatures import Signatures
 BUNDLE = "bundle"
 CONTENTS, MANIFEST, SIGNATURES = "contents.json", "manifest.json", "signatures.json"
 SENT = "sent"
+#: The folder of a bundle whose files scoring changes.
+STATE = "state"
 DIGEST_BYTES = 16
 _AT_ONCE = 1 << 20
 MOST_SIGNATURES_BYTES = 1 << 20
@@ -93,7 +95,10 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Read and check a bundle. Raises BundleInvalid if a file is missing or was edited."""
+        """Read and check a bundle.
+
+        Raises BundleInvalid if a file is missing, was edited or was added.
+        """
         raw = read_small(held_in(path, CONTENTS, "a model bundle"))
         contents = _parsed(Contents, raw, path / CONTENTS)
         data = read_small(held_in(path, MANIFEST, "a complete model bundle"))
@@ -103,6 +108,8 @@ class Bundle:
             if Path(name).name != name:
                 raise BundleInvalid(f"{path / CONTENTS} names {name!r}, which is no file's name")
             _check(path / name, expected, _digest_of(path / name))
+        _check(path / BEGAN, contents.files.get(JOB), _digest_of(path / BEGAN))
+        _check_no_other(path, {*contents.files, CONTENTS, MANIFEST, SIGNATURES, BEGAN, LOCK})
         signatures = Signatures.parsed(read_small(path / SIGNATURES), path / SIGNATURES)
         return cls(path, contents, manifest, hashlib.sha256(data).digest(), signatures)
 
@@ -229,6 +236,17 @@ def _digest_of(path: Path) -> str:
     except OSError as error:
         raise BundleInvalid(f"{path} cannot be read: {error.strerror or error}") from None
     return found.hexdigest()
+
+
+def _check_no_other(path: Path, names: Set[str]) -> None:
+    """Raise BundleInvalid if a file in the bundle at `path`, outside `STATE`, is not in `names`."""
+    for other in sorted(path.rglob("*")):
+        name = other.relative_to(path)
+        if name.parts[0] != STATE and name.as_posix() not in names and not other.is_dir():
+            raise BundleInvalid(
+                f"{other} is not a file of the bundle that the parties agreed on: it was added. "
+                f"Remove it"
+            )
 
 
 def _check(path: Path, expected: str | None, found: str) -> None:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import Crossing, SplitModel
 
 
-def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) -> Iterator[str]:
-    """Yield log sentences on the data that is sent. There are `held_out` held-out examples."""
+def sentences(
+    job: VerticalJob,
+    split: SplitModel,
+    order: Order,
+    held_out: int,
+    ids_by: Literal["intersection", "digests"] | None = None,
+) -> Iterator[str]:
+    """Yield log sentences on the data that is sent. There are `held_out` held-out examples.
+
+    `ids_by` is how parties on different machines find their common ids. It is None if all parties
+    are in one process, where no id is sent.
+    """
+    for follower in split.followers:
+        if ids_by is not None and split.columns(follower):
+            yield _of_ids(split.leader, follower, ids_by)
     each = f"of each of {len(order.trained):,} training examples in every epoch"
     if job.evaluation.every_epochs:
         each += f" and of {held_out:,} held-out examples in every evaluation"
@@ -34,6 +48,19 @@ def sentences(job: VerticalJob, split: SplitModel, order: Order, held_out: int) 
     elif job.privacy.label_protection is not None:
         labels = "The noise in the gradients hinders the reading of labels."
     yield f"No party sends its weights or its labels. {labels}"
+
+
+def _of_ids(leader: str, follower: str, by: str) -> str:
+    learns = (
+        f"{leader} learns which of its own ids {follower} has, and {follower} which of its own ids "
+        f"all parties have."
+    )
+    if by == "digests":
+        return (
+            f"{follower} sends {leader} keyed digests of its ids, which {leader} can search for "
+            f"any id that it guesses: {learns}"
+        )
+    return f"{leader} and {follower} send each other their ids, blinded: {learns}"
 
 
 def _output(crossing: Crossing) -> str:

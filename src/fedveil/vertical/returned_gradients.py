@@ -1,7 +1,7 @@
 """The gradients that the leader returns to followers, under `privacy.label_protection`.
 
-The noise of an example at a crossing is drawn once for the run. So adding up an example's gradients
-over all epochs does not average the noise away.
+The random numbers behind an example's noise are drawn once for each part, and used in every epoch.
+So adding up an example's gradients over all epochs does not average the noise away.
 """
 
 from __future__ import annotations

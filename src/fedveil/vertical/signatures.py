@@ -26,7 +26,7 @@ MOST_SIGNATURE_BYTES = 1 << 12
 
 @dataclass(frozen=True)
 class Signed:
-    """A party's certificate chain in PEM, and its signature."""
+    """A party's signature of a model bundle's manifest, and its certificate chain in PEM."""
 
     chain: bytes
     signature: bytes

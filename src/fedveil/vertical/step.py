@@ -316,7 +316,10 @@ class Step:
         )
 
     def _report(self, crossing: Crossing, micro: int) -> npt.NDArray[np.uint8]:
-        """Return the EmbeddingDP report of a part's output, which is equal for all receivers."""
+        """Return the EmbeddingDP bits of the output that `crossing` sends, for micro-batch `micro`.
+
+        All parties that receive this output get the same bits.
+        """
         report = self._reports.get((crossing.part, micro))
         if report is None:
             values = to_wire(self._values[crossing.part, micro])

@@ -80,11 +80,13 @@ class NewRows:
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
     has an entry for each column, with numbers on how much it differs from the training data.
+    `normalised` rewrites ids by the rules by which the ids of the rows were rewritten.
     """
 
     columns: Columns
     notes: Sequence[str]
     drift: Sequence[Mapping[str, Any]]
+    normalised: Callable[[Sequence[str]], Sequence[str]]
 
 
 @runtime_checkable

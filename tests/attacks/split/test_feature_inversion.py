@@ -362,6 +362,30 @@ def test_images_are_compared_on_values_from_0_to_1() -> None:
     assert torch.equal(aim.cases[""].mean, target.outputs("left", np.arange(16))[0])
 
 
+def test_outputs_that_are_all_alike_still_have_a_unit() -> None:
+    assert Evidence.of(torch.full((1, 4, 3), 2.0), None).spread == 1e-12
+    assert Evidence.of(torch.tensor([[[1.0, 5.0]]]), None).spread == 2
+
+
+def test_the_smallest_public_value_is_black_and_the_largest_white() -> None:
+    aim: Any = SimpleNamespace(_range=(-1.0, 3.0))
+    values = torch.tensor([-2.0, -1.0, 0.0, 3.0, 5.0])
+    assert features.Aim.plain(aim, values).tolist() == [0, 0, 0.25, 1, 1]
+
+
+def test_an_image_is_as_large_as_the_window_that_compares_it() -> None:
+    for shape, is_image in (
+        ((3, 7, 9), True),
+        ((1, 9, 6), False),
+        ((2, 9, 9), False),
+        ((9,), False),
+    ):
+        aim: Any = SimpleNamespace(
+            _read=lambda subset, most, shape=shape: torch.zeros(most, *shape)
+        )
+        assert features.Aim.images.func(aim) == is_image
+
+
 def test_correlation_leaves_constant_features_out() -> None:
     truth = torch.tensor([[1.0, 5.0, 2.0], [2.0, 5.0, 1.0], [3.0, 5.0, 0.0]])
     found = torch.tensor([[2.0, 1.0, 7.0], [4.0, 2.0, 7.0], [6.0, 3.0, 7.0]])

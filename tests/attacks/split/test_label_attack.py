@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.split import labels
@@ -200,3 +201,21 @@ def test_guessing_one_class_is_right_for_the_examples_of_that_class() -> None:
     assert (figure.value, figure.guess, figure.cases) == (2 / 3, 2 / 3, 3)
     figure = follower.share("x", np.zeros(6, int), true, np.array([0, 1, 4, 5]))
     assert (figure.value, figure.guess) == (3 / 4, 1 / 4)
+
+
+def test_the_follower_is_one_that_receives_gradients() -> None:
+    crossings = [
+        SimpleNamespace(sender=sender, part=part, gradient=gradient)
+        for sender, part, gradient in (
+            ("bank", "one", False), ("shop", "two", True), ("shop", "three", True),
+            ("lead", "four", True),
+        )
+    ]  # fmt: skip
+    target: Any = SimpleNamespace(
+        task=SimpleNamespace(classes=2),
+        split=SimpleNamespace(followers=("bank", "shop"), leader="lead", crossings=crossings),
+        rows={"train": {"lead": SimpleNamespace(labels=torch.tensor([0, 1]))}},
+        job=SimpleNamespace(privacy=SimpleNamespace(label_dp=None)),
+    )
+    follower = labels._Follower.of(target)
+    assert (follower.party, follower.parts) == ("shop", ("two", "three"))

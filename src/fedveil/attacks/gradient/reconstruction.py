@@ -49,9 +49,9 @@ class Search:
 
     With `distance` "squared" it minimises the squared distance by L-BFGS (Zhu et al. 2019). With
     "cosine" it minimises the angle, plus `variation` times the images' total variation, by Adam on
-    signs (Geiping et al. 2020). Of `restarts` starts it keeps the one with the smallest distance. A
-    distance below `near` ends this search early. A distance below `explains` makes further searches
-    needless.
+    signs (Geiping et al. 2020). Of `restarts` starts it keeps the one that reaches the smallest
+    value. A value below `near` ends this search early. A value below `explains` makes further
+    searches needless.
     """
 
     distance: Literal["squared", "cosine"]
@@ -64,10 +64,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Reconstructed examples and labels, and the distance of their update from the observed one.
+    """Reconstructed examples and labels, and how close their update is to the observed one.
 
     `by` is the name of the search that found them, or "guess" if the report revealed nothing.
-    `value` is the distance.
+    `value` is the smallest value that this search found.
     """
 
     examples: Float64s
@@ -85,11 +85,12 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct the examples behind an observed update.
 
-    The `searches` are run in order, from starts drawn with `draw`, until the distance is below the
-    search's `explains`. The result is that of the last one that ran. `labels` are the examples'
-    labels. With None they are recovered first. With "joint", or if the model does not end in a
-    dense layer, they are searched for together with the examples, as Zhu et al. do. If `reading`
-    reveals nothing, the result is the typical example.
+    The `searches` minimise the distance between the examples' update and the observed one, from
+    starts drawn with `draw`. They are run in order until one finds a value below its `explains`.
+    The result is that of the last one that ran. `labels` are the examples' labels. With None they
+    are recovered first. With "joint", or if the model does not end in a dense layer, they are
+    searched for together with the examples, as Zhu et al. do. If `reading` reveals nothing, the
+    result is `known.prior` for each example.
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)

@@ -50,20 +50,21 @@ class References:
         return References([self.answers[r] for r in kept], self.held[kept], self.y)
 
     def outside(self, of: Callable[[Answers], Float64s]) -> tuple[Float64s, float]:
-        """Return a quantity's mean for each example, and one standard deviation for all examples.
+        """Return each example's mean score, and one standard deviation pooled over all examples.
 
-        For an example, only models that were not trained on it count. `of` computes the quantity.
+        `of` computes the scores of all examples from one model's answers. An example's mean is over
+        the models that were not trained on it.
         """
         means, shared, _ = self._moments(of, ~self.held)
         return means, shared
 
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
-        """Return the mean and standard deviation of a quantity for each example.
+        """Return the mean and standard deviation of each example's score over models.
 
-        If `member`, they are taken over the models that were trained on the example, otherwise over
-        the others. `of` computes the quantity. With few references, all examples have the same
-        standard deviation. Otherwise an example's own variance is shrunk towards the common one
-        (Smyth 2004).
+        `of` computes the scores of all examples from one model's answers. If `member`, the models
+        that were trained on the example count, otherwise the others. With few references, all
+        examples have the same standard deviation. Otherwise an example's own variance is shrunk
+        towards the common one (Smyth 2004).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -80,11 +81,6 @@ class References:
     def _moments(
         self, of: Callable[[Answers], Float64s], given: Bools
     ) -> tuple[Float64s, float, Float64s]:
-        """Return each example's mean of a quantity, one standard deviation, and sums of squares.
-
-        The third has each example's sum of squared deviations from its mean. For example i, only
-        the models r with `given[r, i]` count.
-        """
         values = np.stack([of(answers) for answers in self.answers])
         counts = given.sum(axis=0)
         means: Float64s = np.where(given, values, 0).sum(axis=0) / counts

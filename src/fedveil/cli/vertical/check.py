@@ -38,6 +38,14 @@ def check(
         for party, count, digest in anchors(other):
             said[party].append((count, digest))
     found = []
+    owners = {log.resolve().parent.name for log in logs}
+    for other in against or ():
+        told_of = {party for party, _, _ in anchors(other)}
+        if not told_of & owners:
+            found.append(
+                f"{other} has records of the logs of {', '.join(sorted(told_of)) or 'nobody'}, and "
+                f"{run} has none of these logs: a log's folder must have its party's name"
+            )
     for log in logs:
         about = said.get(log.resolve().parent.name, ())  # also where `run` is the current folder
         wrong = faults(log, about)

@@ -31,7 +31,7 @@ _SCARCE = 1 << 28
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A report that waits for the other thread: the function that makes it, and its future."""
+    """A report that waits for the second thread: `make` computes it, `future` will hold it."""
 
     make: Callable[[], Answer]
     future: Future[Answer]
@@ -106,7 +106,7 @@ class InProcess(Executor):
     def _handed_over(
         self, finish: Callable[[ClientId, Answer], Answer], trained: Trained
     ) -> _Waiting:
-        """Let the other thread `finish` the report of `trained`, from a copy of the update."""
+        """Let the second thread `finish` the report of `trained`, from a copy of the update."""
         copy = reused_memory.empty(len(trained.update), np.float32)
         copy[:] = trained.update
 

@@ -1,8 +1,10 @@
 """Draws the sum of a whole cohort's reports at once, for simulations of thousands of clients.
 
-A client's report is S, the sum of the states whose bits are 1 in its code. Let m(v) of n clients be
-in state v. The number of codes in which bit v is 1 is Binomial(m(v), p) + Binomial(n - m(v), q),
-independently for each v. The sum of the clients' S is the sum over v of v times that number.
+A client rounds a parameter to a state, a whole number from -cells to cells. In the state's one-hot
+code, its own bit is 1 with probability p, any other with probability q. The client's report is S,
+the sum of the states whose bits are 1. Let m(v) of n clients be in state v. The number of codes in
+which bit v is 1 is Binomial(m(v), p) + Binomial(n - m(v), q), independently for each v. The sum of
+the clients' S is the sum over v of v times that number.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class CohortSum:
         self._counts: _Counts = np.zeros((dimension, 2 * cells + 1), np.min_scalar_type(capacity))
 
     def add(self, states: States) -> None:
-        """Count one client. `states` are the states of its parameters, from -cells to cells."""
+        """Count one client, whose parameters were rounded to the whole numbers `states`."""
         self._claim(1)
         _count(self._counts, states, self._cells)
 
@@ -51,8 +53,8 @@ class CohortSum:
     def draw(self, p: Fraction, q: Fraction, entropy: Entropy) -> Int64s:
         """Return, for every parameter, an exact draw of the sum of all clients' reports.
 
-        A client's report is the sum of the states whose bits are 1 in its perturbed code. The bit
-        of the client's state is 1 with probability p, and any other bit with probability q.
+        A client's report is the sum of the states whose bits are 1 in its perturbed one-hot code.
+        The bit of the client's state is 1 with probability p, and any other bit with probability q.
         """
         total = np.zeros(len(self._counts), np.int64)
         own, other = Binomial(p), Binomial(q)

@@ -16,9 +16,11 @@ from fedveil.privacy.loss_distribution import LossDistribution
 class UnaryRelease:
     """Describes the release of one parameter's report. A ledger composes its loss distribution.
 
-    `epsilon` is the privacy loss of the code. A report has either the code's bits, or S, the sum of
-    the states whose bits are 1. For S, the loss distribution is the worst over all pairs of states.
-    If `cells` is above 127, the distribution for the bits is used, an upper bound.
+    The parameter's state, a whole number from -`cells` to `cells`, is encoded by one bit for each
+    state. The state's own bit is 1 with probability `p`, any other with probability `q`. A report
+    has either these bits or (`report` = "sum") S, the sum of the states whose bits are 1. `epsilon`
+    is the privacy loss of the bits. For S, the loss distribution is the worst over all pairs of
+    states. If `cells` is above 127, that for the bits is used, an upper bound.
     """
 
     p: Fraction
@@ -41,10 +43,7 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the distribution of two bits, [state, outcome], for two states of a parameter.
-
-    The bits are those two in which the one-hot codes of the states differ.
-    """
+    """Return the distribution of the two bits in which two states' codes differ: a row for each."""
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

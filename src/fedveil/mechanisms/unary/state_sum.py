@@ -1,7 +1,8 @@
 """Draws the sum S of the states whose bits are 1 in a perturbed code, from its distribution.
 
-In a one-hot code of state v0, bit v is 1 with probability p if v = v0, and otherwise with
-probability q, all independently. S = Σ v * bit v over v = -cells..cells, and
+A state is a parameter's value, rounded to a whole number from -cells to cells. In a one-hot code of
+state v0, bit v is 1 with probability p if v = v0, and otherwise with probability q, all
+independently. S = Σ v * bit v over v = -cells..cells, and
 
     Pr[S | v0] = the coefficient of x^S in
                  Π_{v != v0} ((1 - q) + q x^v) · ((1 - p) + p x^v0).
@@ -96,7 +97,7 @@ def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high
 
 
 def _with_bit(law: _Law, probability: Fraction, v: int) -> _Law:
-    """Return the distribution of a sum plus `v` with this `probability`. `law` is the sum's."""
+    """Return the distribution of X + v B: X has distribution `law`, B is 1 with `probability`."""
     # `1 - one` would round a small zero away.
     zero, one = float(1 - probability), float(probability)
     out = zero * law

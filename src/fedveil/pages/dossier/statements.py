@@ -1,6 +1,6 @@
 """The statements that NIST SP 800-226 requires of a privacy claim, made from a run's folder.
 
-A statement that cannot be made from the folder is empty, and says why.
+A statement that cannot be made from the folder has no sentences, only the reason why.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _integrity(evidence: Evidence) -> list[str]:
 
 
 def _unknown() -> Iterator[Statement]:
-    """Yield the statements that no run's folder can support, empty and with the reason."""
+    """Yield the statements that no run's folder can support. `missing` is their only text."""
     reason = "the run's folder does not hold it. Whoever deploys the model must add it"
     for key, title in {
         "purpose": "Intended use of the model",

@@ -100,7 +100,7 @@ class CsvBlock(Piece):
         return ids
 
     def _read(self, what: str, column: str) -> Any:
-        """Return `column` as read by the function `what` of `native_cells`, called only once."""
+        """Return the cells of `column`, converted by the reader `what`. Results are cached."""
         self.asked.append((what, column))
         if (what, column) not in self._known:
             cells = self._cells[self._place[column]]

@@ -12,6 +12,7 @@ from fedveil.settings.allowed import plain
 from fedveil.tasks.tables import table_file
 from fedveil.tasks.tables.column_encoding import Encoding, Words
 from fedveil.tasks.tables.drift import Summary, drift
+from fedveil.tasks.tables.id_rules import normalised
 from fedveil.tasks.tables.table_file import Wanted
 from fedveil.vertical.task import Columns, NewRows
 from fedveil.vertical.task_settings import TableSettings, TablesSettings
@@ -63,6 +64,7 @@ def read_rows(path: str, task: TablesSettings, folder: Path, party: str) -> NewR
             *(str(one) for one in found if one.missing or one.unseen or one.has_shifted),
         ),
         drift=facts,
+        normalised=lambda ids: normalised([text.strip() for text in ids], task.ids),
     )
 
 

@@ -108,7 +108,7 @@ def _copy(s: Array, out: int, a: int, elements: int) -> None:
 
 @compiled()
 def _scale(s: Array, words: Array, out: Array, invalid: Array) -> None:
-    """Write the points in `words` times a scalar to `out`. `s` has masks of its digits."""
+    """Write the points in `words` times a scalar to `out`. `s` is `_memory(scalar)`."""
     for first in range(0, len(words), LANES):
         _points(s, words, first, invalid)
         _run(s, formulas.FILL_TABLE)
@@ -194,7 +194,7 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return the aligned working memory, with a mask for each value of each digit of `scalar`."""
+    """Return aligned memory. Its masks select a multiple of a point for each digit of `scalar`."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

@@ -152,6 +152,10 @@ class HttpServer:
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
                     head = event
+                    if _head_bytes(event) > MOST_HEADER_BYTES:  # h11 checks incomplete ones alone
+                        return Answer(
+                            431, {"error": f"a header has at most {MOST_HEADER_BYTES:,} B"}
+                        )
                 elif isinstance(event, h11.Data):
                     size += len(event.data)
                     if size > MOST_BODY_BYTES:
@@ -164,6 +168,12 @@ class HttpServer:
                     return Request(method, path, b"".join(body), client)
                 else:  # the connection has ended, or the client asks for another protocol
                     return None
+
+
+def _head_bytes(head: h11.Request) -> int:
+    """Return the bytes of a request's line and headers, with their separators."""
+    lines = sum(len(name) + len(value) + 4 for name, value in head.headers.raw_items())
+    return len(head.method) + len(head.target) + len(" HTTP/1.1") + 3 + lines + 2
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:

@@ -80,9 +80,10 @@ class Answers:
         self._known = np.zeros(len(leader.ids), bool)
 
     def of_rows(self, rows: Positions) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the outputs for `rows`, and a mask of the rows that a party's limit refuses.
+        """Return the outputs for `rows`, and a mask of the rows that a party refuses.
 
-        `rows` are positions of common rows in the leader's file.
+        A party refuses rows above its `privacy.max_epsilon`. `rows` are positions of common rows in
+        the leader's file.
         """
         wanted = np.unique(rows[~self._known[rows]])
         for start in range(0, len(wanted), MOST_ROWS):
@@ -95,7 +96,7 @@ class Answers:
 
 
 def pieces(answers: Answers) -> Iterator[tuple[Positions, npt.NDArray[Any]]]:
-    """Yield, in batches, the common rows that no party's limit refuses, and their outputs."""
+    """Yield, in batches, common rows and their outputs. Leaves out rows above a `max_epsilon`."""
     common = answers.source.common
     for start in range(0, len(common), MOST_ROWS):
         rows = common[start : start + MOST_ROWS]
@@ -112,8 +113,9 @@ class ScoreFile:
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
         """Score all common rows, and write them. Returns the number of rows by outcome.
 
-        The outcomes are `scored`, `refused` by a party's limit, and `alone`, which means that
-        another party does not have the row. `tell` receives a sentence on the calibration.
+        The outcomes are `scored`, `refused` (above a party's `privacy.max_epsilon`), and `alone`,
+        which means that another party does not have the row. `tell` receives a sentence on the
+        calibration.
         """
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)

@@ -1,5 +1,8 @@
 """How parties on different machines find the common rows of their files to score.
 
+An attempt is one run of the messages below, numbered within a session. A bundle is the trained
+model's files. Its name must be the same on both sides.
+
 The job's method is `intersection` for secret ids, or `digests` (`remote.alignment`). The messages:
 
     begin     leader -> followers   the attempt, the bundle's name, the leader's number of ids, the
@@ -40,7 +43,7 @@ GUESSES = "guesses"
 
 
 def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
-    """Run the leader's side of the search. Returns the positions of the common rows in its file.
+    """Run the leader's side. Returns the positions in its file of the rows that all parties have.
 
     `attempt` numbers the alignments of a session. Raises Unfit if a follower cannot take part.
     """
@@ -91,7 +94,7 @@ def lead(scorer: Scorer, attempt: int) -> Exchange[Positions]:
 
 
 def follow(scorer: Scorer, begin: Message | None = None) -> Exchange[Positions]:
-    """Run a follower's side of the search. Returns the positions of the common rows in its file.
+    """Run a follower's side. Returns the positions in its file of the rows that all parties have.
 
     `begin` is the leader's first message, if it was already received.
     """

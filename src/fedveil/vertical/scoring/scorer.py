@@ -34,7 +34,7 @@ from fedveil.record.model_file import read_model
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import MODEL
 from fedveil.record.saved_job import reopen
-from fedveil.vertical.bundle import Bundle
+from fedveil.vertical.bundle import STATE, Bundle
 from fedveil.vertical.crossing import check_not_abort, check_sizes
 from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.epsilon_limit import Limit
@@ -45,7 +45,6 @@ from fedveil.vertical.rows import Positions, Rows
 from fedveil.vertical.scoring.scored_examples import ScoredExamples
 from fedveil.vertical.task import NewRows
 
-STATE = "state"
 #: The largest number of rows in a request.
 MOST_ROWS = 4096
 #: The default of the limit on ids is this multiple of the number of own ids.

@@ -15,7 +15,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -113,6 +113,8 @@ class PredictionService:
     def _health(self) -> Answer:
         if self.failure is not None:
             return Answer(503, {"status": "failed"})
+        if not self._source.is_connected:
+            return Answer(503, {"status": "a party is not connected"})
         return Answer(200, {"status": "ok", "rows": len(self._row)})
 
     async def _predict(self, request: Request) -> Answer:
@@ -121,7 +123,8 @@ class PredictionService:
         except InvalidValue as error:
             return Answer(400, {"error": str(error)})
         who = "loopback" if request.client is None else ",".join(sorted(request.client))
-        missing = sum(one not in self._row for one in ids)
+        own = dict(zip(ids, self._source.leader.new.normalised(ids), strict=True))
+        missing = sum(own[one] not in self._row for one in ids)
         if missing and not self._count_guesses(who, missing):
             self.metrics.unknown += missing
             return Answer(429, {"error": "too many ids that are not there"}, 3600)
@@ -131,7 +134,7 @@ class PredictionService:
         probabilities = self._may(request, PROBABILITIES)
         loop = asyncio.get_running_loop()
         self._waiting += 1
-        work = loop.run_in_executor(self._worker, self._predicted, ids, who, probabilities)
+        work = loop.run_in_executor(self._worker, self._predicted, ids, own, who, probabilities)
         work.add_done_callback(self._ended)
         try:
             found = await asyncio.wait_for(asyncio.shield(work), ANSWER_S)
@@ -151,18 +154,21 @@ class PredictionService:
         if not work.cancelled():
             work.exception()  # retrieves an error that nobody waits for any more
 
-    def _predicted(self, ids: Sequence[str], who: str, probabilities: bool) -> list[dict[str, Any]]:
-        known = [one for one in dict.fromkeys(ids) if one in self._row]
+    def _predicted(
+        self, ids: Sequence[str], own: Mapping[str, str], who: str, probabilities: bool
+    ) -> list[dict[str, Any]]:
+        """Return the answer for each of the `ids`. `own` has the form of each id in the file."""
+        known = [one for one in dict.fromkeys(own.values()) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
         columns = self._decision.columns(outputs) if len(known) else {}
         found: dict[str, dict[str, Any]] = {}
         for at, one in enumerate(known):
             if refused[at]:
-                found[one] = {"id": one, "error": _REFUSED}
+                found[one] = {"error": _REFUSED}
                 continue
             told = {name: column[at] for name, column in columns.items()}
-            found[one] = {"id": one, "prediction": told.pop("prediction")}
+            found[one] = {"prediction": told.pop("prediction")}
             if probabilities:
                 found[one] |= {name: float(value) for name, value in told.items()}
         self.metrics.refused += int(refused.sum())
@@ -171,7 +177,7 @@ class PredictionService:
             f"answered {who}: {len(known):,} of {len(ids):,} ids, {int(refused.sum()):,} refused "
             f"by a limit"
         )
-        return [found.get(one, {"id": one, "error": _UNKNOWN}) for one in ids]
+        return [{"id": one, **found.get(own[one], {"error": _UNKNOWN})} for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
         """Add `missing` to a client's unknown ids. Returns False if they are now too many."""

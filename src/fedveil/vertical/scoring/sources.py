@@ -16,6 +16,7 @@ from fedveil.errors import (
     BundleInvalid,
     ExchangeError,
     FedveilError,
+    FewCommon,
     InvalidValue,
     LinkLost,
     PeerRestarted,
@@ -30,10 +31,11 @@ from fedveil.link.rights import check_right
 from fedveil.link.roles import right_of
 from fedveil.vertical.bundle import BUNDLE, CONTENTS
 from fedveil.vertical.remote.sessions import Attentive, Meeting, StartOver, closing
-from fedveil.vertical.rows import Positions, align
+from fedveil.vertical.rows import Positions, align, with_hint
 from fedveil.vertical.scoring import row_alignment
 from fedveil.vertical.scoring.row_alignment import PURPOSE
 from fedveil.vertical.scoring.scorer import Scorer, Scores
+from fedveil.vertical.task import id_hint_of
 
 T = TypeVar("T")
 
@@ -45,6 +47,10 @@ class Source(Protocol):
     def common(self) -> Positions:
         """The positions, in the leader's file, of the rows that all parties have, in order."""
 
+    @property
+    def is_connected(self) -> bool:
+        """True if every party can be asked now."""
+
     def scores(self, rows: Positions) -> Scores:
         """Return the outputs for distinct common rows, and a mask of the rows that were scored.
 
@@ -55,6 +61,8 @@ class Source(Protocol):
 class Together:
     """Computes scores with all parties of a saved model in this process."""
 
+    is_connected = True
+
     def __init__(self, scorers: Sequence[Scorer], *, encoded: bool = False) -> None:
         names = {scorer.bundle.name for scorer in scorers}
         if len(names) > 1:
@@ -63,7 +71,11 @@ class Together:
         self.leader = self._all[scorers[0].split.leader]
         self._encoded = encoded
         ids = {name: scorer.ids for name, scorer in self._all.items()}
-        for name, positions in align(ids, self.leader.name).items():
+        try:
+            aligned = align(ids, self.leader.name)
+        except FewCommon as error:
+            raise FewCommon(with_hint(str(error), id_hint_of(self.leader.task, ids))) from None
+        for name, positions in aligned.items():
             self._all[name].use(positions)
             if name == self.leader.name:
                 self.common = positions
@@ -97,6 +109,10 @@ class Apart:
         stack.callback(self._finish)
         self.common = np.zeros(0, np.int64)
         self._retrying(self._align)
+
+    @property
+    def is_connected(self) -> bool:
+        return all(link.is_connected for link in self._links.values())
 
     def scores(self, rows: Positions) -> Scores:
         return self._retrying(lambda: self._scores(rows))
