@@ -45,9 +45,9 @@ def measured(*figures: float, metric: str = "accuracy") -> list[dict[str, Any]]:
 
 def test_a_checkpoint_restores_the_best_model_of_the_records_alone() -> None:
     records, weights = measured(0.5, 0.75, 0.9, 0.6), np.arange(3, dtype=np.float32)
+    best = Stopping(StoppingSettings(keep="best"), USUAL)
     for round in (2, 4):
         with pytest.raises(InvalidValue, match=rf"^round = {round} is outside \[3, 3\]"):
-            best = Stopping(StoppingSettings(keep="best"), USUAL)
             best.restore({"round": round, "weights": weights}, records, 3)
         assert best.kept(weights) == (weights, None), "nothing was restored"
     best.restore({"round": 3, "weights": weights}, records, 3)

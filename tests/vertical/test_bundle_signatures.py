@@ -252,5 +252,5 @@ def test_a_signature_with_rsa_is_checked_and_a_revoked_signer_refused(tmp_path: 
     b'{"lead": {"chain": "x", "signature": null}}',
 ])  # fmt: skip
 def test_a_damaged_file_of_signatures_is_one_sentence(text: bytes) -> None:
-    with pytest.raises(BundleInvalid, match="^signed is damaged: it holds no signatures$"):
+    with pytest.raises(BundleInvalid, match=r"^signed is damaged: it holds no signatures$"):
         Signatures.parsed(text, "signed")
