@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedveil.base.quantity import quantity
 from fedveil.errors import ModelInvalid
 from fedveil.record.byte_count import shown_bytes
 from fedveil.vertical.batch_memory import batch_bytes
@@ -94,12 +95,13 @@ def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
     )
-    own = f"or {shown_bytes(batch)} for a batch before that, " if batch else ""
+    own = f"the larger of {shown_bytes(batch)} for a batch and " if batch else ""
     stepping = shown_bytes(max((part.stepping for part in parts), default=0))
     return (
-        f"{shown_bytes(needed(parts, batch))}: weights {weights}, gradients {gradients}, "
-        f"optimiser {optimizer} and {stepping} while it steps, {own}of "
-        f"{sum(part.parameters for part in parts):,} parameters"
+        f"{shown_bytes(needed(parts, batch))} for "
+        f"{quantity(sum(part.parameters for part in parts), 'parameter')}: weights {weights}, "
+        f"gradients {gradients}, optimiser {optimizer}, "
+        f"and {own}{stepping} for the optimiser's step"
     )
 
 
