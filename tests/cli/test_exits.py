@@ -183,6 +183,7 @@ def test_a_wrong_job_is_wrong_usage(command: Command, arguments: tuple[str, ...]
     [
         (("audit", "--trials", "1"), Exit.WRONG, "Invalid value for '--trials': 1 is not in the"),
         (("deploy",), Exit.WRONG, "Missing argument 'DIRECTORY'"),
+        (("ask",), Exit.WRONG, "Missing argument 'QUESTION'; `fedveil ask --help` lists what"),
         (("runn",), Exit.WRONG, "there is no command runn (did you mean run or runs?)"),
         (("--rounds", "3"), Exit.WRONG, "there is no option --rounds; `fedveil --help` lists"),
         (

@@ -40,13 +40,13 @@ def test_each_log_is_told_with_the_records_of_it_elsewhere(command: Command, run
     code, out, err = command("vertical", "check", "run")
     whole = "no line was removed or edited"
     assert (code, err, out.splitlines()) == (0, "", [
-        f"run/bank/events.log: {whole}; 2 records of it in other logs agree",
-        f"run/lead/events.log: {whole}; 1 records of it in other logs agree",
+        f"run/bank/events.log: {whole}; it agrees with 2 records in other logs",
+        f"run/lead/events.log: {whole}; it agrees with 1 record in other logs",
         f"run/shop/events.log: {whole}",
     ])  # fmt: skip
     against = ("--against", "elsewhere/events.log")
     _, out, _ = command("vertical", "check", "run", *against)
-    assert f"run/bank/events.log: {whole}; 3 records of it in other logs agree" in out
+    assert f"run/bank/events.log: {whole}; it agrees with 3 records in other logs" in out
     _, out, _ = command("vertical", "check", "run", "--json")
     logs = [f"run/{party}/events.log" for party in ("bank", "lead", "shop")]
     assert json.loads(out) == {"logs": logs, "bundles": []}

@@ -142,7 +142,7 @@ def test_like_rows_do_not_drift_and_few_rows_say_nothing(tmp_path: Path) -> None
     assert not any(one.has_shifted for one in found.values())
     few = compared(tmp_path, before, {"n": ["", "9"], "w": ["x", "q"]})
     assert str(few["n"]) == "n: 1 of 2 cells are missing"
-    assert str(few["w"]) == "w: 1 rows have words that no training row has: 'q'"
+    assert str(few["w"]) == "w: 1 row has words that no training row has: 'q'"
 
 
 def test_a_word_beyond_the_summary_is_not_called_unseen(
@@ -228,7 +228,7 @@ def test_rows_to_score_may_lack_cells_only_as_the_training_rows_might(
     with pytest.raises(DataInvalid, match="line 3: x is empty"):
         scored(run, new)
     assert scored(run, new, missing="mean").notes[1:] == (
-        "x: 1 of 2 cells are missing", "w: 1 rows have words that no training row has: 'z'",
+        "x: 1 of 2 cells are missing", "w: 1 row has words that no training row has: 'z'",
     )  # fmt: skip
     write_table(new, {"x": [1], "d": ["2024-01-02"], "w": ["p"]})
     with pytest.raises(DataInvalid, match="lacks the column client, with which the model was"):

@@ -140,10 +140,14 @@ def test_the_large_presets_are_sized_without_a_number(preset, billions, made) ->
     assert not made
     assert [(part.owner, part.parameters) for part in parts] == [
         ("leader", leader), ("cloud", cloud), ("leader", 0)]  # fmt: skip
+    for part in parts:
+        assert needed([part]) == 16 * part.parameters, "AdamW holds two beside"
+    assert needed(parts) == 16 * (leader + cloud)
+    plain = job.with_(optimizer={"name": "sgd", "weight_decay": 0.1})
+    parts = memory_of(sized(plain, make_task(plain), ("leader", "cloud")))
     for part, largest in zip(parts, (shape.vocabulary, 4 * shape.width, 0), strict=True):
-        assert 8 * largest * shape.width <= part.stepping < 8.1 * largest * shape.width + 1
-        assert needed([part]) == 16 * part.parameters + part.stepping, "AdamW holds two beside"
-    assert needed(parts) == 16 * (leader + cloud) + max(part.stepping for part in parts)
+        assert part.stepping == 4 * largest * shape.width
+    assert needed(parts) == 8 * (leader + cloud) + max(part.stepping for part in parts)
 
 
 def test_the_memory_check_counts_the_batch(made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,14 +176,12 @@ def test_a_machine_without_the_memory_refuses_before_anything_is_made(
         ExitStack() as stack,
         pytest.raises(ModelInvalid, match=r"^device = cpu has 20 GB of memory free, but "
                       r"training the parts of cloud with batch_size = 32 needs "
-                      r"241\.8 GB: weights 10\.1 GB, gradients "
-                      r"10\.1 GB, optimiser 20\.2 GB and 209\.8 MB while it steps, or "
-                      r"201\.5 GB for a batch before that, of "
-                      r"2,520,279,040 parameters$"),
+                      r"241\.8 GB for 2,520,279,040 parameters: weights 10\.1 GB, gradients "
+                      r"10\.1 GB, optimiser 20\.2 GB, and 201\.5 GB for a batch$"),
     ):  # fmt: skip
         Machine(job, lambda task: "cloud", stack)
     with pytest.raises(
-        ModelInvalid, match=r"parts of leader and cloud with batch_size = 32 needs 264\.5 GB: "
+        ModelInvalid, match=r"parts of leader and cloud with batch_size = 32 needs 264\.5 GB for "
     ):
         train(job)
     assert not made
@@ -272,16 +274,23 @@ def test_a_tensor_of_sizes_below_zero_is_refused() -> None:
 
 
 def test_the_command_tells_each_part_and_party(command: Command) -> None:
-    code, out, _ = command("vertical", "parts", "--set", "task=pangu")
-    assert code == 0
-    lines = out.splitlines()
-    assert lines[1].startswith("backbone of cloud: ")
-    assert lines[2].startswith("head of leader: 0 B")
-    parts = [lines[n].partition(": weights ")[2].partition(", of ")[0] for n in (0, 1)]
-    for line, party, part in zip(lines[-2:], ("leader", "cloud"), parts, strict=True):
-        assert re.match(
-            rf"{party} in all: \S+ MB: weights {part}, or \S+ MB for a batch before that, of ", line
-        ), line
+    decay = "optimizer={name: sgd, weight_decay: 0.1}"
+    for rule, larger in (("optimizer={name: adam}", ""), (decay, "the larger of ")):
+        code, out, _ = command("vertical", "parts", "--set", "task=pangu", "--set", rule)
+        assert code == 0
+        lines = out.splitlines()
+        assert lines[1].startswith("backbone of cloud: ")
+        assert lines[2].startswith("head of leader: 0 B")
+        parts = [lines[n].partition(": weights ")[2].partition(", and ") for n in (0, 1)]
+        for line, party, (part, _, step) in zip(
+            lines[-2:], ("leader", "cloud"), parts, strict=True
+        ):
+            beside = f" and {step}" if larger else ""
+            assert bool(step) == bool(larger)
+            assert re.match(
+                rf"{party} in all: \S+ MB for \S+ parameters: weights {part}, and {larger}\S+ MB "
+                rf"for a batch{beside}$", line
+            ), line  # fmt: skip
     code, _, err = command("vertical", "parts", "--set", "parts.left.module=x:y")
     assert code != 0
     assert "depend on data that is not here, or on functions of the job's own" in err
@@ -312,9 +321,9 @@ def test_a_partys_parts_of_tables_are_told_by_its_header(command: Command, tmp_p
     lines = out.splitlines()
     # 8 intervals of a number and all places of words, with 8 scores each.
     assert lines[0].startswith("bank_wide of bank: ")
-    assert lines[0].endswith(f"of {(8 + 107) * 8:,} parameters")
+    assert f" for {(8 + 107) * 8:,} parameters: weights " in lines[0]
     deep = 107 * 8 + (1 + 16 + 1) * 64 + (64 + 1) * 32
-    assert lines[1].endswith(f"of {deep:,} parameters")
+    assert f" for {deep:,} parameters: weights " in lines[1]
     assert lines[-1] == (
         "leader: the sizes of its parts depend on data that this job does not name"
     )

@@ -118,7 +118,7 @@ def test_what_is_missing_is_reported_to_both(by: str) -> None:
     lead, bank = standing("lead", range(10), align_by=by), standing("bank", [3, 1, 99, 7])
     agreed = agree(lead, replace(bank, align_by=by))
     assert agreed["lead"].notes == (
-        "train: bank lacks 7 of the 10 examples of lead and has 1 others; only the 3 that all "
+        "train: bank lacks 7 of the 10 examples of lead and has 1 other; only the 3 that all "
         "parties have are used",
     )
     assert left_out(agreed["bank"]) == [
@@ -130,9 +130,9 @@ def test_what_each_of_two_followers_lacks_is_its_own() -> None:
     held = {"lead": range(10), "bank": [*range(8), 99], "shop": [*range(4, 10), 77, 88]}
     agreed = agree(*(standing(name, ids) for name, ids in held.items()))
     assert agreed["lead"].notes == tuple(
-        f"train: {name} lacks {lacks} of the 10 examples of lead and has {others} others; only "
+        f"train: {name} lacks {lacks} of the 10 examples of lead and has {others}; only "
         "the 4 that all parties have are used"
-        for name, lacks, others in (("bank", 2, 1), ("shop", 4, 2))
+        for name, lacks, others in (("bank", 2, "1 other"), ("shop", 4, "2 others"))
     )
 
 

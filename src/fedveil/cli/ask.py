@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.base.plain_text import console, document, say
+from fedveil.cli.exits import missing_argument
 from fedveil.cli.job_arguments import remarks, set_option
 from fedveil.cli.json_answer import AsJson, alone, answer
 from fedveil.errors import JobError
@@ -30,10 +31,19 @@ def _keys(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _needed(context: typer.Context, question: Path | None) -> Path | None:
+    if question is None:  # --keys is eager, and has ended the command already
+        raise missing_argument("QUESTION", context)
+    return question
+
+
 def ask(
     question: Annotated[
-        Path, typer.Argument(help="A YAML file with questions. Required, except with --keys.")
-    ],
+        Path | None,
+        typer.Argument(
+            callback=_needed, help="A YAML file with questions. Not needed with --keys."
+        ),
+    ] = None,
     overrides: Annotated[list[str] | None, set_option("the question file")] = None,
     out: Annotated[
         Path | None,
@@ -59,6 +69,7 @@ def ask(
     from fedveil.record.run_folder import refuse_taken
     from fedveil.statistics.question import QuestionFile
 
+    assert question is not None, "the callback has checked it"
     try:
         file = QuestionFile.load(question, overrides or [])
     except JobError:

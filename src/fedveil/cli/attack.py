@@ -110,7 +110,7 @@ FEDERATED = (
     Attack(
         "clients",
         "membership.client_membership",
-        "Find out which clients took part in a run, from their messages or from sums of them.",
+        "Find out which clients took part in training, from their messages or from sums of them.",
     ),
     Attack(
         "classes",
@@ -159,10 +159,14 @@ VERTICAL = (
 _REFUSED = "--protection and --set cannot be used with a finished run, which is attacked as it is."
 _SET_REFUSED = "--set cannot be used with a finished run, which is attacked as it is."
 _CHANGES = (
-    "With a finished run, the command loads the run's job, and attacks simulated clients. They "
-    "begin with the run's final model, except in `steal` and `extraction`. --protection and --set "
-    "may change the job."
+    "With a finished run, the command loads the run's job, and attacks simulated clients. {begin} "
+    "--protection and --set may change the job."
 )
+#: The model with which the simulated clients begin, if it is not the run's final model.
+_BEGIN = {
+    "steal": "They receive the malicious model, not the run's final model.",
+    "extraction": "They train the model again from the start, not from the run's final model.",
+}
 
 
 def _add_federated(attack: Attack) -> None:
@@ -205,7 +209,8 @@ def _add_federated(attack: Attack) -> None:
             asked = [target.under(name) for name in protections] if protections else [target]
             _mount(attack, asked, effort, folder, json=json)
 
-    options = _REFUSED if attack.trains else _CHANGES
+    begin = _BEGIN.get(attack.name, "They begin with the run's final model.")
+    options = _REFUSED if attack.trains else _CHANGES.format(begin=begin)
     app.command(attack.name, help=f"{attack.help}\n\n{options}")(command)
 
 

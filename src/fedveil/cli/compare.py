@@ -28,11 +28,11 @@ _Listed = Annotated[
     str | None,
     typer.Option(
         help="Comma-separated names out of: not_encrypt (no protection), signds (sends only "
-        "the indices of a few entries, chosen with noise, and one sign for all of them), rr and "
-        "oue (randomized bits), dp_encrypt (noise on each update), pw_encrypt (the server sees "
-        "only a sum), distributed_dp (only a sum with noise), central_gaussian (a trusted server "
-        "adds noise). Default: not_encrypt, the job's protection, and all protections with an "
-        "epsilon."
+        "the indices of a few randomly drawn entries of the update, and one sign for all of "
+        "them), rr and oue (randomized bits), dp_encrypt (noise on each update), pw_encrypt (the "
+        "server sees only a sum), distributed_dp (only a sum with noise), central_gaussian (a "
+        "trusted server adds noise). Default: not_encrypt, the job's protection, and all "
+        "protections with an epsilon."
     ),
 ]
 _Epsilons = Annotated[

@@ -131,6 +131,14 @@ def _interrupted(end: KeyboardInterrupt) -> int:
     return Exit.INTERRUPTED
 
 
+def missing_argument(name: str, context: typer.Context) -> Exception:
+    """Return the error for a command without its argument `name`."""
+    error: Exception = _usage_errors.MissingParameter(
+        ctx=context, param_hint=f"'{name}'", param_type="argument"
+    )
+    return error
+
+
 def _usage(error: Any) -> int:
     if isinstance(error, _usage_errors.NoArgsIsHelpError):
         error.show()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedveil.base.quantity import quantity
 from fedveil.errors import ModelInvalid
 from fedveil.record.byte_count import shown_bytes
 from fedveil.vertical.batch_memory import batch_bytes
@@ -94,12 +95,15 @@ def told(parts: Sequence[PartMemory], batch: int = 0) -> str:
         shown_bytes(sum(getattr(part, name) for part in parts))
         for name in ("weights", "gradients", "optimizer")
     )
-    own = f"or {shown_bytes(batch)} for a batch before that, " if batch else ""
-    stepping = shown_bytes(max((part.stepping for part in parts), default=0))
+    stepping = max((part.stepping for part in parts), default=0)
+    amounts = ((batch, "a batch"), (stepping, "the optimiser's step"))
+    passing = [f"{shown_bytes(size)} for {what}" for size, what in amounts if size]
+    larger = "the larger of " if len(passing) > 1 else ""
     return (
-        f"{shown_bytes(needed(parts, batch))}: weights {weights}, gradients {gradients}, "
-        f"optimiser {optimizer} and {stepping} while it steps, {own}of "
-        f"{sum(part.parameters for part in parts):,} parameters"
+        f"{shown_bytes(needed(parts, batch))} for "
+        f"{quantity(sum(part.parameters for part in parts), 'parameter')}: weights {weights}, "
+        f"gradients {gradients}, optimiser {optimizer}"
+        + (f", and {larger}{' and '.join(passing)}" if passing else "")
     )
 
 
@@ -138,9 +142,6 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    if not isinstance(optimizer, Optimizer):
-        return 0
-    if optimizer.name == "sgd":
-        return max(learning, default=0) if optimizer.weight_decay else 0
-    pairs = zip(learning, [0, *learning], strict=False)
-    return max((2 * size + before for size, before in pairs), default=0)
+    """Return the number of values that a step of the optimiser stores for a moment."""
+    decays = isinstance(optimizer, Optimizer) and optimizer.name == "sgd" and optimizer.weight_decay
+    return max(learning, default=0) if decays else 0

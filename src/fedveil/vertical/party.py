@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
+from fedveil.base.array_types import Uint64s
 from fedveil.base.validate import integer
 from fedveil.entropy import Entropy, Secure, Seeded
 from fedveil.errors import (
@@ -35,6 +37,8 @@ from fedveil.vertical.split import SplitModel, module_of
 from fedveil.vertical.step import Batch, Context, Loss, Report, Returned, Step, last_words
 
 T = TypeVar("T")
+#: The seeds of this number of steps are drawn together.
+_SEEDS = 64
 
 
 class Party:
@@ -92,6 +96,7 @@ class Party:
         self.waited_s = 0.0
         self.sent_bytes = self.received_bytes = 0
         self._seed = seed
+        self._seeds: tuple[int, Uint64s] = -1, np.zeros(0, np.uint64)
         first = Context(
             name=name,
             split=split,
@@ -254,8 +259,7 @@ class Party:
             training=training,
             occasion=occasion,
             subset=subset,
-            # The seed is the same wherever the party runs, and after a resumption.
-            seed=Seeded(self._seed, "torch", self.name, number).integer(1 << 62) if training else 0,
+            seed=self._torch_seed(number) if training else 0,
             measure=alike not in self._bytes,
         )
         try:
@@ -266,6 +270,13 @@ class Party:
         self.sent_bytes += sent
         self.received_bytes += received
         return step
+
+    def _torch_seed(self, number: int) -> int:
+        """Return the seed of step `number`, equal on every machine and after a resumption."""
+        block, place = divmod(number, _SEEDS)
+        if block != self._seeds[0]:
+            self._seeds = block, Seeded(self._seed, "torch", self.name, block).words(_SEEDS)
+        return int(self._seeds[1][place]) >> 2
 
     def _program(self, micros: int, training: bool) -> tuple[Program, frozenset[int]]:
         split = self._context.split

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.base.plain_text import remark, say
+from fedveil.base.quantity import quantity
 from fedveil.errors import FedveilError, RunFolderError
 
 
@@ -19,8 +20,8 @@ def check(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another party's events.log. It contains checksums of this party's log; the "
-            "command compares the log with them. May be repeated."
+            help="Another party's events.log. It contains checksums of the log in RUN; the "
+            "command compares the log in RUN with them. May be repeated."
         ),
     ] = None,
 ) -> object:
@@ -52,7 +53,7 @@ def check(
         found += wrong
         if not wrong:
             seen = len(about)
-            told = f"; {seen} records of it in other logs agree" if seen else ""
+            told = f"; it agrees with {quantity(seen, 'record')} in other logs" if seen else ""
             say(f"{log}: no line was removed or edited{told}")
     for bundle in bundles:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_JOB_BYTES, MOST_STREAMED_BYTES, opened, read_bytes
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
@@ -109,8 +110,9 @@ def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
     kept = Metrics.vouched(folder, checkpoint.metrics_bytes, checkpoint.metrics_digest)
     if len(kept.records) != len(run.records):
         raise RunFolderError(
-            f"{folder.path / METRICS} holds {len(run.records)} records, but the checkpoint covers "
-            f"{len(kept.records)}. Resume the run with: fedveil run --resume {folder.path}"
+            f"{folder.path / METRICS} holds {quantity(len(run.records), 'record')}, but the "
+            f"checkpoint covers {len(kept.records)}. Resume the run with: "
+            f"fedveil run --resume {folder.path}"
         )
     ledger, delta = Ledger.from_state(checkpoint.ledger), run.job["privacy"]["delta"]
     figures = ledger.figures(delta)

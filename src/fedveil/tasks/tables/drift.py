@@ -22,6 +22,7 @@ from pydantic import Field
 from scipy.special import kolmogorov
 
 from fedveil.base.array_types import Float64s
+from fedveil.base.quantity import quantity
 from fedveil.settings.allowed import plain, shown
 from fedveil.settings.settings import Settings
 from fedveil.settings.stored import Stored
@@ -133,7 +134,8 @@ class ColumnDrift:
             some = ", ".join(map(shown, list(self.unseen)[:_SHOWN]))
             more = ", ..." if len(self.unseen) > _SHOWN else ""
             rows = sum(self.unseen.values())
-            found.append(f"{rows:,} rows have words that no training row has: {some}{more}")
+            having = f"{quantity(rows, 'row')} {'has' if rows == 1 else 'have'}"
+            found.append(f"{having} words that no training row has: {some}{more}")
         if self.psi is not None:
             word = "stable" if self.psi < STABLE else "shifted" if self.psi > SHIFTED else "moving"
             found.append(f"population stability index {self.psi:.3f} ({word})")

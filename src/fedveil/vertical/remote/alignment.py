@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.array_types import row_values
+from fedveil.base.quantity import quantity
 from fedveil.base.text_digests import text_digests
 from fedveil.errors import DataInvalid, FewCommon
 from fedveil.vertical.remote.blinding import kind_of
@@ -89,7 +90,7 @@ def _lacking(
         if lacks or others:
             notes.append(
                 f"{subset}: {party} lacks {lacks:,} of the {sizes[leader]:,} examples of "
-                f"{leader} and has {others:,} others; only the {used:,} that all parties "
+                f"{leader} and has {quantity(others, 'other')}; only the {used:,} that all parties "
                 f"have are used"
             )
     return notes

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedveil.base.array_types import row_values
 from fedveil.base.files import open_to_append
 from fedveil.base.message import take_array
+from fedveil.base.quantity import quantity
 from fedveil.base.untrusted import MOST_STATE_BYTES, read_bytes
 from fedveil.privacy.ledger import Line
 from fedveil.record.account_lines import UNPROTECTED
@@ -102,7 +103,8 @@ class ScoredExamples:
         states = np.unique(np.stack([trained, label, self._counts]), axis=1).T
         for times, has_label, scored in [] if bare else self._most(states.tolist()):
             figure = self._limit.figure(times, labelled=bool(has_label), scored=scored)
-            what = f"an example, scored {scored:,} times and sent {times:,} times in training"
+            often, before = quantity(scored, "time"), quantity(times, "time")
+            what = f"an example, scored {often} and sent {before} in training"
             lines.append(Line(figure.epsilon, figure.delta, what))
         return lines
 
