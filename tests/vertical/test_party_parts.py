@@ -112,3 +112,15 @@ def test_a_statistic_that_moves_in_some_steps_is_put_back_after_each() -> None:
         module.get_buffer(name).add_(7)
     statistics.put_back()
     assert (module.get_buffer("rare")[0], module.get_buffer("usual")[0]) == (1, 3)
+
+
+def test_a_steps_seed_is_the_same_wherever_a_run_begins() -> None:
+    whole = [parties()["bank"]._torch_seed(number) for number in range(1, 200)]
+    one = parties()["bank"]
+    assert [one._torch_seed(number) for number in range(1, 200)] == whole
+    assert len(set(whole)) == 199
+    assert not set(whole) & {parties()["shop"]._torch_seed(number) for number in range(1, 200)}
+    resumed = parties()["bank"]
+    assert [resumed._torch_seed(number) for number in (70, 71, 3, 130)] == [
+        whole[number - 1] for number in (70, 71, 3, 130)
+    ]
