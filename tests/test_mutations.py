@@ -6,6 +6,8 @@ Whether the suite notices them takes longer: `python tests/mutations/apply.py`.
 from __future__ import annotations
 
 import ast
+import importlib
+import shutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -87,3 +89,15 @@ def test_a_part_is_spread_over_the_rooms_and_turns() -> None:
     assert all(len({m.name for m in part}) == 20 for part in parts)
     assert len({m.room for m in parts[0]}) >= 12
     assert {m.name for part in parts for m in part} == {m.name for m in MUTATIONS}
+
+
+def test_a_bug_that_lives_is_told_from_one_whose_tests_were_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tests" / "mutations")
+    tested = importlib.import_module("apply").tested
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "test_passed.py").write_text("def test(): pass")
+    (tmp_path / "test_skipped.py").write_text("import pytest\ndef test(): pytest.skip()")
+    for outcome in ("passed", "skipped"):
+        assert tested(tmp_path, [f"test_{outcome}.py"], 60) == outcome

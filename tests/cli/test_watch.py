@@ -15,7 +15,7 @@ import fedveil
 from fedveil.base import plain_text
 from fedveil.cli.watch import _quiet_s, watch
 from fedveil.errors import RunFolderError
-from fedveil.pages.read_run import ReadRun
+from fedveil.pages.read_run import ReadRun, read_run
 from fedveil.record.run_folder import RunFolder
 from fedveil.vertical import VerticalJob, train
 from page_parts import small_job
@@ -33,7 +33,8 @@ def watched(folder: Path, steps: Iterator[object] = NEVER, patience: float = PAT
     """Return a watcher's output. A step happens whenever it waits, and it never waits in vain."""
     out = io.StringIO()
     console = plain_text.console(file=out, width=120)
-    watch(folder, console, patience, lambda seconds: next(steps))  # type: ignore[arg-type]
+    run = watch(folder, console, patience, lambda seconds: next(steps))  # type: ignore[arg-type]
+    assert run == read_run(folder), "as it is at the end"
     return out.getvalue()
 
 

@@ -367,6 +367,7 @@ def test_a_damaged_checkpoint_s_evidence_is_refused(position: str) -> None:
         with pytest.raises(ValueError, match=r"^field|outside"):
             canaries.restore({**state, **changed})
     canaries.restore({**state, "rounds": 1})  # of the two that the job asks for
+    assert canaries.state()["rounds"] == 1
     found = canaries.finding(Figure(math.inf, 0.0))
     assert found is not None
     assert (found.settings["rounds"], found.saw) == (1, "the aggregates of 1 round")

@@ -15,7 +15,7 @@ from test_simulation import job
 
 import fedveil
 from edits import Edits, damaged, on_copies, sealed_edits, sentence_of
-from fedveil.engine.executors.client_states import ClientStates
+from fedveil.engine.executors.client_states import ClientStates, open_states
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.errors import RunFolderError
 from fedveil.record.run_folder import RunFolder
@@ -243,3 +243,6 @@ def test_what_clients_keep_cannot_be_taken_away(tmp_path: Path) -> None:
     interrupted(run, "not_encrypt", **KEEPS)
     shutil.rmtree(run / "clients")
     assert "clients is missing. Restore it from a copy" in str(refused(run))
+    with pytest.raises(RunFolderError, match="clients is missing"):
+        open_states(run, 1)
+    assert open_states(run, 0).load(0, 1, 3) is None, "before the first round there are none"

@@ -19,7 +19,7 @@ from fedveil.base import plain_text
 from fedveil.base.message import encode
 from fedveil.base.quantity import quantity
 from fedveil.engine.cluster import membership, start
-from fedveil.engine.cluster.machine import Played
+from fedveil.engine.cluster.machine import PROOF, Played
 from fedveil.engine.run_records import MACHINES, RETRAINED
 from fedveil.errors import ClusterUnavailable, MachineDiffers, MissingExtra, StatesUnreachable
 from fedveil.pages.machines import machine_totals
@@ -236,6 +236,9 @@ def test_a_machine_that_cannot_read_the_states_is_refused(
     ) as caught:
         run(tmp_path / "run", monkeypatch, ThreadCluster(1, 1), **settings)
     assert str(tmp_path / "run") in str(caught.value)
+    first, second = (leave(tmp_path / "run") for _ in range(2))
+    assert first != second, "an older copy of the folder has another proof"
+    assert (tmp_path / "run" / PROOF).read_text() == second
 
 
 def test_clients_that_train_together_do_so_on_one_machine(

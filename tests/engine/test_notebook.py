@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,7 +18,8 @@ from fedveil.base import own_code
 from fedveil.entry import simulation
 from fedveil.entry.simulation import _watched
 from fedveil.errors import InvalidValue, JobError, MissingExtra
-from fedveil.pages.notebook_view import LiveView, in_notebook
+from fedveil.pages.notebook_view import LiveView, in_notebook, of_run
+from fedveil.pages.read_run import read_run
 from folders import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -166,6 +170,28 @@ def test_many_rounds_are_not_drawn_each(run: fedveil.Run) -> None:
     task = {**run.metrics[0], "measures": {"rmse": "lower"}, "rmse": 31.5, "round": 40}
     resumed(task)
     assert "RMSE 31.5 · loss" in shown[-1]
+
+
+def test_names_are_text_in_a_notebook(run: fedveil.Run, tmp_path: Path) -> None:
+    name = '"><i>best & "last"'
+    copy = shutil.copytree(run.folder, tmp_path / name)
+    view = LiveView(run.job.model_dump(), lambda html: None)
+    for record in run.metrics:
+        view({**record, "measures": {name: "lower"}, name: 31.5})
+    for html in (view.html(), of_run(read_run(copy))):
+        tags: list[str] = []
+        images: list[dict[str, str | None]] = []
+        reader = HTMLParser()
+
+        def seen(tag: str, given: Any, tags: Any = tags, images: Any = images) -> None:
+            tags.append(tag)
+            images += [dict(given)] if tag == "img" else []
+
+        reader.handle_starttag = seen  # type: ignore[method-assign]
+        reader.feed(html)
+        assert "i" not in tags
+        assert [set(image) for image in images] == [{"alt", "width", "src"}] * 2
+        assert escape(name) in html
 
 
 def test_outside_a_notebook_nothing_is_shown() -> None:

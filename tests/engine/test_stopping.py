@@ -13,7 +13,7 @@ import fedveil
 from fedveil.base import plain_text
 from fedveil.engine.evaluation import ModelTest
 from fedveil.engine.stopping import Stopping
-from fedveil.errors import JobError
+from fedveil.errors import InvalidValue, JobError
 from fedveil.federated.job import Job
 from fedveil.federated.stopping_settings import StoppingSettings
 from fedveil.pages.read_run import read_run
@@ -41,6 +41,17 @@ def measured(*figures: float, metric: str = "accuracy") -> list[dict[str, Any]]:
     """The records of rounds with these figures; NaN: not tested."""
     tested = [{} if f == -1 else {"loss": 1.0, "accuracy": 0.0} | {metric: f} for f in figures]
     return [{"round": number, **figure} for number, figure in enumerate(tested, start=1)]
+
+
+def test_a_checkpoint_restores_the_best_model_of_the_records_alone() -> None:
+    records, weights = measured(0.5, 0.75, 0.9, 0.6), np.arange(3, dtype=np.float32)
+    best = Stopping(StoppingSettings(keep="best"), USUAL)
+    for round in (2, 4):
+        with pytest.raises(InvalidValue, match=rf"^round = {round} is outside \[3, 3\]"):
+            best.restore({"round": round, "weights": weights}, records, 3)
+        assert best.kept(weights) == (weights, None), "nothing was restored"
+    best.restore({"round": 3, "weights": weights}, records, 3)
+    assert best.kept(-weights)[0].tolist() == weights.tolist()
 
 
 def test_a_target_ends_a_run() -> None:

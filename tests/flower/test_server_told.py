@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 
 from fedveil.entry import server_app
 from fedveil.errors import RunStopped
+from fedveil.flower.job import server_app as job_app
 from fedveil.flower.job.flower_engine import FOLDER
 from flower_parts import job
 
@@ -91,3 +92,15 @@ def test_a_server_that_fails_says_why_and_how_to_go_on_in_one_line(
         serve()
     assert capsys.readouterr().out == f"error: {error}; start it again\n"
     assert told[-1] == "closed"
+
+
+def test_an_installed_app_serves_the_job_of_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(server_app, "serve", lambda *given: served.append(given))
+    grid: Any = "grid"
+    context: Any = "context"
+    for folder in (tmp_path / "apps" / "mine", str(tmp_path / "apps" / "other")):
+        job_app(folder)(grid, context)
+        assert served.pop() == (Path(folder), grid, context)

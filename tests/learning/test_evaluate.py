@@ -34,6 +34,7 @@ def test_ties_count_half_and_silent_classes_are_left_out() -> None:
     scores = np.array([[0.5, 0.5, 0], [0.5, 0.5, 0], [0.2, 0.8, 0]])
     y = np.array([0, 1, 1])
     assert macro_auc(scores, y) == pytest.approx(((0.5 + 1) / 2 + (0.5 + 1) / 2) / 2)
+    assert macro_auc(scores[:, [0, 2, 1]], 2 * y) == macro_auc(scores, y), "class 1 is the silent"
 
 
 def test_nothing_to_say_is_nan() -> None:

@@ -25,6 +25,7 @@ class Odd(nn.Module):
         self.tied.weight = self.last.weight
         self.register_buffer("cache", torch.ones(2), persistent=False)
         self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("alike", self.mask)
 
 
 def test_every_tensor_has_a_fate() -> None:
@@ -47,7 +48,7 @@ def test_every_tensor_has_a_fate() -> None:
         "cache",
         "mask",
     }
-    assert tied_names(model) == {"tied.weight": "last.weight"}
+    assert tied_names(model) == {"tied.weight": "last.weight", "alike": "mask"}
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     assert set(fates) | set(layout.kept) == named
     assert layout.dimension == 12 + 4 + 4 + 4 + 16 + 4 + 4

@@ -92,6 +92,7 @@ def test_stochastic_rounding_takes_neighbours_without_bias() -> None:
         states = encoding.encode(np.full(200_000, value), Seeded(3, repr(value)))
         low = math.floor(value * 4)
         assert set(states.tolist()) <= {low, low + 1}
+        assert (states[rounding._BLOCK :] != states[: -rounding._BLOCK]).any(), "new draws"
         ups = int(np.count_nonzero(states == low + 1))
         assert stats.binomtest(ups, len(states), value * 4 - low).pvalue > ERROR_RATE
     on_grid = encoding.encode(np.array([0.25, -1.0, 1.0, 0.0, 9.0]), Seeded(0))

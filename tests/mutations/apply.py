@@ -41,7 +41,7 @@ def tested(tree: Path, tests: Sequence[str], limit_s: float | None, **variables:
     """
     paths = {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment = os.environ | paths | variables
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]  # -q: addopts
     if limit_s is not None:  # a test that hangs has failed
         command += ["--timeout", str(0.75 * limit_s)]
     process = subprocess.Popen(  # a group of its own: what it started ends with it

@@ -21,7 +21,7 @@ from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 
 from fedveil.base.message import encode
-from fedveil.errors import FedveilError, SiteError
+from fedveil.errors import FedveilError, MessageInvalid, SiteError
 from fedveil.nvflare.components import (
     DIMENSION,
     MESSAGE,
@@ -29,6 +29,7 @@ from fedveil.nvflare.components import (
     ProtectedAggregator,
     SiteResultFilter,
     SiteTaskFilter,
+    report_of,
 )
 from fedveil.privacy.loss import PrivacyLoss
 from fedveil.site.account import Release
@@ -356,9 +357,19 @@ def test_the_aggregator_adds_up_reports_that_are_no_arrays(site: Site, name: str
         assert set(from_shareable(sent).data) == {REPORT}
         assert aggregator.accept(sent_by(of, sent), fl_ctx)
         assert not aggregator.accept(sent_by(of, sent), fl_ctx), "a second one of the round"
+    report = from_shareable(sent).data[REPORT]
+    assert report_of(sent) == report
     forged = DXO(DataKind.APP_DEFINED, {REPORT: b"\xfe\x01"}).to_shareable()
-    for bad in (forged, result_of(0.5), Shareable(), make_reply(ReturnCode.EXECUTION_EXCEPTION)):
+    more, text = (
+        DXO(DataKind.APP_DEFINED, data).to_shareable()
+        for data in ({REPORT: report, "loss": 0.5}, {REPORT: report.hex()})
+    )
+    failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    for bad in (forged, more, text, result_of(0.5), Shareable(), failed):
         assert not aggregator.accept(sent_by("north", bad), fl_ctx)
+    for bad in (more, text):
+        with pytest.raises(MessageInvalid, match="is not a report of fedveil's filter"):
+            report_of(bad)
     assert not aggregator.accept(sent_by("stranger", sent), fl_ctx)
     mean = from_shareable(aggregator.aggregate(fl_ctx)).data
     assert {key: array.shape for key, array in mean.items()} == SHAPES

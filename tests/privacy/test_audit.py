@@ -17,7 +17,7 @@ from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
 from fedveil.privacy import PrivacyLoss
 from fedveil.privacy.audit import Audit, lower_bound, of_scores, run
-from fedveil.privacy.audit_scores import as_rows, learned
+from fedveil.privacy.audit_scores import _excess, as_rows, learned
 
 SEED = 20240229
 TRIALS = 8000
@@ -294,6 +294,15 @@ def test_a_weak_leak_in_many_coordinates_adds_up():
 
     found = run(shifted, 1, -1, claim=2.0, trials=4000, entropy=entropy("weak"))
     assert found.refuted
+
+
+def test_a_columns_excess_is_that_of_a_g_test():
+    hits, others = np.array([30, 0, 11, 0, 19]), np.array([8, 5, 27, 0, 20])
+    table = np.array([hits, others])[:, [0, 1, 2, 4]]
+    known = stats.chi2_contingency(table, correction=False, lambda_="log-likelihood")
+    excess = (known.statistic - known.dof) / math.sqrt(2 * known.dof)
+    assert _excess(hits, others) == pytest.approx(excess)
+    assert _excess(hits[2:4], others[2:4]) == -math.inf, "one value tells nothing"
 
 
 def test_columns_that_tell_are_added_up_without_the_others():

@@ -141,6 +141,9 @@ def test_a_sum_is_of_at_least_as_many_clients_as_its_noise_needs() -> None:
         with pytest.raises(RoundVoid) as void:
             Played(5, 3, least=5, active_security=active).play({"masked": [6]})
         assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 4, 5)
+    with pytest.raises(RoundVoid) as void:  # enough vectors, and a secret that one client holds
+        Played(9, 3, least=5, neighbours=4).play({"masked": [0, 3, 9, 12]})
+    assert (void.value.phase, void.value.got, void.value.needed) == ("masked", 1, 3)
 
 
 def test_clients_are_in_the_order_of_their_numbers() -> None:

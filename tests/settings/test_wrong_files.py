@@ -114,3 +114,7 @@ def test_a_value_is_removed_with_a_parent_that_is_none() -> None:
     assert yaml_file.without(data, ("b", "x")) == {"a": {"x": 1, "y": 2}, 4: 5}
     assert yaml_file.without(data, ("4",)) == {"a": {"x": 1, "y": 2}, "b": 3}
     assert yaml_file.without(data, ("c", "x")) == data
+    deep = {"a": {"b": {"c": {"x": 1, "y": 2}, "z": 3}, "w": 4}, "v": 5}
+    left = {"a": {"b": {"c": {"y": 2}, "z": 3}, "w": 4}, "v": 5}
+    assert yaml_file.without(deep, ("a", "b", "c", "x")) == left
+    assert yaml_file.without(deep, ("a", "b", "c")) == {"a": {"b": {"z": 3}, "w": 4}, "v": 5}

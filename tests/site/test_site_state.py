@@ -134,6 +134,16 @@ def test_a_damaged_account_stops_every_report(
     assert (asked(house, good, 2), len(reads)) == (0, 3)
 
 
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_key_of_another_length_opens_no_account(
+    tmp_path: Path, stack: ExitStack, size: int
+) -> None:
+    house = House(tmp_path / "site", stack, of_job(noised()))
+    (house.folder / "account.key").write_bytes(bytes(size))
+    with pytest.raises(SiteError, match=r"account\.key does not hold a key of 32 bytes"):
+        house.site.account("another")
+
+
 def test_a_folder_that_was_set_back_as_a_whole_is_noticed_by_a_counter_elsewhere(
     tmp_path: Path, stack: ExitStack
 ) -> None:

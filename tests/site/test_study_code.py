@@ -355,7 +355,8 @@ def test_code_ends_with_its_site(means: isolation.Means | None) -> None:
     assert holder.stdout is not None
     assert holder.stdout.readline() == "running\n"
     inner = children(holder.pid)
-    assert inner
+    seen = Path(f"/proc/{inner[0]}/environ").read_bytes().split(b"\0")[:-1]
+    assert sorted(seen) == [b"HOME=/tmp", b"LANG=C.UTF-8", b"OMP_NUM_THREADS=1"], "not the site's"
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     end = time.monotonic() + 20

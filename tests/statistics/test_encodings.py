@@ -251,6 +251,21 @@ def test_cells_include_their_lower_edge_and_the_last_one_both() -> None:
     assert moved.tolist() == [False] * 4 + [True, True, False]
 
 
+def test_a_row_counts_in_the_cell_of_all_its_columns_or_in_none() -> None:
+    table = ArrayTable("t", {
+        "g": ["u", "v", "w", "w", "w", "v"], "x": [4.0, 4.0, 4.0, np.nan, 9.0, 1.0],
+    })  # fmt: skip
+    bins = Bins("x", [2, 3, 5, 7], clamp=True)
+    for axes, width, cells in (((GROUPS, bins), 3, [1, 0, 4, 0, 5, 0]),
+                               ((bins, GROUPS), 2, [2, 0, 3, 0, 5, 0])):  # fmt: skip
+        rows = Cells(*axes).rows(table, Seeded(3))
+        lost = [False, True, False, True, False, True]
+        assert rows.lost.tolist() == lost, width
+        assert rows.cells is not None
+        assert rows.cells.tolist() == np.where(lost, -1, cells).tolist(), width
+        assert rows.moved.tolist() == [False] * 4 + [True, False], width
+
+
 def test_rows_of_no_condition_are_neither_moved_nor_missing() -> None:
     """The conditions keep rows 2 to 4: one is missing, one unchanged, one moved."""
     table = ArrayTable("t", {"x": [1.0, 9.0, np.nan, 1.0, 9.0, np.nan], "y": [1.0] * 6})

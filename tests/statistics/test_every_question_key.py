@@ -6,6 +6,7 @@ question, unequal weights.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, JobError
 from fedveil.statistics.asking import ask
 from fedveil.statistics.question import QuestionFile
+from fedveil.statistics.question_reference import reference
 from fedveil.statistics.question_settings import QuestionSettings
 from folders import ROOT
 from key_case import Case
@@ -131,6 +133,27 @@ def test_a_key_of_a_question_changes_its_answer(key: str) -> None:
     before = observed(both(name))
     after = observed({**both(name), name: {**QUESTIONS[name], key: value}})
     assert after["answers"][name] != before["answers"][name]
+
+
+def test_the_reference_names_each_kinds_keys_and_marks_those_that_it_needs() -> None:
+    alone = {
+        str(question["ask"]): {k: v for k, v in question.items() if k not in ("by", "groups")}
+        for question in (*QUESTIONS.values(), {**AGE, "ask": "variance"}, {"ask": "count"})
+    }
+    lines = re.findall(r"`ask: (\w+)` reads (.*), besides `where` and `weight`", reference())
+    assert dict(lines).keys() == alone.keys()
+    for kind, said in lines:
+        told = re.findall(r"`(\w+)`( \(needed\))?", said)
+        assert set(alone[kind]) - {"ask", "where", "weight"} <= {key for key, _ in told}
+        for key, needed in told:
+            rest = {k: v for k, v in alone[kind].items() if k != key}
+            file = {**FILE, "questions": {"one": rest}}
+            try:
+                QuestionFile.read(file, [])
+                missing = False
+            except JobError as error:
+                missing = f"questions.one.{key} is missing" in str(error)
+            assert missing is bool(needed), (kind, key)
 
 
 def test_a_question_that_is_asked_again_has_the_same_answer() -> None:

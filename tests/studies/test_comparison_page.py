@@ -9,7 +9,7 @@ import pytest
 from browser import needs_browser, show
 from comparing_parts import compared, small_job
 from fedveil.pages.page import Code, Fold, Page
-from fedveil.studies.comparison import Asked, Comparison
+from fedveil.studies.comparison import Asked, Comparison, Goal
 from fedveil.studies.comparison_page import markdown, page
 from fedveil.studies.comparison_table import lines
 
@@ -19,7 +19,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Page:
     names = ["not_encrypt", "dp_encrypt"]
     results = compared(tmp_path_factory.mktemp("made") / "c", *names, epsilons=[2.0, 8.0])
     asked = Asked(protections=names, epsilons=[2.0, 8.0])
-    return page(Comparison(small_job(), asked), lines(results), None)
+    return page(Comparison(small_job(), asked), lines(results), Goal("accuracy", 0.125))
 
 
 @needs_browser
@@ -41,6 +41,7 @@ def test_every_plot_and_table_is_drawn(made: Page, tmp_path: Path) -> None:
 def test_the_text_names_the_files_of_its_plots(made: Page) -> None:
     text = markdown(made)
     assert "| not_encrypt |" in text
+    assert "| rounds to accuracy 12.5% |" in text
     assert "](report-accuracy.svg)" in text
     assert "](report-accuracy-epsilon.svg)" in text
 

@@ -244,3 +244,13 @@ def test_a_signature_with_rsa_is_checked_and_a_revoked_signer_refused(tmp_path: 
     (own["lead"].folder / "crl.pem").write_bytes(pem(root.crl(leaves["bank"].certificate)))
     with pytest.raises(BundleInvalid, match=r"signature of bank is not valid: .* was revoked on"):
         made.check(b"one", PARTIES, own["lead"])
+
+
+@pytest.mark.parametrize("text", [
+    b"", b"\xff", b"[]", b"3", b"null", b"[[" * 5000, b'{"lead": 3}', b'{"lead": {"chain": "x"}}',
+    b'{"lead": {"chain": 3, "signature": "00"}}', b'{"lead": {"chain": "x", "signature": "0g"}}',
+    b'{"lead": {"chain": "x", "signature": null}}',
+])  # fmt: skip
+def test_a_damaged_file_of_signatures_is_one_sentence(text: bytes) -> None:
+    with pytest.raises(BundleInvalid, match=r"^signed is damaged: it holds no signatures$"):
+        Signatures.parsed(text, "signed")

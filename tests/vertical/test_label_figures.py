@@ -80,6 +80,8 @@ def test_numbers_that_are_read_have_a_correlation_whatever_its_sign(sign: int) -
     labels = np.linspace(-1, 2, 40)
     look = sign * labels[:, None] * np.array([[3.0, 1.0]])
     assert watch._read("here", [look], labels) == "here have a correlation of 1.00 with them"
+    for looks in ([0 * look, look], [look, 0 * look]):  # several parts of a follower
+        assert watch._read("here", looks, labels).endswith("a correlation of 1.00 with them")
     many = watch._read("here", [look], np.ones((40, 3)))
     assert many == "here: the labels are not classes, and no attack here reads them"
 

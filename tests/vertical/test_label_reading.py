@@ -60,6 +60,12 @@ def test_of_two_classes_the_sign_is_the_label() -> None:
     assert auc(by_sign(rows), labels == labels[0]) in (0, 1)
 
 
+def test_first_centres_are_far_from_all_earlier_ones() -> None:
+    rows = np.eye(4)[[0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 0]]
+    for start in range(20):
+        assert np.unique(_apart(rows, 4, 5, start), axis=0).shape == (4, 4), start
+
+
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_ten_known_labels_name_all_of_them(classes: int) -> None:
     labels, source = drawn(classes)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vertical_parts
-from fedveil.entropy import Seeded
+from fedveil.entropy import Secure, Seeded
 from fedveil.errors import RunFolderError
 from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import unsealed
@@ -23,6 +23,7 @@ from fedveil.vertical.crossing_reports import Reports
 from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.split import EmbeddingPrivacy
+from fedveil.vertical.step import Occasion
 from fedveil.vertical.step_checkpoint import Checkpoint
 from fedveil.vertical.step_window import StepWindow
 
@@ -111,6 +112,36 @@ def test_every_report_that_was_sent_is_required_to_its_last_byte(tmp_path: Path)
         path.write_bytes(bytes(size))
         with pytest.raises(RunFolderError, match="is missing or cut short"):
             reports.require(crossing, 5)
+
+
+def test_reports_are_the_saved_ones_after_a_kill_within_a_record_and_after_a_close(
+    tmp_path: Path,
+) -> None:
+    reused = EmbeddingPrivacy(0.5, gradient="none", reuse=True)
+    private = vertical_parts.Bottoms().split_model().replace("left", privacy=reused)
+    crossing = replace(private.crossings[0], output=(3, 7))
+    path = tmp_path / f"reports-{crossing.part}-train"
+
+    def sent(reports: Reports, *positions: int) -> list[bytes]:
+        values = np.ones((1, 3, 7), np.float32)
+        occasions = [Occasion("train", 0, 1, 0, np.array([one])) for one in positions]
+        return [reports(crossing, values, occasion).tobytes() for occasion in occasions]
+
+    first = Reports(Secure(), tmp_path)
+    before = sent(first, 4, 9, 2)
+    first.close()
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-5])  # within the third report
+    second = Reports(Secure(), tmp_path)
+    assert sent(second, 9, 4) == before[1::-1]
+    after = sent(second, 2, 7)
+    second.close()
+    assert path.stat().st_size == 4 * (8 + 3)
+    after += sent(second, 5)
+    second.close()
+    for reports in (second, Reports(Secure(), tmp_path)):
+        assert sent(reports, 5, 7, 2, 4, 9) == [*after[::-1], *before[:2]]
+        reports.close()
 
 
 def test_without_a_limit_all_may_be_scored_and_with_one_nothing_unprotected() -> None:

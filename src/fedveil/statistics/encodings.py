@@ -161,7 +161,7 @@ class Cells(Encoding):
             found, outside = axis.cells(table)
             cells = cells * len(axis.labels) + found
             lost, moved = lost | (found < 0), moved | outside
-        return Rows(self.width, moved, lost, np.where(lost, -1, cells))
+        return Rows(self.width, moved & ~lost, lost, np.where(lost, -1, cells))
 
     @property
     def centre(self) -> Float64s:

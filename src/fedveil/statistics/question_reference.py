@@ -30,9 +30,9 @@ def reference() -> str:
 
 
 def _read(kind: str) -> str:
-    fields = QuestionSettings.model_fields
+    by_default = QuestionSettings()
     said = (
-        f"`{key}`{' (needed)' if key in NEEDED and not fields[key].default else ''}"
+        f"`{key}`{' (needed)' if key in NEEDED and not getattr(by_default, key) else ''}"
         for key in READ[kind]
     )
     return f"`ask: {kind}` reads {', '.join(said)}, besides `where` and `weight`."

@@ -264,8 +264,10 @@ def test_a_correction_counts_by_its_share_of_examples_that_it_was_not_trained_on
 
 def test_bits_stand_for_how_often_a_report_of_them_is_one() -> None:
     evidence: Any = SimpleNamespace(lie=0.25)
-    found = auxiliary._standing(evidence, torch.tensor([[-1.0, 2.0]]))
-    assert found.tolist() == [[0.25, 0.75]]
+    found = auxiliary._standing(evidence, torch.tensor([[-1.0, 2.0, 0.0]]))
+    assert found.tolist() == [[0.25, 0.75, 0.25]]
+    reported = EmbeddingDP(None)(torch.tensor([[-1.0, 2.0, 0.0]]), Seeded(2))
+    assert reported.tolist() == [[0.0, 1.0, 0.0]], "as a report without lies says it"
 
 
 def test_a_steady_copy_drops_nothing_and_learns_nothing() -> None:
