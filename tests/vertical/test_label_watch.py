@@ -197,3 +197,24 @@ def test_numbers_that_never_vary_are_not_followed() -> None:
     rising = np.arange(3.0)
     assert label_watch._correlation(np.ones(3), rising) == 0
     assert label_watch._correlation(7 - 2 * rising, rising) == pytest.approx(-1, abs=1e-12)
+
+
+def test_an_examples_gradients_add_up_over_batches_in_any_order() -> None:
+    sums = GradientSums(4, 1 << 20)
+    rows = {place: torch.tensor([[float(place), 1.0]]) for place in (7, 2, 5, 1, 0)}
+    for step, places in enumerate(([7, 2], [5], [2, 1, 7], [0, 5]), start=1):
+        positions = np.array(places)
+        given = torch.cat([rows[place] for place in places])
+        occasion = Occasion("train", 0, step, 0, positions)
+        sums.add("left", given, torch.from_numpy(positions % 2), occasion)
+    assert sums.repeated
+    assert sums.labels.tolist() == [1, 0, 1, 1]  # of 7, 2, 5 and 1, in this order
+    scales = [
+        np.sqrt(np.mean([p * p + 1 for p in some])) for some in ([7, 2], [2, 1, 7], [5], [0, 5])
+    ]
+    (found,) = sums.of(["left"])
+    np.testing.assert_allclose(found[:, 1], [
+        1 / scales[0] + 1 / scales[1], 1 / scales[0] + 1 / scales[1],
+        1 / scales[2] + 1 / scales[3], 1 / scales[1],
+    ])  # fmt: skip
+    np.testing.assert_allclose(found[:, 0], found[:, 1] * [7, 2, 5, 1])
