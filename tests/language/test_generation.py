@@ -95,7 +95,7 @@ def test_what_a_text_costs_is_said(runs: dict[str, Path]) -> None:
 def limited(run: Path, folder: Path, most: float) -> Path:
     """Return a copy of the run whose job has the limit."""
     copied = Path(shutil.copytree(run, folder))
-    for job in (copied / saved_job.JOB, copied / saved_job._BEGAN):
+    for job in (copied / saved_job.JOB, copied / saved_job.BEGAN):
         told = job.read_text()
         assert told.count("max_epsilon: null") == 1
         job.write_text(told.replace("max_epsilon: null", f"max_epsilon: {most}"))

@@ -63,10 +63,9 @@ MostIds = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="To find the common rows, another party sends ids and learns which of them are in "
-        "the --data file. This is the largest number of ids that it may send, in all runs of "
-        "predict and serve-predictions together. Default: alignment.most_ids of the job, else "
-        "four times the file's number of ids.",
+        help="To find the common rows, another party sends ids and learns which are in the --data "
+        "file. It may send at most this number in all predictions together. Default: the job's "
+        "alignment.most_ids, else four times the file's number of ids.",
     ),
 ]
 ConnectTo = Annotated[
@@ -79,12 +78,11 @@ Tls = Annotated[
         metavar="DIR",
         help="The folder with this party's certificate.pem, key.pem and authority.pem. It is "
         "CERTS/PARTY if `fedveil vertical certificates CERTS --party PARTY` made the files. "
-        "They may also come from your own certificate authority.",
+        "Your own authority may also make them.",
     ),
 ]
 Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Connect without TLS. Only allowed on a loopback address."),
+    bool, typer.Option("--insecure", help="Connect without TLS, on a loopback address only.")
 ]
 Patience = Annotated[
     float,
