@@ -41,7 +41,7 @@ def test_a_state_is_one_that_a_round_of_the_job_leaves(
 
 
 def test_every_part_of_a_long_vector_begins_at_its_own_weights() -> None:
-    """Of weights that are states, whose code is not rounded at random."""
+    """Weights that are states are encoded without random rounding."""
     dimension = (1 << 16) + 5
     settings = find("rr").settings_type(eps=4.8, cells=1, fidelity="aggregate")
     made: Any = build("rr", settings, JobContext("equal", dimension, 5, rounds=9))

@@ -1,4 +1,4 @@
-"""What a protection can carry, and what a round says when it ends or leaves a machine."""
+"""Tests which vectors a protection can carry, and the messages at the end of a round."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def file_of(protection: str, question: dict[str, Any] | None = None, **more: Any
 
 
 def contributions(file: QuestionFile, rows: int) -> Contributions:
-    """Return the round of clients of so many equal rows each, one row for each cell in turn."""
+    """Return a round's contributions: each client has `rows` rows, one in each cell in turn."""
     data = {"x": np.tile(np.arange(rows) + 0.5, CLIENTS), "who": np.arange(CLIENTS).repeat(rows)}
     layout = Schedule(file).layout(Step(1, edge=2))
     protection = make_protection(file, layout.dimension, 1, Participants(CLIENTS))

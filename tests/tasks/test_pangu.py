@@ -21,7 +21,7 @@ from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.party import Party
 from fedveil.vertical.split import Joined, Optimizer, SplitModel
 from fedveil.vertical.step import Batch
-from fedveil.vertical.task import averages, by_default
+from fedveil.vertical.task import aligned_by, averages
 from fedveil.vertical.task_settings import PanguSettings
 from small_pangu import SIZES, small_job
 
@@ -113,7 +113,8 @@ def test_steps_follow_from_the_sizes_and_texts_are_numbered() -> None:
     task = Pangu(PanguSettings(layers=3, width=40, heads=5, context=9, vocabulary=300))
     chosen = Optimizer("adamw", lr=0.0064, weight_decay=0.01, warmup_steps=15)
     assert {part.optimizer for part in task.split_model().parts} == {chosen}
-    assert by_default(task) == "digests"
+    assert aligned_by(None, task) == "digests"
+    assert aligned_by("intersection", task) == "intersection"
     assert Pangu(PanguSettings(tokenizer="bytes", vocabulary=257)).shape.vocabulary == 257
 
 

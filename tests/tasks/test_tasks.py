@@ -21,7 +21,7 @@ from fedveil.tasks.mnist_halves import Joint
 from fedveil.tasks.wide_and_deep import Deep, Features, Wide
 from fedveil.vertical.calibration import calibrated
 from fedveil.vertical.job import VerticalJob
-from fedveil.vertical.task import Columns, Task, averages, build, by_default, initial
+from fedveil.vertical.task import Columns, Task, aligned_by, averages, build, initial
 from fedveil.vertical.task_settings import HalvesSettings, TabularSettings
 
 TASKS = [
@@ -177,7 +177,8 @@ def test_averages_count_tokens_where_there_are_some():
 @pytest.mark.parametrize(("name", "settings"), TASKS)
 def test_a_built_in_task_numbers_its_examples_and_makes_the_parts_of_those_here(name, settings):
     task = build(name, settings, 1)
-    assert by_default(task) == "digests"
+    assert aligned_by(None, task) == "digests"
+    assert aligned_by("intersection", task) == "intersection"
     for here in parties(task):
         made = task.split_model(here={here})
         assert {p.name for p in made.parts if p.module} == {p.name for p in made.owned_by(here)}

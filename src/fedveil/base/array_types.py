@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,12 @@ _PART = 1 << 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
+def parts(end: int, begin: int = 0) -> Iterator[slice]:
+    """Yield slices that cover the entries `begin` to `end` - 1. All but the last have 65,536."""
+    for start in range(begin, end, _PART):
+        yield slice(start, min(start + _PART, end))
+
+
 def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Float64s:
     """Return numbers * unit / divisor as float64. The result overwrites the memory of `numbers`."""
     if numbers.dtype != np.int64:
@@ -36,9 +43,8 @@ def into_floats(numbers: Int64s, unit: float = 1.0, divisor: float = 1.0) -> Flo
 
     def convert(some: slice) -> None:
         scratch = np.empty(min(len(numbers), _PART))
-        for start in range(some.start, some.stop, _PART):
-            part = slice(start, min(start + _PART, some.stop))
-            held = scratch[: part.stop - start]
+        for part in parts(some.stop, some.start):
+            held = scratch[: part.stop - part.start]
             np.multiply(numbers[part], unit, out=held)
             np.divide(held, divisor, out=floats[part])
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import Int64s, Uint8s, Uint64s
+from fedveil.base.array_types import Int64s, Uint8s, Uint64s, parts
 from fedveil.base.kernels import compiled
 
 _Whole = npt.NDArray[np.integer[Any]]
@@ -46,12 +46,6 @@ def pack_parts(count: int, lowest: int, width: int, make: Callable[[slice], _Who
     for part in parts(count):
         _pack(make(part), lowest, width, words[part.start // 64 * width :])
     return words.view(np.uint8)[: packed_size(count, width)]
-
-
-def parts(end: int, begin: int = 0) -> Iterator[slice]:
-    """Yield slices that cover the entries `begin` to `end` - 1. All but the last have 65,536."""
-    for start in range(begin, end, _STRETCH):
-        yield slice(start, min(start + _STRETCH, end))
 
 
 def join_parts(count: int, make: Callable[[slice], Int64s]) -> Int64s:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.array_types import parts
 from fedveil.base.message import Message, take_array
-from fedveil.base.packing import parts
 from fedveil.base.two_threads import by_halves
 from fedveil.errors import MessageInvalid, RoundVoid
 from fedveil.federated.job import Job
@@ -60,19 +61,19 @@ class ServerOptimizer:
         moments = self._moments
         if not in_place:
             moments = {name: np.empty_like(moment) for name, moment in moments.items()}
+
+        def move(writes: bool, some: slice) -> None:
+            for part in parts(some.stop, some.start):
+                moved, after = self._moved(weights, aggregate, share, part)
+                if writes:
+                    new[part] = moved
+                    for name, values in after.items():
+                        moments[name][part] = values
+
         # In place, nothing is written before all is known to be finite.
         checks = in_place and not self._stays_finite(weights, aggregate)
         for writes in (False, True) if checks else (True,):
-
-            def move(some: slice, writes: bool = writes) -> None:
-                for part in parts(some.stop, some.start):
-                    moved, after = self._moved(weights, aggregate, share, part)
-                    if writes:
-                        new[part] = moved
-                        for name, values in after.items():
-                            moments[name][part] = values
-
-            by_halves(len(new), move)
+            by_halves(len(new), partial(move, writes))
         self._moments = moments
         return new
 

@@ -144,14 +144,13 @@ class Link:
     def is_over(self) -> bool:
         """True if the link was closed, has failed or was ended by the peer."""
         with self._lock:
-            return self._closed or self._failure is not None or self._ended is not None
+            return self._over()
 
     @property
     def is_connected(self) -> bool:
         """True if the link has a stream and is not over."""
         with self._lock:
-            over = self._closed or self._failure is not None or self._ended is not None
-            return self._stream != 0 and not over
+            return self._stream != 0 and not self._over()
 
     # --- called by streams
 
@@ -238,6 +237,9 @@ class Link:
             return session == self._peer_session
 
     # --- called under the lock
+
+    def _over(self) -> bool:
+        return self._closed or self._failure is not None or self._ended is not None
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedveil.base.array_types import Array, Int32s, Int64s
+from fedveil.base.array_types import Array, Int32s, Int64s, parts
 from fedveil.base.kernels import compiled
-from fedveil.base.packing import join_parts, parts
+from fedveil.base.packing import join_parts
 from fedveil.base.validate import finite_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.array_types import Float64s, Int64s
+from fedveil.base.array_types import Float64s, Int64s, parts
 from fedveil.base.kernels import compiled
-from fedveil.base.packing import join_parts, parts
+from fedveil.base.packing import join_parts
 from fedveil.base.validate import choice, finite_vector, real_vector, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue
@@ -155,8 +155,8 @@ class GaussianMechanism:
     def drawing(self, update: Vector, entropy: Entropy) -> Callable[[slice], Int64s]:
         """Return a function that computes `multiples(update, entropy)` slice by slice.
 
-        Call the function once for each slice of `packing.parts`, in order, because each call draws
-        noise.
+        Call the function once for each slice of `array_types.parts`, in order, because each call
+        draws noise.
         """
         vector = _real_vector(update)
         grid = self.grid(len(vector))

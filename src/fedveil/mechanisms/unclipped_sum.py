@@ -86,8 +86,8 @@ class GaussianSum:
     ) -> Callable[[slice], Int64s]:
         """Return a function that computes `multiples(update, entropy)` slice by slice.
 
-        Call the function once for each slice of `packing.parts`, in order, because each call draws
-        noise.
+        Call the function once for each slice of `array_types.parts`, in order, because each call
+        draws noise.
         """
         vector = finite_vector("update", update)
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedveil.base import reused_memory
+from fedveil.base.array_types import parts
 from fedveil.base.message import Message
-from fedveil.base.packing import parts
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.privacy.audit import Case

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 from fedveil.vertical.job import VerticalJob
 from fedveil.vertical.rows import Order
 from fedveil.vertical.split import Crossing, SplitModel
+from fedveil.vertical.task import AlignBy
 
 
 def sentences(
-    job: VerticalJob,
-    split: SplitModel,
-    order: Order,
-    held_out: int,
-    ids_by: Literal["intersection", "digests"] | None = None,
+    job: VerticalJob, split: SplitModel, order: Order, held_out: int, ids_by: AlignBy | None = None
 ) -> Iterator[str]:
     """Yield log sentences on the data that is sent. There are `held_out` held-out examples.
 

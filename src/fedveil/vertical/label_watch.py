@@ -292,7 +292,8 @@ class GradientSums:
                 if self._row_of[place] < 0 and len(self._labels) < most:
                     self._row_of[place] = len(self._labels)
                     self._labels.append(label)
-        chosen = np.flatnonzero(self._row_of[places] >= 0)
+        to = self._row_of[places]
+        chosen = np.flatnonzero(to >= 0)
         if not len(chosen):  # most steps of an epoch contain no followed example
             return
         gradients = rows.detach().float().cpu().flatten(1).double().numpy()
@@ -302,9 +303,8 @@ class GradientSums:
         if part not in self._sums:
             self._sums[part] = np.zeros((most, gradients.shape[1]))
             self._times[part] = np.zeros(most, np.int64)
-        to = self._row_of[places[chosen]]
-        self._sums[part][to] += gradients[chosen] / scale
-        self._times[part][to] += 1
+        self._sums[part][to[chosen]] += gradients[chosen] / scale
+        self._times[part][to[chosen]] += 1
 
     @property
     def repeated(self) -> bool:

@@ -28,7 +28,7 @@ class PartOptimizers:
         for part in split.owned_by(party):
             if part.frozen:
                 module_of(part).requires_grad_(False)
-        self._made = list(_made(split, party))
+        self._made = list(_make(split, party))
 
     def __contains__(self, part: str) -> bool:
         return any(part in made.own for made in self._made)
@@ -61,7 +61,7 @@ class PartOptimizers:
 
     def restore(self, held: Mapping[str, Held]) -> None:
         """Restore the optimiser states in `held`, by part. A learning rate schedule continues."""
-        self._made = list(_made(self._split, self._party))
+        self._made = list(_make(self._split, self._party))
         for made in self._made:
             groups = made.optimizer.state_dict()["param_groups"]
             state: Any = {
@@ -119,7 +119,7 @@ class _Made:
         )
 
 
-def _made(split: SplitModel, party: str) -> Iterator[_Made]:
+def _make(split: SplitModel, party: str) -> Iterator[_Made]:
     """Yield the optimisers of a party's parts. One serves all parts with the same `Optimizer`."""
     alike: dict[Optimizer, dict[str, list[nn.Parameter]]] = defaultdict(dict)
     for part, own in trained(split, party):

@@ -36,7 +36,7 @@ from fedveil.vertical.returned_gradients import projection
 from fedveil.vertical.step import Batch
 from fedveil.vertical.step_checkpoint import Checkpoint, check_begins, forget_after, held
 from fedveil.vertical.step_window import StepWindow
-from fedveil.vertical.task import SUBSETS, Measured, Task, by_default, files_of
+from fedveil.vertical.task import SUBSETS, Measured, Task, aligned_by, files_of
 
 
 def begin(
@@ -151,7 +151,7 @@ class PartyRun:
             held_out = self.setting.rows["test"].count
             # Only parties on different machines have seeds of their own.
             apart = self.setting.own_seed is not None
-            ids_by = (job.alignment.by or by_default(self.setting.task)) if apart else None
+            ids_by = aligned_by(job.alignment.by, self.setting.task) if apart else None
             for sentence in sentences(job, self.setting.split, parts.order, held_out, ids_by):
                 self.log.event(f"{CROSSES}{sentence}")
             if (forecast := parts.limit.forecast(job.epochs)) is not None:

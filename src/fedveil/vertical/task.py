@@ -31,6 +31,8 @@ from fedveil.vertical.task_settings import TASKS
 
 Subset: TypeAlias = Literal["train", "test"]
 SUBSETS: tuple[Subset, ...] = ("train", "test")
+#: How parties find their common examples.
+AlignBy: TypeAlias = Literal["intersection", "digests"]
 Unit: TypeAlias = Literal["examples", "tokens"]
 #: Runs a follower's side of an exchange with the trained model. The entropy is for its reports.
 Assist: TypeAlias = Callable[[Party, Entropy], Exchange[None]]
@@ -249,6 +251,6 @@ class Measured:
         return found
 
 
-def by_default(task: Task) -> Literal["intersection", "digests"]:
-    """Return a task's default alignment: digests if its ids are `numbered`, else intersection."""
-    return "digests" if getattr(task, "numbered", False) else "intersection"
+def aligned_by(wanted: AlignBy | None, task: Task) -> AlignBy:
+    """Return the alignment that a job wants, or by default digests if ids are `numbered`."""
+    return wanted or ("digests" if getattr(task, "numbered", False) else "intersection")

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base import reused_memory
-from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s
-from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, parts, unpack
+from fedveil.base.array_types import Array, Float32s, Float64s, Int64s, Uint8s, parts
+from fedveil.base.packing import add, add_within, pack, pack_parts, packed_size, unpack
 from fedveil.base.validate import choice, integer, number, positive, within
 from fedveil.entropy import Entropy
 from fedveil.errors import InvalidValue

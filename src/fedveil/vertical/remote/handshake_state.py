@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fedveil.vertical.remote.found_examples import FoundExamples
 from fedveil.vertical.rows import Ids
-from fedveil.vertical.task import SUBSETS, Subset
+from fedveil.vertical.task import SUBSETS, AlignBy, Subset
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Standing:
     ids: Mapping[Subset, Ids]
     steps: tuple[int, ...] = (0,)
     run: bytes = b""
-    align_by: Literal["intersection", "digests"] = "intersection"
+    align_by: AlignBy = "intersection"
     most_ids: int = 10_000_000
     examples: FoundExamples | None = None
     brought: dict[str, int] = field(default_factory=dict)

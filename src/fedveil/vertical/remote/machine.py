@@ -47,8 +47,8 @@ from fedveil.vertical.task import (
     SUBSETS,
     Subset,
     Task,
+    aligned_by,
     assists_of,
-    by_default,
     id_hint_of,
     notes_of,
 )  # fmt: skip
@@ -164,7 +164,7 @@ class Machine:
             ids=self._ids,
             steps=(self.folder is not None and tuple(held(self.folder))) or (0,),
             run=self._run,
-            align_by=self.job.alignment.by or by_default(self.task),
+            align_by=aligned_by(self.job.alignment.by, self.task),
             most_ids=self.job.alignment.most_ids or _MULTIPLE * self._held_ids or sys.maxsize,
             examples=self._examples,
             brought=self._brought,

@@ -172,8 +172,9 @@ class HttpServer:
 
 def _head_bytes(head: h11.Request) -> int:
     """Return the bytes of a request's line and headers, with their separators."""
-    lines = sum(len(name) + len(value) + 4 for name, value in head.headers.raw_items())
-    return len(head.method) + len(head.target) + len(" HTTP/1.1") + 3 + lines + 2
+    first = len(head.method) + len(head.target) + len("  HTTP/1.1\r\n")
+    rest = sum(len(name) + len(value) + len(": \r\n") for name, value in head.headers.raw_items())
+    return first + rest + len("\r\n")
 
 
 async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> bool:

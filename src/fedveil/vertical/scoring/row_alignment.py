@@ -34,7 +34,7 @@ from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.vertical.remote import alignment, intersection
 from fedveil.vertical.rows import Positions
 from fedveil.vertical.scoring.scorer import Scorer
-from fedveil.vertical.task import by_default
+from fedveil.vertical.task import aligned_by
 
 #: The set's name in the intersection, so that ids are blinded differently than in training.
 SUBSET = "score"
@@ -175,4 +175,4 @@ def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
 
 
 def _by(scorer: Scorer) -> str:
-    return scorer.job.alignment.by or by_default(scorer.task)
+    return aligned_by(scorer.job.alignment.by, scorer.task)
