@@ -71,14 +71,20 @@ class Cutter:
                     continue
                 with self._lock:
                     self.carried += len(data)
-                    over = self._left is not None and self._left < len(data) and not self._over
-                    self._over |= over
+                    over = False
                     if self._left is not None:
+                        short = self._left < len(data)
+                        over = short and not self._over
+                        self._over |= over
                         data = data[: self._left]
                         self._left -= len(data)
-                sink.sendall(data)
-                if over:
-                    self.cut()
+                        if short:  # TCP carries nothing behind a gap
+                            self._frozen.add(source)
+                try:
+                    sink.sendall(data)
+                finally:
+                    if over:
+                        self.cut()
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
