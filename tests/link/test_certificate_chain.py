@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.link import tls
-from fedveil.link.certificate_chain import described, weakness
-from pki import Authority, name
+from fedveil.link.certificate_chain import described, is_root, weakness
+from pki import Authority, OldRoot, name
 
 ROOT = Authority("root")
 #: A certificate that is signed with SHA-1, which the library here makes no more.
@@ -20,6 +20,15 @@ NTczNFoYDzIxMjYxMTAyMTY1NzM0WjAMMQowCAYDVQQDDAFhMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcD
 8tmupcHZWE7cUCbsDwu+fEG8ALHFYUUgHVnj4ybu3VLoDIxkfyRBomJtQbo78E9+w6sQ8D2svhYSVDAJBgcqhkjOPQQB
 A0cAMEQCIFPoLhaKg+7yplY7fAUzuoEEtSUWoOphircym9HRYym3AiBaRbfWV52iVa7gm2WzWbdsmrJ4SvAKtfWxnow1
 t0YBRg==
+"""
+#: An authority of the name "root", signed by `OldRoot` with SHA-1.
+NEXT = """
+MIIBdDCCARqgAwIBAgIUAXa/ON9lTsGa17JaiQB4Ri97bJwwCQYHKoZIzj0EATAPMQ0wCwYDVQQDDARyb290MCAXDTI2MTEy
+NjIzMDEyM1oYDzIxMjYxMTAyMjMwMTIzWjAPMQ0wCwYDVQQDDARyb290MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEJZro
+TuRJ/7a/74SdFygkn515WKknnsspUpYHefBmicgDY21tGOiRcZLW9YTY2sVhICCOWQ6iLvQG7DqNU4EKx6NTMFEwHQYDVR0O
+BBYEFO1tUOn9Mt6X+m7yhWAdptuEnjXsMB8GA1UdIwQYMBaAFGeQrsyP/Dxd4olkfKOJoNJkNuGtMA8GA1UdEwEB/wQFMAMB
+Af8wCQYHKoZIzj0EAQNJADBGAiEA9hAD4BJhRfwt8hj7Q3WXBh+4xgfvSjzxS6+va3ePqM8CIQCEZCwsaFSCWrsyzLbI4nsI
+5/Ao9DzqIEj2P4B8RetyPA==
 """
 
 
@@ -41,5 +50,11 @@ def test_short_curves_are_weak() -> None:
         assert weakness(issued.sign(ROOT.key, hashes.SHA256())) == why
 
 
-def test_a_signature_with_sha1_is_weak() -> None:
-    assert weakness(x509.load_der_x509_certificate(b64decode(OLD))) == "it is signed with sha1"
+def test_a_signature_with_sha1_is_weak_except_at_a_root() -> None:
+    for other in (OLD, NEXT):
+        certificate = x509.load_der_x509_certificate(b64decode(other))
+        assert not is_root(certificate)
+        assert weakness(certificate) == "it is signed with sha1"
+    root = OldRoot().certificate
+    assert is_root(root)
+    assert weakness(root) is None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -25,7 +26,7 @@ from fedveil.link.link import Link
 from fedveil.link.listener import Listener
 from fedveil.link.streams import CALL, SERVICE, Address, Greeting
 from fedveil.link.tls import Credentials
-from pki import Authority, Leaf, pem
+from pki import Authority, Leaf, OldRoot, pem
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 30.0
@@ -62,7 +63,7 @@ def pki() -> Pki:
 class Meeting:
     """A leader that listens on loopback, and followers that dial it."""
 
-    def __init__(self, pki: Pki, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, pki: Any, folder: Path, stack: ExitStack) -> None:
         self.pki, self.folder, self.stack = pki, folder, stack
         self.said: list[str] = []
 
@@ -143,6 +144,17 @@ def test_encrypted_rsa_keys_chains_and_lists_at_both_ends(
     bank = meet.read("bank", password_env="BANK_KEY", password=b"one secret", lists=lists)
     talk(links["bank"], meet.dial(port, bank))
     talk(links["shop"], meet.dial(port, meet.read("shop", shop, lists=lists)))
+    assert meet.said == []
+
+
+def test_an_old_root_signed_with_sha1_is_trusted_at_both_ends(meet: Meeting) -> None:
+    root = OldRoot()
+    meet.pki = SimpleNamespace(
+        root=root, lead=root.leaf("fl01.lead.example"), bank=root.leaf("fl01.bank.example")
+    )
+    lists = pem(root.crl())
+    port, links = meet.listen(meet.read("lead", lists=lists))
+    talk(links["bank"], meet.dial(port, meet.read("bank", lists=lists)))
     assert meet.said == []
 
 

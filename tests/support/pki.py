@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,16 @@ KINDS = {
     "p521": lambda: ec.generate_private_key(ec.SECP521R1()),
     "ed25519": ed25519.Ed25519PrivateKey.generate,
 }
+
+_OLD_KEY = "10021eed4125430da2869b9ea812768a8d93a699161e35da9e9c4a4147b2d2d8"
+_OLD_ROOT = """
+MIIBcjCCARqgAwIBAgIULgXyOv/FjquiTqwY75zNXD9MlfswCQYHKoZIzj0EATAPMQ0wCwYDVQQDDARyb290MCAXDTI2MTEy
+NjIzMDEyM1oYDzIxMjYxMTAyMjMwMTIzWjAPMQ0wCwYDVQQDDARyb290MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEIShb
+Iqns8eIp9Ayk+oPEiWNf3Z1W3KI6YnZh4NhJoq+6vQvmB98hsUGID2eWFwrNB+vOcSN16ubyPNTyjrdsC6NTMFEwHQYDVR0O
+BBYEFGeQrsyP/Dxd4olkfKOJoNJkNuGtMB8GA1UdIwQYMBaAFGeQrsyP/Dxd4olkfKOJoNJkNuGtMA8GA1UdEwEB/wQFMAMB
+Af8wCQYHKoZIzj0EAQNHADBEAiB1HCKb/q1sIWtsg+EuCzfT0H8fbQkAm/7GyvtRwRtk4AIgeqZ2fRKAHkwHVSvn5nOAPprI
+f+AnyqxBAIC8lG1Pij4=
+"""
 
 
 def name(common: str) -> x509.Name:
@@ -149,6 +160,16 @@ class Authority:
             builder = builder.add_extension(extension, critical=critical)
         key = key or self.key
         return builder.sign(key, hash_for(key))
+
+
+class OldRoot(Authority):
+    """A root that is signed with SHA-1, as old roots are. The library here cannot make one."""
+
+    def __init__(self) -> None:
+        self.key = ec.derive_private_key(int(_OLD_KEY, 16), ec.SECP256R1())
+        self.name = name("root")
+        self._above = None
+        self.certificate = x509.load_der_x509_certificate(b64decode(_OLD_ROOT))
 
 
 def _builder(

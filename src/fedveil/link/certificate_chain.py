@@ -76,6 +76,13 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Return True if `issuer` signed a certificate.
+
+    A signature with SHA-1 or MD5 cannot be verified. A root that has one counts as its own issuer
+    if it names itself as the issuer.
+    """
+    if certificate == issuer and _is_signed_weakly(certificate):
+        return _names_itself(certificate)
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
@@ -128,6 +135,30 @@ def pem_of(certificates: Sequence[x509.Certificate]) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     return b"".join(one.public_bytes(Encoding.PEM) for one in certificates)
+
+
+def _is_signed_weakly(certificate: x509.Certificate) -> bool:
+    try:
+        return isinstance(certificate.signature_hash_algorithm, _WEAK_HASHES)
+    except UnsupportedAlgorithm:
+        return False
+
+
+def _names_itself(certificate: x509.Certificate) -> bool:
+    """Return True if a certificate's issuer is its own subject and, if named, its own key."""
+    own = _key_identifier(certificate, x509.SubjectKeyIdentifier)
+    signer = _key_identifier(certificate, x509.AuthorityKeyIdentifier)
+    return certificate.subject == certificate.issuer and signer in (None, own)
+
+
+def _key_identifier(
+    certificate: x509.Certificate,
+    kind: type[x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier],
+) -> bytes | None:
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value.key_identifier
+    except (x509.ExtensionNotFound, ValueError):
+        return None
 
 
 def _is_address(name: str) -> bool:
