@@ -131,7 +131,8 @@ def windows(
 ) -> tuple[int, int]:
     """Return the number of rows and of columns of windows that fit over an image.
 
-    `shape` is (channels, height, width). The others are (height, width). `border` is the padding.
+    `shape` is (channels, height, width). `kernel`, `stride` and `border` (the padding) are (height,
+    width).
     """
     h, w = (
         (side + 2 * b - k) // s + 1

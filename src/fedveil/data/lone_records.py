@@ -90,7 +90,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset, with None for both of an unusable item."""
+    """Return all x and all y of a map-style Dataset. Both are None for an unusable item."""
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:

@@ -81,7 +81,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round, and keep its reports to pair with those of later rounds."""
+        """End the round, and keep its reports to pair with later rounds' reports."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -128,8 +128,8 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
-    after clipping. `told` is True once a report has revealed anything about an update. The measured
-    noise is that of
+    after clipping. `told` is True once a report has revealed anything about an update. Noise is
+    measured in
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,

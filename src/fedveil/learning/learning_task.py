@@ -111,7 +111,7 @@ def own_steps(task: Task) -> list[str]:
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Convert examples to tensors. `padding` fills shorter ones up to the longest one's length."""
+    """Convert examples to tensors. Shorter examples are filled up with `padding`."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)

@@ -25,8 +25,8 @@ CHUNK = 32
 class VmapTrainer(OneThread):
     """Trains a group of clients at once: one vectorised call computes one step of each client.
 
-    The updates are those of `LoopTrainer` up to rounding. Models whose forward pass changes buffers
-    (BatchNorm) are refused.
+    The updates equal those of `LoopTrainer` up to rounding. Models whose forward pass changes
+    buffers (BatchNorm) are refused.
     """
 
     chunk = least = CHUNK
@@ -68,7 +68,7 @@ class VmapTrainer(OneThread):
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield all clients' updates at once. If one client fails, they are trained one by one."""
+        """Yield all clients' updates at once. If any client fails, all are trained one by one."""
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:

@@ -20,9 +20,8 @@ from fedveil.protections.base import ClientRound, Protection, Update
 class Reply(NamedTuple):
     """A client's answer to the request for a report.
 
-    `message` is the answer, and `half` the `ClientRound` that made it. If no usable update was
-    made, `unusable` is the error, and `message` reports an update of zero. Otherwise `unusable` is
-    None.
+    `message` is the answer, and `half` the `ClientRound` that made it. Without a usable update,
+    `unusable` is the error, and `message` reports an update of zero. Otherwise `unusable` is None.
     """
 
     half: ClientRound

@@ -227,10 +227,10 @@ def figures(
     """Return lines that state a party's epsilons.
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
-    in two bits), and for all bits of an example that is sent once. Each part that sends outputs of
-    its own data unprotected has an infinite one. With `label`, the loss of a label under LabelDP,
-    there is a line for an example's label. The last line is the epsilon, at `delta`, of the example
-    that was sent most often. It is missing if the party sends no outputs of its own data.
+    in two bits), and for all bits of an example that is sent once. A part that sends outputs of its
+    own data unprotected has one line, with an infinite epsilon. With `label`, a label's loss under
+    LabelDP, one line is for an example's label. The last line is the epsilon, at `delta`, of the
+    example that was sent most often. It is missing if the party sends no outputs of its own data.
     """
     found = []
     parts = _private_parts(split, party)

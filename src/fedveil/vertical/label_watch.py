@@ -269,9 +269,8 @@ def _correlation(left: Float64s, right: Float64s) -> float:
 class GradientSums:
     """Adds up each example's returned gradients over a run's steps, separately for each part.
 
-    Each micro-batch's gradients are divided by their root mean square norm. Only the run's first
-    `examples` examples are included, or fewer if the sums of a part would have more than `values`
-    entries.
+    Each micro-batch's gradients are divided by their root mean square norm. Includes the run's
+    first `examples` examples, or fewer if a part's sums would have more than `values` entries.
     """
 
     def __init__(self, examples: int, values: int) -> None:

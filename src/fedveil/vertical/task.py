@@ -82,7 +82,7 @@ class NewRows:
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
     has an entry for each column, with numbers on how much it differs from the training data.
-    `normalised` rewrites ids by the rules by which the ids of the rows were rewritten.
+    `normalised` rewrites ids by the same rules as the rows' ids.
     """
 
     columns: Columns
@@ -145,8 +145,7 @@ class Task(Protocol):
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return sums over a batch, by name, which `averages` turns into metrics.
 
-        `examples` is the number of examples. The other sums have names such as `loss_sum` and
-        `correct`.
+        `examples` is the number of examples. Other sums have names such as `loss_sum` or `correct`.
         """
 
 

@@ -70,9 +70,10 @@ def placed(
     """Return a mapping from each machine to the groups that it trains, in the order of `work`.
 
     `home(group)` is the machine that has the group's examples, or None. A group goes to its home if
-    the home then needs at most 1 + `slack` times the time of a perfectly even placement. Otherwise
-    it goes to the machine that is free first. `seconds(client)` is a client's expected time on a
-    core of the fastest machine. `speeds` are the numbers of cores, reduced for slow machines.
+    the home then needs at most 1 + `slack` times the time of a perfectly even placement, or of the
+    longest group on one core. Otherwise it goes to the machine that is free first.
+    `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds` are the
+    numbers of cores, reduced for slow machines.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

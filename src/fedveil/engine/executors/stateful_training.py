@@ -95,7 +95,7 @@ class Scaffold:
     Server and client exchange one vector with the model and the mean variate. A report contains the
     change of the client's variate, multiplied by `unit`, the job's learning rate. The client
     changes its variate by the reported change after clipping, so the server's variate stays the
-    mean of the clients'. `trainable` is False for buffers, whose variates stay zero.
+    mean of the clients' variates. `trainable` is False for buffers, whose variates stay zero.
     """
 
     trainable: Bools
@@ -126,7 +126,7 @@ class Dynamic:
     """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
 
     Each change is added as it is in the report, after clipping, so the server's state stays the
-    mean of the clients'. `trainable` is False for buffers, which are not in the sum.
+    mean of the clients' states. `trainable` is False for buffers, which are not in the sum.
     """
 
     trainable: Bools

@@ -75,7 +75,7 @@ class MagnitudeEstimator:
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
         """Update the estimate from one round in which `ones` of `reporters` bits were 1.
 
-        `eps` is that of the randomised response. Without reporters, nothing changes.
+        `eps` is the randomised response's epsilon. Without reporters, nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return

@@ -20,7 +20,7 @@ class UnaryRelease:
     state. The state's own bit is 1 with probability `p`, any other with probability `q`. A report
     has either these bits or (`report` = "sum") S, the sum of the states whose bits are 1. `epsilon`
     is the privacy loss of the bits. For S, the loss distribution is the worst over all pairs of
-    states. If `cells` is above 127, that for the bits is used, an upper bound.
+    states. If `cells` is above 127, the bits' loss distribution is used, an upper bound.
     """
 
     p: Fraction

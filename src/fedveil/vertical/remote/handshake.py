@@ -231,8 +231,7 @@ def _aligned(
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
     """Find the common examples of all parties at the leader, by digests or by intersection.
 
-    Returns the common examples of each subset, and for each follower the message fields that prove
-    them.
+    Returns each subset's common examples, and the message fields that prove them to each follower.
     """
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
