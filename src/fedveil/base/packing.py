@@ -33,7 +33,7 @@ def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Subtract `lowest` from every value, and pack the lowest `width` (1 to 64) bits of each."""
+    """Subtract `lowest` from each value, and pack the low `width` (1 to 64) bits of each result."""
     return pack_parts(len(values), lowest, width, lambda part: values[part])
 
 
@@ -184,7 +184,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers to `total`, or return False and add nothing if any is out of range."""
+    """Add packed numbers to `total`, or return False and add nothing if one is out of range."""
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]

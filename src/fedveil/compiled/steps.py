@@ -99,8 +99,8 @@ def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
     """Copy the model's vector `flat` to `packed`, in the layout of native code.
 
     Each row of `places` describes a weight: its first entry in the vector, and in packed memory;
-    for each of four dimensions the size, the stride in the vector and the stride in packed memory;
-    and the operation to which it belongs.
+    for each of four dimensions the length, the stride in the vector and the stride in packed
+    memory; and the operation to which it belongs.
     """
     for one, other, *numbers in places.tolist():
         sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]

@@ -17,7 +17,7 @@ from fedveil.compiled.row_passes import fill
 from fedveil.compiled.tiles import largest_tile
 
 #: The size, stride and padding of the windows, and the size of the image under them. Scratch memory
-#: for the largest values of one window, and the places of all of them.
+#: for the largest values of one window, and the places of all windows' largest values.
 (KH, KW, SH, SW, PH, PW, HIGH, WIDE, BEST, PLACES) = f.own(10)
 #: The first column of an operation that pools its own result.
 AFTER_POOL = PLACES + 1

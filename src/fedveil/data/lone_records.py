@@ -103,7 +103,7 @@ def items(dataset: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _each(records: Any) -> Iterator[Any]:
-    """Yield the records of a sequence, and None for one that raises an exception."""
+    """Yield the records of a sequence, and None for each record that raises an exception."""
     if not hasattr(records, "__getitem__"):
         yield from records
         return

@@ -27,7 +27,7 @@ _MOST_SCORE = 1e6
 #: The least distance by which a client can change the difference between two rounds' releases, as
 #: a multiple of its update's length. The worst case is two releases in orthogonal directions.
 LEAST_STEP = 2.0**0.5
-#: The ways to count truthful choices: each alone, or both of a pair. A pair is the same choice in
+#: The ways to count truthful choices: single ones, or truthful pairs. A pair is the same choice in
 #: two successive rounds, in two rounds with one between them, or in the reports of two canaries.
 WAYS = (
     "told true", "told true in two rounds", "told true two rounds apart",
@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago, to pair with this round's. No report is paired twice."""
+    """Reports from `lag` rounds ago, to pair with this round's reports. None is paired twice."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)

@@ -47,7 +47,7 @@ def resume(
     """Resume an interrupted run from the last step that all parties have saved.
 
     With seeded randomness the run produces the same bytes as an uninterrupted one. `progress` is
-    first called with the records of earlier steps. `say` and `encoded` are those of `train`.
+    first called with the records of earlier steps. `say` and `encoded` are as in `train`.
     """
     with ExitStack() as stack:
         parties = reopened(folder, stack, progress, say, encoded)

@@ -18,7 +18,7 @@ from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
-#: Clients that share one pass. Their activations are in memory at the same time.
+#: Clients that are trained at once. All their activations are in memory at the same time.
 CHUNK = 32
 
 

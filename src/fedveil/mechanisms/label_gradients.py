@@ -80,9 +80,9 @@ class Marvell:
     batch. Then no attacker who sees one such gradient has an AUC above `most_auc` of that minimum.
     Real gradients of a class are not Gaussian, so this is a model and no guarantee.
 
-    If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
-    mean squared length is over both classes. A class's share is counted in the batch plus one
-    example of each class.
+    If a batch lacks a class, the mean of that class is taken to be the opposite of the other
+    class's mean. The mean squared length is over both classes. A class's share is counted in the
+    batch plus one example of each class.
     """
 
     def __init__(self, power: float) -> None:

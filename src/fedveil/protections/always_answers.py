@@ -71,7 +71,7 @@ def reason(unusable: BaseException) -> str:
 def _check(update: Update, dimension: int) -> None:
     if update.shape != (dimension,):
         raise ClientWithheld("the update is not of the model's length")
-    # One pass: the squared norm is finite if all entries are, unless they are huge.
+    # One sum decides: the squared norm is finite if all entries are, unless they are huge.
     with np.errstate(over="ignore", invalid="ignore"):
         if not (np.isfinite(np.dot(update, update)) or np.isfinite(update).all()):
             raise ClientWithheld("the update is not finite")

@@ -205,7 +205,7 @@ class ClientRound(Protocol):
         """Return True if the client must train before it can answer `message`."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the answer to `message`. Raises `ClientWithheld` if there is none.
+        """Return the answer to `message`. Raises `ClientWithheld` if the client refuses to answer.
 
         `update` is the client's update, or None if `wants_update` is False. Engines must ask for
         answers with an update through `answer_trained`.

@@ -31,8 +31,8 @@ class OneReportRound(PhasedRound):
     def merge(self, other: OneReportRound) -> None:
         """Add the sums and clients of `other`, which received other clients' reports of this round.
 
-        Raises `ValueError` if a client is in both, if they differ in round or type, or if one has
-        already returned its aggregate.
+        Raises `ValueError` if both have the same client, if they differ in round or type, or if one
+        of them has already returned its aggregate.
         """
         if self._told is not None or other._told is not None:
             raise ValueError("a half that has returned its aggregate has no sums any more")

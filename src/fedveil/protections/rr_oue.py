@@ -141,7 +141,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return the epsilon of a whole report, never rounded down. `eps` is the encoding's."""
+        """Return a whole report's epsilon, never rounded down. `eps` is the encoding's epsilon."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:

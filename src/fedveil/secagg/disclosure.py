@@ -40,7 +40,7 @@ class Disclosure:
         self._refused: dict[int, list[int]] = {}
         self._without: dict[int, set[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
-        #: Number of a neighbourhood -> its members' places, and those of them that dealt shares.
+        #: Number of a neighbourhood -> its members' places, and its members that dealt shares.
         self._places = [{m: place for place, m in enumerate(hood)} for hood in graph.members]
         self._dealers: dict[int, list[int]] = {}
 

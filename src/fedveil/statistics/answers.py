@@ -19,7 +19,7 @@ class Estimate:
     `label` says what is estimated: for example {"age": "[40, 50)"} for one cell of a histogram.
     `noise` is the standard deviation of the protection's noise. `sampling` is the standard
     deviation that comes from drawing the clients from a population. The interval from `low` to
-    `high` covers both.
+    `high` covers both deviations.
     """
 
     label: Mapping[str, str]

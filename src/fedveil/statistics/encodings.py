@@ -97,7 +97,7 @@ class Encoding(ABC):
 
 
 class Axis(ABC):
-    """The categories or intervals (cells) of one column. `labels` has a name for each."""
+    """The categories or intervals (cells) of one column. `labels` has each cell's name."""
 
     column: str
     labels: Sequence[str]

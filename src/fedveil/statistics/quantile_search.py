@@ -125,7 +125,7 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the distinct `values` of a nondecreasing function, and the mean place of each."""
+    """Return a nondecreasing function's distinct `values`, and the mean of `places` for each."""
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

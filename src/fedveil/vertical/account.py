@@ -63,8 +63,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts are read from files instead. Those include everything that
-        was sent after `step`, before an interruption.
+        With fresh randomness, the counts are read from files instead. The files include everything
+        that was sent after `step`, before an interruption.
         """
         if self._folder is None:
             self.train = self._sent(0, step)

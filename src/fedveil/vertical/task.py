@@ -1,7 +1,7 @@
 """The task of a split model: its parts, the parties' columns, the loss and the metrics.
 
 A job names a built-in task, or a function `package.module:function`. The function is called with a
-seed for initial weights and returns an object with the attributes of `Task`. In one process the
+seed for initial weights and returns an object with the attributes of `Task`. In one process this
 seed is the job's. On separate machines each party has its own secret seed, so a task's data and ids
 must not depend on it.
 """

@@ -31,7 +31,7 @@ from fedveil.protections.base import RoundContext, ServerRound
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Folded, Report
 
-#: The file in the run's folder by which a machine knows that it reads the right one.
+#: The file in the run's folder by which a machine recognises the folder.
 PROOF = "clients/machines"
 
 

@@ -150,7 +150,7 @@ class ManyMachines(Executor):
     def _lost(
         self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
     ) -> Sequence[ClientId]:
-        """Remove a lost machine. Returns those of its `clients` that can train on another machine.
+        """Remove a lost machine. Returns the `clients` that can train on another machine.
 
         The result is empty if reports were sent one by one (`fold` is False) and use the operating
         system's randomness: they cannot be repeated.

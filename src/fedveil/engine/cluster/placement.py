@@ -22,7 +22,7 @@ GROWTH = 1.05
 
 
 class Expected(Generic[M]):
-    """Predicts the training times of clients from those of earlier rounds.
+    """Predicts clients' training times from their times in earlier rounds.
 
     A client's time is the product of its number of examples, a factor of its own, and the pace of
     its machine: the machine's median of seconds per example. `examples` returns a client's number

@@ -2,7 +2,7 @@
 
 A `Way` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer). `Scaffold`
 (Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a vector that
-corrects the client's gradients for the difference between its data and the others'.
+corrects the client's gradients for the difference between its data and other clients' data.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class UnaryEncoding:
 
         The result has a row for each parameter and a column for each state. An estimate is
         (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
-        is 1, and p and q are this encoding's. Needs `report="bits"`.
+        is 1, and p and q are this encoding's probabilities. Needs `report="bits"`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

@@ -1,7 +1,7 @@
 """Loops over the cells of a block of CSV text, in native code.
 
 `block` has the text's bytes as UTF-8, and zeros after them. `cells` has the place of each cell's
-first byte and the place after its last one, of all columns [columns, rows, 2] or of one [rows, 2].
+first byte and the place after its last byte, of all columns [columns, rows, 2] or of one [rows, 2].
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence on how many ids each peer has sent so far. Each may be a guess."""
+    """Yield a log sentence on how many ids each peer has sent so far. Each id may be a guess."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

@@ -169,7 +169,7 @@ class _Table:
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
         """Exchange blinded ids with all followers. Returns two mappings by follower.
 
-        The first has the position of each of the leader's ids among the follower's, or -1. The
+        The first has the position of each of the leader's ids among the follower's ids, or -1. The
         second has the follower's blinded ids as sent, and these raised to the leader's exponent.
         """
         sent = {name: _empty(count) for name, count in self.counts.items()}
