@@ -46,6 +46,7 @@ def product(
     n is a multiple of 8. Row i of C begins at c[c0 + i cm], and row i of D at d[d0 + i dm]. Row i
     of C is row i of D plus the sum, over s < o and t < k, of a[a0 + i am + s ao + t ak] times the
     row of B that begins at b[b0 + s bo + t bk]. D may be C. A negative dm means that there is no D.
+    If k or o is 0, C is not written.
     """
     if k == 0 or o == 0:
         return

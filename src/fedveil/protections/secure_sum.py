@@ -349,7 +349,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """The server half in a simulation without masks. The sum is the same, with much less work."""
+    """The server half in a simulation without masks. It computes the same sum, with less work."""
 
     sums = ("_total",)
 

@@ -33,7 +33,7 @@ def figures(record: Mapping[str, Any]) -> list[str]:
 
 
 def best(figures: list[float], better: Better) -> float:
-    """Return the highest or lowest of `figures`, as `better` says. NaN if all figures are NaN."""
+    """Return the highest or lowest of `figures`, as `better` says. NaN only if all are NaN."""
     known = [figure for figure in figures if not math.isnan(figure)] or figures
     return max(known) if better == "higher" else min(known)
 

@@ -218,7 +218,7 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
-    The first row is uniform. Each further one is drawn in proportion to its squared distance to the
+    The first row is uniform. Each further row is drawn in proportion to its squared distance to the
     nearest drawn row. Another `start` draws other rows.
     """
     drawn = Seeded(seed, "partition", start).generator()
