@@ -67,8 +67,7 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     """Convert arrays of examples to one form, so that they can be concatenated.
 
     If the examples of any array differ in length, all results have the form that `ragged` returns.
-    Raises ValueError if the arrays' inputs (fields) differ in name, or only some are single
-    numbers.
+    Raises ValueError if inputs (fields) have different names, or only some are single numbers.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
@@ -169,7 +168,7 @@ def all_of(entries: Array) -> Bools:
 
 
 def blank(rows: Array, usable: Bools) -> Array:
-    """Return the examples, with zeros in place of those for which the mask `usable` is False."""
+    """Return the examples. Zeros replace each example for which the mask `usable` is False."""
     if usable.all():
         return rows
     blank = rows.copy()

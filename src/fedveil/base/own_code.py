@@ -35,7 +35,7 @@ def load(
 ) -> Callable[..., Any]:
     """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` if there is none. The message begins with `key`, which quotes the job's line,
+    Raises `error` if it does not exist. The message begins with `key`, which quotes the job's line,
     such as `model = 'm:f'`, and lists the `built_in` values.
     """
     if not is_function(name):

@@ -33,7 +33,7 @@ def spare_bits_zero(packed: Uint8s, count: int, width: int) -> bool:
 
 
 def pack(values: _Whole, lowest: int, width: int) -> Uint8s:
-    """Subtract `lowest` from every value, and pack the lowest `width` (1 to 64) bits of each."""
+    """Subtract `lowest` from each value, and pack the low `width` (1 to 64) bits of each result."""
     return pack_parts(len(values), lowest, width, lambda part: values[part])
 
 
@@ -166,7 +166,7 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return at least 57 bits of `padded` as a number: those from bit `bit` of byte `byte` on."""
+    """Return at least 57 bits of `padded` as a number, starting at bit `bit` of byte `byte`."""
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load
@@ -184,7 +184,7 @@ def _add_within_numpy(packed: Uint8s, lowest: int, highest: int, width: int, tot
 
 @compiled(_add_within_numpy)
 def _add_within(packed: Uint8s, lowest: int, highest: int, width: int, total: _Whole) -> bool:
-    """Add packed numbers to `total`, or return False and add nothing if any is out of range."""
+    """Add packed numbers to `total`, or return False and add nothing if one is out of range."""
     padded, numbers = np.zeros(_SOME // 8 * width + 8, np.uint8), np.empty(_SOME, np.int32)
     for start in range(0, len(total), _SOME):
         part = numbers[: len(total[start : start + _SOME])]

@@ -30,7 +30,7 @@ class _EscapingConsole(Console):
 
 
 def console(**settings: Any) -> Console:
-    """Create a console that prints text literally. `settings` are those of rich's `Console`."""
+    """Create a console that prints text literally. `settings` are arguments of rich's `Console`."""
     if to_stderr and "file" not in settings:
         settings["stderr"] = True
     return _EscapingConsole(markup=False, emoji=False, highlight=False, **settings)

@@ -13,7 +13,7 @@ _LONG = 1 << 22
 
 
 def by_halves(count: int, work: Callable[[slice], T]) -> list[T]:
-    """Call `work` with a slice of all `count` entries, or with two halves if there are many.
+    """Call `work` with a slice of all `count` entries, or with two halves if `count` is large.
 
     Two threads then work on one half each. Returns the results.
     """

@@ -15,7 +15,7 @@ EPS = 1.0
 
 
 def cases() -> Iterator[Case]:
-    """Yield the audit cases of all protections, then those of split learning."""
+    """Yield the audit cases of all protections, then the audit cases of split learning."""
     for position in POSITIONS.values():
         yield from position.audit_cases(EPS)
     yield from _crossings()

@@ -27,7 +27,7 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, heads and entries per head, and a softmax row's length."""
+    """Return the numbers of tokens, heads and entries per head, and the length of a softmax row."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 

@@ -31,7 +31,7 @@ _ZERO = np.float32(0)
 def room_for_steps(memory: Memory, batch: int, outputs: int, inputs: int) -> Row:
     """Reserve memory for a dense layer's deferred steps. Returns table columns that describe it.
 
-    The layer has the sizes `inputs` and `outputs`, and a batch has up to `batch` examples. All
+    The layer has `inputs` inputs and `outputs` outputs, and a batch has up to `batch` examples. All
     stored inputs and gradients take at most half as much memory as the weight. If the layer is too
     small for deferred steps, the result is empty.
     """
@@ -62,9 +62,9 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
     """Decide for each operation in the table `ops` whether this client's steps are deferred.
 
     Steps are deferred if `hold` is True and the memory suffices for `examples` (over all epochs).
-    The column HELD, the number of stored rows, is then 0, and otherwise -1. A weight with deferred
-    steps is read from the copy that all threads share, `shared` entries after the client's own
-    copy.
+    The table's column HELD, the number of stored rows, is then set to 0, otherwise to -1. A weight
+    with deferred steps is read from the copy that all threads share, `shared` entries after the
+    client's own copy.
     """
     for i in range(len(ops)):
         held = hold and 0 < examples <= ops[i, f.MOST]
@@ -95,7 +95,8 @@ def add_to_y(m: Float32s, op: Int64s, y: int, ys: int, x: int, xs: int, rows: in
     """Add (x X') D, the effect of the deferred steps, to a layer's output y for inputs x.
 
     Deferred steps are stored SGD steps, not yet in the weight. X has their inputs, and D their
-    output gradients times -learning rate. Row n of x is at m[x + n xs], that of y at m[y + n ys].
+    output gradients times -learning rate. X' is X transposed. Row n of x begins at m[x + n xs], and
+    row n of y at m[y + n ys].
     """
     _add(m, op, y, ys, x, xs, op[HELD_X], op[INPUTS], op[HELD_DY], op[OUTPUTS], rows)
 
@@ -105,8 +106,8 @@ def add_to_dx(m: Float32s, op: Int64s, dx: int, xs: int, dy: int, ys: int, rows:
     """Add (dy D') X, the effect of the deferred steps, to a layer's input gradient dx.
 
     Deferred steps are stored SGD steps, not yet in the weight. X has their inputs, and D their
-    output gradients times -learning rate. Row n of dx is at m[dx + n xs], that of the layer's
-    output gradient dy at m[dy + n ys].
+    output gradients times -learning rate. D' is D transposed. Row n of dx begins at m[dx + n xs],
+    and row n of the layer's output gradient dy at m[dy + n ys].
     """
     _add(m, op, dx, xs, dy, ys, op[HELD_DY], op[OUTPUTS], op[HELD_X], op[INPUTS], rows)
 
@@ -131,8 +132,9 @@ def _add(
 def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
-    It is the product D' X of the stored output gradients D and inputs X. If it is not finite, sets
-    the table's column HELD to -1, and `take_held` returns False.
+    The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
+    and D' is D transposed. If it is not finite, the column HELD of the table row `op` becomes -1,
+    and `take_held` returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

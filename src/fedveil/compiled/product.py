@@ -41,11 +41,12 @@ def product(
     a: Float32s, a0: int, am: int, ak: int, ao: int,
     b: Float32s, b0: int, bk: int, bo: int, m: int, n: int, k: int, o: int
 ) -> None:  # fmt: skip
-    """Compute C = D + A B for m rows and n columns. Each entry is D's plus one sum of o * k terms.
+    """Compute C = D + A B for m rows and n columns.
 
-    n is a multiple of 8. Row i of C begins at c[c0 + i cm], and row i of D at d[d0 + i dm]. D may
-    be C; a negative dm means that there is no D. Term (s, t), with s below o and t below k, is a[a0
-    + i am + s ao + t ak] times the row of B that begins at b[b0 + s bo + t bk].
+    n is a multiple of 8. Row i of C begins at c[c0 + i cm], and row i of D at d[d0 + i dm]. Row i
+    of C is row i of D plus the sum, over s < o and t < k, of a[a0 + i am + s ao + t ak] times the
+    row of B that begins at b[b0 + s bo + t bk]. D may be C. A negative dm means that there is no D.
+    If k or o is 0, C is not written.
     """
     if k == 0 or o == 0:
         return
@@ -86,8 +87,8 @@ def meet_rows(
 ) -> None:  # fmt: skip
     """Compute C = d + A B' for m rows of A and n rows of B, each with k entries.
 
-    All are in `x`: row i of C begins at c0 + i cm, the rows of A and B likewise at a0 and b0, and
-    the vector d at d0. Each entry is one sum of k terms.
+    All are in `x`: row i of C begins at c0 + i cm, row i of A at a0 + i am, row j of B at b0 + j
+    bm, and the vector d at d0. B' is B transposed. Each entry of A B' is one sum of k terms.
     """
     column = 0
     while column < n:
@@ -144,8 +145,7 @@ def product_of_few(
 ) -> None:  # fmt: skip
     """Compute C += A B for a sparse A, by skipping the zeros of A.
 
-    `places` and `values` are the memory that `room_for_few` reserves. The other arguments are as in
-    `product`.
+    `places` and `values` are memory from `room_for_few`. Other arguments are as in `product`.
     """
     counts, lists, soon = p0 + k, p0 + k + LISTED, _BEFORE * cm
     for t in range(k):

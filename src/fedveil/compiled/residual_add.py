@@ -37,13 +37,13 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End the residual connection in table row `op`: add the branch's input to the output."""
+    """End the residual connection in table row `op`: add the connection's input to the output."""
     _add(m, op, False, True)
 
 
 @native(OPERATION)
 def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Backward pass of `join`: copy the output's gradient to that of the branch's input."""
+    """Backward pass of `join`: set the connection's input gradient to the output's gradient."""
     _add(m, op, True, False)
 
 

@@ -56,8 +56,9 @@ def has_zeros(
 ) -> bool:
     """Return True if skipping the zeros of dy in a product with x saves time and is exact.
 
-    It saves time if more than a third of dy is zero. It is exact if all of x is finite. Both have
-    `rows` rows: dy of `outputs` entries, `ys` apart, and x of `inputs` entries, `xs` apart.
+    It saves time if more than a third of dy is zero. It is exact if all of x is finite. Both arrays
+    have `rows` rows. The rows of dy have `outputs` entries and are `ys` apart, the rows of x have
+    `inputs` entries and are `xs` apart.
     """
     zeros, finite = 0, True
     for n in range(rows):

@@ -25,12 +25,12 @@ def train(
 
     `ops`, `settings` and `ends` are the compiled model (`Program`), and `first` is its first
     operation with weights. The client's weights are the first len(start) entries of the memory `m`.
-    `start` has the round's weights. `begun` is True if m already holds them, as after every call.
-    `x` are the inputs, `y` is the address of the targets, and `weights` are the classes' weights.
-    `order` has the indices of the examples of all epochs in order. `kind` is the optimiser and
-    `plan` its settings. Under SGD without momentum or decay (kind < 0), the gradient of a batch's
-    mean loss times -lr is added to the weights themselves. `draws` are random numbers for dropout,
-    `places` is as in `pack`, and `hold` permits deferred steps (see `deferred_steps`).
+    `start` has the round's weights. `begun` is True if m already holds `start`, as after every
+    call. `x` are the inputs, `y` is the address of the targets, and `weights` are the classes'
+    weights. `order` has the indices of the examples of all epochs in order. `kind` is the optimiser
+    and `plan` its settings. Under SGD without momentum or decay (kind < 0), the gradient of a
+    batch's mean loss times -lr is added to the weights themselves. `draws` are random numbers for
+    dropout, `places` is as in `pack`, and `hold` permits deferred steps (see `deferred_steps`).
     """
     size = len(start)
     if kind >= 0 or not begun:
@@ -76,7 +76,7 @@ def train(
 
 @native("FLFLi")
 def read_in(m: Float32s, entry: Int64s, x: Float32s, rows: Int64s, count: int) -> None:
-    """Copy `count` examples, those at the indices `rows` of x, to the first operation's input.
+    """Copy the `count` examples of x at the indices `rows` to the first operation's input.
 
     `entry` is a row of the model's table that says where the input is in the memory `m`.
     """
@@ -99,8 +99,8 @@ def pack(places: Int64s, flat: Float32s, packed: Float32s) -> None:
     """Copy the model's vector `flat` to `packed`, in the layout of native code.
 
     Each row of `places` describes a weight: its first entry in the vector, and in packed memory;
-    for each of four dimensions the size, the stride in the vector and the stride in packed memory;
-    and the operation to which it belongs.
+    for each of four dimensions the length, the stride in the vector and the stride in packed
+    memory; and the operation to which it belongs.
     """
     for one, other, *numbers in places.tolist():
         sizes, there, here = numbers[:4], numbers[4:8], numbers[8:12]

@@ -161,8 +161,7 @@ def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., A
     """Decorate a function that generates instructions, so that compiled loops can call it.
 
     The function receives a `Code` and the caller's arguments, which are arrays and integers. The
-    first array has floats, of which a vector has `lanes`. With `gives`, the function returns an
-    integer.
+    first array has floats, and a vector has `lanes` of them. With `gives`, it returns an integer.
     """
 
     def make(write: Callable[..., Any]) -> Any:

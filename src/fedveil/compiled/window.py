@@ -17,7 +17,7 @@ from fedveil.compiled.row_passes import fill
 from fedveil.compiled.tiles import largest_tile
 
 #: The size, stride and padding of the windows, and the size of the image under them. Scratch memory
-#: for the largest values of one window, and the places of all of them.
+#: for the largest values of one window, and the places of all windows' largest values.
 (KH, KW, SH, SW, PH, PW, HIGH, WIDE, BEST, PLACES) = f.own(10)
 #: The first column of an operation that pools its own result.
 AFTER_POOL = PLACES + 1
@@ -131,7 +131,8 @@ def windows(
 ) -> tuple[int, int]:
     """Return the number of rows and of columns of windows that fit over an image.
 
-    `shape` is (channels, height, width). The others are (height, width). `border` is the padding.
+    `shape` is (channels, height, width). `kernel`, `stride` and `border` (the padding) are (height,
+    width).
     """
     h, w = (
         (side + 2 * b - k) // s + 1

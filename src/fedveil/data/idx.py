@@ -50,7 +50,7 @@ class IdxSet:
     mirrors: tuple[str, ...]
 
     def path(self, file: IdxFile) -> Path | None:
-        """Return the path of `file` on this machine, compressed or not, or None without one."""
+        """Return the path of `file` on this machine, compressed or not. None if it is missing."""
         return find(self.name, file.name, f"{file.name}.gz")
 
     def missing(self) -> list[IdxFile]:
@@ -58,7 +58,7 @@ class IdxSet:
 
 
 def read_idx(path: Path, file: IdxFile) -> Array:
-    """Return the array in the file `path`, or raise `DataInvalid` if it is not that of `file`."""
+    """Return the array in the file `path`. Raises `DataInvalid` unless `file` describes it."""
     content = _content(path, file.content_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:

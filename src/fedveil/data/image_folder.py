@@ -1,7 +1,7 @@
 """A user's images in folders of classes: FOLDER/train/CLASS/*.png and FOLDER/test/CLASS/*.png.
 
-Files are JPEG or PNG, all of one size. The test part determines the size, the colours and the
-classes, so that no training image can change them. Pixels are scaled to [-1, 1].
+Files are JPEG or PNG, all with equal height and width. The test part determines the size, the
+colours and the classes, so that no training image can change them. Pixels are scaled to [-1, 1].
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def described(usable: Bools) -> str | None:
 
 
 def items(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return all x and all y of a map-style Dataset, with None for both of an unusable item."""
+    """Return all x and all y of a map-style Dataset. Both are None for an unusable item."""
     x, y = list[Any](), list[Any]()
     for item in _each(dataset):
         try:
@@ -103,7 +103,7 @@ def items(dataset: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _each(records: Any) -> Iterator[Any]:
-    """Yield the records of a sequence, and None for one that raises an exception."""
+    """Yield the records of a sequence, and None for each record that raises an exception."""
     if not hasattr(records, "__getitem__"):
         yield from records
         return

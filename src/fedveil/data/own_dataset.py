@@ -9,8 +9,7 @@ The function takes no arguments and returns one of
 
 `client_ids` names the client that owns each training example. `client_ids` and `classes` are
 optional. A part is a pair (x, y) or a map-style Dataset. An x may be a mapping of several inputs,
-or a list of arrays of different lengths. If the task is to predict the next token, y may be
-omitted.
+or a list of arrays of different lengths. If the task predicts the next token, y may be omitted.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def partition(
 
 
 def iid(n: int, clients: int, entropy: Entropy) -> Partition:
-    """Return a uniformly random partition of n examples. Sizes differ by at most one."""
+    """Return a uniformly random partition of n examples. Two parts' lengths differ by at most 1."""
     _check_clients(clients, n)
     holder = np.empty(n, np.int64)
     holder[entropy.permutation(n)] = np.repeat(np.arange(clients), _even_sizes(n, clients))
@@ -110,8 +110,8 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
     """Return McMahan's pathological partition, in which each client has few labels.
 
     The examples, sorted by label, are cut into clients * shards_per_client shards. Each client gets
-    shards_per_client of them, dealt uniformly at random. The sizes of shards differ by at most one,
-    and so do the sizes of clients. Source: McMahan et al. 2017, section 3.
+    shards_per_client of them, dealt uniformly at random. The numbers of examples of any two shards,
+    or of any two clients, differ by at most one. Source: McMahan et al. 2017, section 3.
     """
     n = len(labels)
     _check_clients(clients, n)
@@ -133,12 +133,13 @@ def shards(labels: Array, clients: int, shards_per_client: int, entropy: Entropy
 
 
 def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Partition:
-    """Return a partition into clients of equal size with random class mixtures.
+    """Return a partition into clients with equally many examples and random class mixtures.
 
     In a random order, each client draws a mixture q ~ Dirichlet(alpha * C * p). C is the number of
     classes, and p has each class's share of the data. Then the client draws its examples one by one
     without replacement: a class by q among the classes that are not used up, and an example of that
-    class uniformly. Sizes differ by at most one, so no client is empty, whatever alpha is.
+    class uniformly. Two clients' numbers of examples differ by at most one, so no client is empty,
+    whatever alpha is.
 
     `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
     alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.
@@ -179,7 +180,7 @@ def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Flo
 def _draw(
     log_mixture: Float64s, stock: Int64s, size: int, generator: np.random.Generator
 ) -> Int64s:
-    """Return how many examples of each class are drawn in `size` draws without replacement.
+    """Draw `size` examples without replacement. Returns the number of each class among them.
 
     A class is drawn with a probability proportional to exp(`log_mixture`), and `stock` has the
     number of its remaining examples. If a class is used up, its draws are rejected and repeated.

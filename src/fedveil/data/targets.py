@@ -50,7 +50,7 @@ def outputs(kind: Targets, name: str, parts: list[Array], declared: Any) -> int:
 
 
 def next_tokens(name: str, part: str, x: Array) -> tuple[Array, Array]:
-    """Return inputs, each example's tokens but the last, and targets, its tokens but the first."""
+    """Return each example's tokens without the last as inputs, and without the first as targets."""
     _tokens(name, part, x)
     if is_plain(x):
         if x.ndim != 2 or x.shape[1] < 2:

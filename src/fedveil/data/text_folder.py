@@ -131,7 +131,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 
 
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
-    """Yield the place, for error messages, and the keys of each line that is not blank.
+    """Yield the keys of each line that is not blank, after its place (for error messages).
 
     Raises `DataInvalid` for an invalid line. With `apart`, yields {"client": ...} or {} for it.
     """

@@ -40,7 +40,7 @@ class Callback:
 
 
 class Callbacks:
-    """Calls all callbacks of a run: first those passed as objects, then those of the job."""
+    """Calls all callbacks of a run: first the callbacks passed as objects, then the job's."""
 
     def __init__(self, names: Sequence[str], given: Iterable[Callback] = ()) -> None:
         self._all: list[tuple[str, Callback]] = [

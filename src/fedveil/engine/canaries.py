@@ -41,8 +41,8 @@ from fedveil.rounds.outcomes import Answer, ClientId
 #: Lengths of the canaries' updates as multiples of the clip, used in turn. A missing clip shows in
 #: every canary. A clip that is slightly too large shows best in the first.
 BEYOND = (1.5, 8.0, 64.0)
-#: Lengths of the updates if a perturbed report has no clip. Anything it reveals about size shows in
-#: one of them.
+#: Lengths of the updates if a perturbed report has no clip. Anything that a report reveals about an
+#: update's length shows at one of them.
 SIZES = (1.0, 2.0**-6, 2.0**6)
 
 
@@ -176,7 +176,7 @@ class Canaries(Executor):
             self._sums.restore(within("sum", state))
 
     def counted(self) -> dict[str, int]:
-        """Return a round record's entry with the number of canaries. Empty if there are none."""
+        """Return a round record's entry with the number of canaries. Empty without canaries."""
         return {CANARIES: len(self.clients)} if self.clients else {}
 
     def finding(self, claim: Figure) -> Finding | None:

@@ -41,7 +41,8 @@ class Canvass:
 
     A canary's coin is a secret bit that decides the sign of its updates. `moved` is the largest
     distance by which replacing one client moves a release. `gaussian` is True if the claim is about
-    Gaussian noise. `measured` is True if, in addition, this noise has the same size in every round.
+    Gaussian noise. `measured` is True if, in addition, this noise has the same standard deviation
+    in every round.
     """
 
     included: Bools

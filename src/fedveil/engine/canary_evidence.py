@@ -27,7 +27,7 @@ _MOST_SCORE = 1e6
 #: The least distance by which a client can change the difference between two rounds' releases, as
 #: a multiple of its update's length. The worst case is two releases in orthogonal directions.
 LEAST_STEP = 2.0**0.5
-#: The ways to count truthful choices: each alone, or both of a pair. A pair is the same choice in
+#: The ways to count truthful choices: single ones, or truthful pairs. A pair is the same choice in
 #: two successive rounds, in two rounds with one between them, or in the reports of two canaries.
 WAYS = (
     "told true", "told true in two rounds", "told true two rounds apart",
@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """The reports from `lag` rounds ago, to pair with this round's. No report is paired twice."""
+    """Reports from `lag` rounds ago, to pair with this round's reports. None is paired twice."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -81,7 +81,7 @@ class ChoiceTally:
         self._now[number] = kept
 
     def close(self) -> None:
-        """End the round, and keep its reports to pair with those of later rounds."""
+        """End the round, and keep its reports to pair with later rounds' reports."""
         for earlier in self._earlier:
             earlier.close(self._now)
         self._now = {}
@@ -128,8 +128,8 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
-    after clipping. `told` is True once a report has revealed anything about an update. The measured
-    noise is that of
+    after clipping. `told` is True once a report has revealed anything about an update. Noise is
+    measured in
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,

@@ -28,7 +28,7 @@ class SumEvidence:
 
     The larger a score, the likelier the canary's coin shows 1. `scores` are the sums' projections
     onto the canary's direction. `turned` are projections of the differences between two rounds'
-    sums, if every round has its own rotation. The measured noise is that of
+    sums, if every round has its own rotation. The noise is measured in
 
     - `noise`: the part of a sum that is orthogonal to all canaries' directions,
     - `spare`: the entries with which a sum is padded before the rotation, 0 in every update,

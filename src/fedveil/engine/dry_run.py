@@ -48,8 +48,7 @@ def batches_of(job: Job, dataset: Dataset, split: Partition) -> Iterator[Batch]:
 def batches_of_the_test(job: Job, dataset: Dataset) -> Iterator[Batch]:
     """Yield batches of test examples, for `try_out`.
 
-    Under `privacy.unit: example` training examples must not decide if the run starts, so none is
-    used.
+    Under `privacy.unit: example`, training examples must not decide if the run starts.
     """
     x, y = dataset.test.x, dataset.test.y
     for start in range(0, len(y), max(1, len(y) // _BATCHES)):
@@ -63,7 +62,7 @@ def try_out(
     """Train on one batch, or on the next one if that fails, and evaluate one batch.
 
     Raises `ModelInvalid` if all batches fail, and saves the traceback in `folder`. A model that
-    fails on only some clients' data passes.
+    fails on only some clients' data is accepted.
     """
     model = whole(make_model(job, shape))
     device = torch.device(job.training.device)

@@ -5,7 +5,7 @@ and that the number of rounds was fixed in advance. This module adds:
 
 - The cost of all planned rounds, if the run's own results ended it early.
 - For Gaussian noise, the cost if a client is added or removed instead of replaced. Most papers
-  state this one.
+  state this cost.
 - For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.
   This needs secret cohorts (`clients.sampling: poisson`), and rounds that release a noised sum
   divided by a constant. It is omitted if `privacy.max_epsilon` may end the run, because the end
@@ -60,7 +60,7 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 def _ratio(protection: Protection) -> float | None:
     """Return a report's noise ratio: standard deviation over sensitivity. None if not Gaussian.
 
-    Several Gaussian releases have the ratio of a single one with the same total cost.
+    Several Gaussian releases have the ratio of a single release with the same total cost.
     """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):

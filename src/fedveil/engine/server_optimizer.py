@@ -78,9 +78,9 @@ class ServerOptimizer:
         return new
 
     def _stays_finite(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> bool:
-        """Return True if no sum of a weight and its change can overflow, by their largest sizes.
+        """Return True if the largest magnitudes show that no weight plus its change can overflow.
 
-        This takes a fraction of the time of the sums. With moments, return False.
+        Returns False, without a check, if there are moments. Much faster than the sums themselves.
         """
         if self._moments:
             return False
@@ -98,7 +98,7 @@ class ServerOptimizer:
     def _moved(
         self, weights: npt.NDArray[np.float32], aggregate: Vector, share: float, part: slice
     ) -> tuple[npt.NDArray[np.float32], dict[str, Vector]]:
-        """Return the new weights and moments of slice `part`. Raises `RoundVoid` if infinite."""
+        """Return slice `part` of the new weights and moments. Raises `RoundVoid` if not finite."""
         before = {name: moment[part] for name, moment in self._moments.items()}
         with np.errstate(over="ignore", invalid="ignore"):
             moved, after = self._direction(aggregate[part], share, before)

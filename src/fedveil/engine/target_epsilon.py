@@ -139,10 +139,10 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
-    """Return the value of a parameter with the largest epsilon up to the target, or None if none.
+    """Return the parameter's value with the largest epsilon up to the target, or None.
 
-    `fits(value)` returns True if the value meets the target, and the value's epsilon divided by the
-    target. The search begins at `start`.
+    `fits(value)` returns two results: True if the value meets the target, and the value's epsilon
+    divided by the target. The search begins at `start`.
     """
 
     def at(cost: float) -> float:

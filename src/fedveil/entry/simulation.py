@@ -35,7 +35,7 @@ def simulate(
     `out` is the run's folder (default: a new one under runs/). `progress` is called with every
     round's record, and `warn` with warnings at the start, which also go to the event log.
     `starting` is called with a description of each preparation for the first round. `callbacks` run
-    in addition to those of `record.callbacks`. In a notebook, a run without `progress` shows its
+    in addition to the job's `record.callbacks`. In a notebook, a run without `progress` shows its
     rounds and curves in the cell.
 
         >>> from tempfile import TemporaryDirectory
@@ -66,8 +66,8 @@ def resume(
 
     The run's own job file is used. An edited file is refused. `rounds` is a new, larger number of
     rounds. `on` is a new place to train the clients, as in `simulation.on`. All other arguments are
-    those of `simulate`. `progress` is first called with the records of earlier rounds, `callbacks`
-    are not. With seeded randomness the run ends with the same bytes as without the interruption.
+    as in `simulate`. `progress` is first called with the records of earlier rounds, `callbacks` are
+    not. With seeded randomness the run ends with the same bytes as without the interruption.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil

@@ -338,7 +338,7 @@ class JobFields(CheckedJob):
 
     @property
     def cohort(self) -> Cohort:
-        """The number of all clients, and of the clients in a round, including the audit's canaries.
+        """The numbers of all clients and of a round's clients, both including the audit's canaries.
 
         Both numbers are None if the number of clients is unknown.
         """

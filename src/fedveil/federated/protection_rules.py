@@ -1,4 +1,4 @@
-"""Adds the rules and advice of every protection, built-in or a user's own, to those of a job."""
+"""Adds every protection's rules and advice, built-in or a user's own, to a job's rules."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ OwnValue: TypeAlias = bool | float | int | str | None
 
 
 class Switch(Choice):
-    """The chosen protection, and parameters of all. Only those of the chosen one have an effect."""
+    """The chosen protection, and all protections' parameters. Only its own have an effect."""
 
     BLOCKS: ClassVar[Mapping[str, str | None]] = {
         name: position.block for name, position in POSITIONS.items()
@@ -36,7 +36,7 @@ class Switch(Choice):
 
     @property
     def position(self) -> type[Protection]:
-        """The class of the chosen protection. Raises `InvalidValue` if it cannot be loaded."""
+        """The Python class of the protection. Raises `InvalidValue` if it cannot be loaded."""
         return find(self.name)
 
     @property

@@ -275,7 +275,7 @@ def _middle_of_equals(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "simulation.dropouts")
 def _phases_known(job: JobFields) -> str | None:
-    """`simulation.dropouts` names phases of the chosen protection, or of a built-in one."""
+    """`simulation.dropouts` names phases of the chosen protection, or of a built-in protection."""
     known = fault_phases(job.protection.position)
     strangers = [
         f"simulation.dropouts.{plain(name)} is not a known key"
@@ -318,7 +318,8 @@ def _answers_in_time(job: JobFields) -> str | None:
 @RULES.rule("protection", "clients.sampling", "privacy.unit")
 def _cohorts_may_differ(job: JobFields) -> str | None:
     """`clients.sampling: poisson` needs a protection with a single phase, or distributed_dp with
-    `privacy.unit: client`: a round of pw_encrypt needs a cohort of known size."""
+    `privacy.unit: client`. It is refused under pw_encrypt, whose rounds need a cohort of known
+    size."""
     position = job.protection.position
     if job.secret_turns and job.privacy.unit == "example":
         return (

@@ -143,8 +143,7 @@ def generate(
 def leading(request: Request) -> Callable[[PartyRun], Exchange[Continuation | None]]:
     """Return a function that runs the leader's side of text generation between machines.
 
-    No token is shown before the text is complete, because a restarted session may draw other
-    tokens.
+    No token is shown before the text is complete: a restarted session may draw other tokens.
     """
 
     def side(run: PartyRun) -> Exchange[Continuation | None]:

@@ -112,7 +112,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 class _LinearHead:
     """Computes clipped gradients of a model with one dense layer, in float64.
 
-    A gradient's norm is the input's norm times that of the loss's gradient at the layer's output.
+    A gradient's norm is the input's norm times the norm of the loss's gradient at the output.
     """
 
     def __init__(self, weight: slice, bias: slice | None, outputs: int) -> None:

@@ -111,7 +111,7 @@ def own_steps(task: Task) -> list[str]:
 
 
 def as_tensors(part: Opened, padding: int = 0) -> Tensors:
-    """Convert examples to tensors. `padding` fills shorter ones up to the longest one's length."""
+    """Convert examples to tensors. Shorter examples are filled up with `padding`."""
     if isinstance(part, dict):
         return {name: _tensor(column, padding) for name, column in part.items()}
     return _tensor(part, padding)
@@ -218,8 +218,8 @@ class NextToken(_Bundled):
     def scored(self, outputs: Any, targets: Any) -> tuple[Array, ...]:
         """Return two arrays for metrics, both with one row per example.
 
-        The first has the sum of losses, the number of tokens with a target, and the number of right
-        predictions. The second is True for examples that have a token with a target.
+        The first array has the sum of losses, the number of tokens with a target, and the number of
+        right predictions. The second array is True for examples that have a token with a target.
         """
         logs = torch.log_softmax(outputs.double(), dim=2).transpose(1, 2)
         losses = nn.functional.nll_loss(logs, targets, reduction="none", ignore_index=IGNORED)

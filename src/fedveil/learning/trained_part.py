@@ -83,8 +83,8 @@ class TrainedPart:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
         The mask is `usable`, without examples that the model cannot process or whose features are
-        not finite. They are replaced by zeros. No example affects another, provided each fixed
-        layer treats up to `examples_at_once` (its attribute) examples independently.
+        not finite. Such examples are replaced by zeros. No example affects another, provided each
+        fixed layer treats up to `examples_at_once` (its attribute) examples independently.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):
@@ -161,7 +161,7 @@ class TrainedPart:
 
 @dataclass(frozen=True)
 class _FixedLayers:
-    """The layers before a head with `width` inputs. They process `at_once` examples per pass."""
+    """The layers before a head with `width` inputs. They process `at_once` examples at a time."""
 
     layers: nn.Module
     width: int
@@ -214,7 +214,7 @@ def _looks_up(model: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """Return the layers before the head, and the head, or raise `ModelInvalid` without one."""
+    """Return the layers before the head, and the head. Raises `ModelInvalid` without a head."""
     features: object = getattr(model, "features", None)
     head: object = getattr(model, "head", None)
     if isinstance(model, nn.Sequential) and len(model):

@@ -85,7 +85,7 @@ class ClientData:
     def of(cls, x: Array, y: Array, entropy: Entropy, usable: Bools | None = None) -> ClientData:
         """Return a client's data from arrays of examples `x` and targets `y`, plain or structured.
 
-        `usable` is a mask of the examples that count (None: all). Only plain arrays can have one.
+        `usable` masks the examples that count (None: all). Only plain arrays can have a mask.
         """
         if is_plain(x) and is_plain(y):
             return cls(torch.from_numpy(x), torch.from_numpy(y), entropy, usable=usable)
@@ -146,7 +146,7 @@ class Trainer(Protocol):
         """Yield the clients' updates in order, several at a time, as the rows of an array.
 
         Each array comes with a list that has, for each client, the exception that its training
-        raised, or None. The row of a failed client has no meaning. An array is valid until the next
+        raised, or None. A failed client's row has no meaning. An array is valid until the next
         yield.
         """
 

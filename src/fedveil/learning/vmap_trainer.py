@@ -18,15 +18,15 @@ from fedveil.learning.precision import computing
 from fedveil.learning.trainer import ClientData, OneThread, Trained, TrainingPlan, make_optimizer
 from fedveil.learning.weight_layout import Layout
 
-#: Clients that share one pass. Their activations are in memory at the same time.
+#: Clients that are trained at once. All their activations are in memory at the same time.
 CHUNK = 32
 
 
 class VmapTrainer(OneThread):
     """Trains a group of clients at once: one vectorised call computes one step of each client.
 
-    The updates are those of `LoopTrainer` up to rounding. Models whose forward pass changes buffers
-    (BatchNorm) are refused.
+    The updates equal those of `LoopTrainer` up to rounding. Models whose forward pass changes
+    buffers (BatchNorm) are refused.
     """
 
     chunk = least = CHUNK
@@ -68,7 +68,7 @@ class VmapTrainer(OneThread):
         self._weights = weights
 
     def train(self, clients: Sequence[ClientData]) -> Iterator[Trained]:
-        """Yield all clients' updates at once. If one client fails, they are trained one by one."""
+        """Yield all clients' updates at once. If any client fails, all are trained one by one."""
         updates = np.zeros((len(clients), self._layout.dimension), np.float32)
         failure: Exception | None = None
         try:

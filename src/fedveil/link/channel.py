@@ -51,8 +51,7 @@ def received(peer: str) -> Exchange[Message]:
 class Channel(Protocol):
     """One party's end of a connection to `peer`.
 
-    Every message is delivered complete and in order. If this is impossible, the methods raise an
-    error.
+    Every message is delivered complete and in order. Otherwise the methods raise an error.
     """
 
     peer: str

@@ -97,7 +97,7 @@ class Dialer:
     def _consider(self, wrong: FedveilError | None) -> None:
         """Make the link fail with the error `wrong` if several attempts in a row ended with it.
 
-        `wrong` is None after an attempt that failed for a reason that may pass.
+        `wrong` is None after an attempt that failed for a temporary reason.
         """
         if self._stopped.is_set() or self._link.is_over:
             return
@@ -166,8 +166,8 @@ def look(address: Address, leader: str, own: Credentials) -> bytes:
     """Return the certificate, in PEM, of the leader that listens at `address`.
 
     `own` are this party's credentials. Raises PeerRefused if the certificate is invalid, revoked or
-    not that of `leader`, or if the leader rejects this party's certificate. Raises OSError if
-    nobody listens at `address`.
+    of another party than `leader`, or if the leader rejects this party's certificate. Raises
+    OSError if nobody listens at `address`.
     """
     context = own.client_context()
     context.set_alpn_protocols(["h2"])

@@ -10,7 +10,7 @@ carries frames:
            | 3  a refusal, body the reason; the last frame of this side
 
 `arrived` is the number of messages received from the other side. A new session number shows that
-another process has replaced the peer's. Numbers then start again at 1 in both directions.
+another process has replaced the peer's process. Numbers then start again at 1 in both directions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROTOCOL = 1
 SESSION_BYTES = 16
 #: Bytes that may have arrived and be unread before a link stops reading its stream.
 INBOX_BYTES = 256 << 20
-#: An acknowledgement of its own is sent once this many bytes have arrived without one.
+#: A separate acknowledgement is sent once this many bytes have arrived without one.
 ACK_BYTES = 4 << 20
 #: Seconds that `close` waits for the peer to receive everything.
 CLOSE_S = 10.0
@@ -250,7 +250,7 @@ class Link:
             raise LinkLost(f"the link to {self.peer} is closed")
 
     def _patience_left(self, silent_since: float = math.inf) -> float:
-        """Return the seconds to wait for the peer. Raises `LinkLost` if none are left.
+        """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
         `silent_since` is the time since which the peer has sent nothing on an open stream.
         """

@@ -19,7 +19,7 @@ from fedveil.link.tls import Credentials
 
 import grpc  # isort: skip  (after streams, which quiets it)
 
-#: Seconds after which gRPC aborts a handshake, and after which one without a stream is a failure.
+#: Seconds until gRPC aborts a handshake, and until a handshake without a stream has failed.
 _GIVEN_UP_S, _HANDSHAKE_S = 10.0, 20.0
 _STOP_S = 1.0
 

@@ -93,9 +93,8 @@ def check_plaintext(option: str, address: Address) -> None:
 class Greeting:
     """A party's first message on a stream.
 
-    `session` identifies the sender's process. `known` is the session of the receiver's process, as
-    last seen by the sender. `arrived` is the number of messages that the sender received from that
-    process.
+    `session` identifies the sender's process. `known` is the session of the receiver's process that
+    the sender last saw. `arrived` is the number of messages received from it.
     """
 
     party: str

@@ -90,7 +90,7 @@ class Credentials:
     def party_of(self, certificate: x509.Certificate, among: Iterable[str] = ()) -> str | None:
         """Return the party that a certificate names. None if it names no party or several.
 
-        The candidates are the job's parties, those in the settings' `names` and those in `among`.
+        The candidates are the parties of the job, of the settings' `names`, and of `among`.
         """
         names = names_in(certificate)
         known = dict.fromkeys([*self.parties, *self.settings.names, *among])

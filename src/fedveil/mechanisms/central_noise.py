@@ -128,8 +128,7 @@ class CentralNoise:
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
         """Return `vector`, clipped, plus the noise of a whole sum, in units of `step`.
 
-        An attacker who knows all other vectors of a noisy sum subtracts them, and is left with
-        this.
+        An attacker who knows all other vectors in a noisy sum can subtract them to get this.
         """
         total = self.clipped(vector)
         self.add_to(total, entropy)
@@ -147,8 +146,8 @@ class CentralSum(CentralNoise):
     most `clip` (see `privacy.grid_sensitivity`). The vector itself is not clipped. Its entries are
     limited to 2^24 steps in absolute value, which costs no privacy.
 
-    Privacy: that of `CentralNoise`, but for the replacement of one contribution instead of a
-    client's whole vector. The noise's standard deviation is 2 · clip times the constructor's
+    Privacy: the guarantee of `CentralNoise`, but for the replacement of one contribution instead of
+    a client's whole vector. The noise's standard deviation is 2 · clip times the constructor's
     `ratio`.
     """
 

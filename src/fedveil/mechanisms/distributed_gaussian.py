@@ -263,7 +263,7 @@ class DistributedGaussian(NoiseShares):
     def mean(self, total: Int64s, shares: int, signs: Int8s | None) -> Float64s:
         """Return the mean of `shares` clients' vectors, given `total`, the sum of their `share(x)`.
 
-        `total` is in units of `step`, and is overwritten. `signs` are those of the rotation.
+        `total` is in units of `step`, and is overwritten. `signs` are the rotation's signs.
         """
         values = into_floats(total)
         if self.rotation:

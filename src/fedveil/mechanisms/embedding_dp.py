@@ -51,8 +51,7 @@ class EmbeddingDP:
         eps          if a one-hot row is replaced by another, which changes two bits
         m · eps/2    if a vector of m values is replaced
 
-    The losses of further releases of an example add up. Repeating its first release costs nothing
-    (`bits_of`).
+    The losses of an example's releases add up. Repeating its first release is free (`bits_of`).
 
     Source: MindSpore Federated's document on EmbeddingDP, "scheme", steps 1 and 2. The document
     states eps for a one-hot row. Here all real values are allowed.

@@ -58,8 +58,7 @@ class GaussianMechanism:
     Privacy: (eps, delta) for a whole vector, replace-one, without any approximation.
 
     noise = "continuous" adds floating-point normal numbers, for comparison with other systems. The
-    low bits of such outputs distinguish inputs (Mironov, 2012), so no epsilon is stated and `loss`
-    is infinite.
+    low bits of such outputs distinguish inputs (Mironov, 2012), so `loss` is infinite.
 
     Source: MindSpore Federated's document on DP_ENCRYPT, W_p = W + G, applied to the update instead
     of the weights.

@@ -106,9 +106,9 @@ class LabelDP:
     ) -> Classes:
         """Return `labels` after randomised response, drawn once for each key.
 
-        Labels are numbers from 0 to classes - 1, and `keys` has one key for each. For a key that
-        has been used before, the result repeats the label stored in `memory`, whose width must be
-        `LABEL_BYTES`.
+        Labels are numbers from 0 to classes - 1, and `keys` has one key for each label. For a key
+        that has been used before, the result repeats the label stored in `memory`, whose width must
+        be `LABEL_BYTES`.
         """
         truth = _class_numbers(labels, integer("classes", classes, 2, MAX_CLASSES))
         if truth.shape != (len(keys),):

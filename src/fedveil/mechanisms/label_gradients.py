@@ -49,9 +49,9 @@ class MaxNorm:
 
         (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j.
 
-    Its mean is g_j, and its mean squared length is that of the batch's longest gradient. This hides
-    the length of g_j but not its direction: only the sign flips, with probability Phi(-1 / s_j)
-    below 1/2 (Phi is the normal distribution function). The longest gradient and gradients of
+    The result has the mean g_j, and the mean squared length of the batch's longest gradient. This
+    hides the length of g_j but not its direction: only the sign flips, with probability Phi(-1 /
+    s_j) below 1/2 (Phi is the normal distribution function). The longest gradient and gradients of
     length 0 are returned unchanged. The defence works with any number of classes.
     """
 
@@ -80,9 +80,9 @@ class Marvell:
     batch. Then no attacker who sees one such gradient has an AUC above `most_auc` of that minimum.
     Real gradients of a class are not Gaussian, so this is a model and no guarantee.
 
-    If a batch lacks a class, the mean of that class is taken to be the opposite of the other's. The
-    mean squared length is over both classes. The share of each is counted in the batch, after
-    adding one example of each class.
+    If a batch lacks a class, the mean of that class is taken to be the opposite of the other
+    class's mean. The mean squared length is over both classes. A class's share is counted in the
+    batch plus one example of each class.
     """
 
     def __init__(self, power: float) -> None:
@@ -118,7 +118,7 @@ class NoiseLaw:
     """Variances of Marvell's noise for the classes 0 and 1, in units of |Δ|².
 
     |Δ| is the distance of the classes' mean gradients. `along` are the variances in the direction
-    of Δ, and `across` those in every other direction. `divergence` is the sum of the two KL
+    of Δ, and `across` the variances in every other direction. `divergence` is the sum of the two KL
     divergences between the classes' noisy gradients.
     """
 

@@ -5,8 +5,8 @@ account before the data are read. List `SiteResultFilter` in `task_result_filter
 report of an admitted task leave. All other results of an executor stay: metrics, numbers of
 examples, headers, errors.
 
-Both filters run in the job's process. They protect against a job that uses only classes that the
-site allows. They do not protect against code that the job brings (BYOC).
+Both filters run in the job's process. A job that uses only classes that the site allows cannot
+evade them. Code that the job brings (BYOC) can.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ class Scale:
     def at(self, value: float) -> float | None:
         """Return the position of `value` on the axis, from 0 to 1.
 
-        Returns None for NaN, a value that is too large or, on a logarithmic axis, one that is too
-        small.
+        Returns None for NaN, and for a value too large or, on a logarithmic axis, too small.
         """
         if not _is_shown(value, log=self.log):
             return None

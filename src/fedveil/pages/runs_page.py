@@ -97,7 +97,7 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Return the names of the runs in `shown` whose text equals that of `best`, or "all runs"."""
+    """Return the names of runs that `shown` gives the text of run `best`, or "all runs" for all."""
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
 

@@ -88,7 +88,7 @@ class ModelFolder:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end a text, the usual one first. A folder without any uses `padding`."""
+        """The tokens that end a text, the usual one first. Without such tokens: `padding`."""
         return tuple(self._tokens("eos")) or (self.padding,)
 
     def _tokens(self, kind: str) -> list[int]:

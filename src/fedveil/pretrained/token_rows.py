@@ -62,7 +62,7 @@ class TokenRows:
         return self._filled(self.encode(text, marked=True)[: self.length], self.pad)
 
     def _next(self, ids: Sequence[int], known: int) -> Row:
-        """Return a row of inputs, `ids` but the last, and a row of targets, `ids` but the first.
+        """Return `ids` without the last as a row of inputs, and without the first as targets.
 
         Targets before the position `known` are ignored in training.
         """

@@ -156,7 +156,7 @@ class Finding:
         return f"{some if blind else ''}the sharpest is {_unseen(*sharpest)}"
 
     def _known(self) -> Sequence[tuple[Measured, float]]:
-        """Return (bound, claim) pairs with a finite claim and a computed `Measured.unseen`."""
+        """Return (bound, claim) for each lower bound whose claim is finite and `unseen` not NaN."""
         pairs = [(bound, bound.claim(self.epsilon)) for bound in self.bounds]
         return [(b, claim) for b, claim in pairs if claim < math.inf and not math.isnan(b.unseen)]
 

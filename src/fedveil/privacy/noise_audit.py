@@ -63,7 +63,7 @@ class MeasuredNoise:
         return epsilon_of_distance(self.distance(moved, rounds, error=error), delta)
 
     def distance(self, moved: float, rounds: int, *, error: float) -> float:
-        """Return a lower bound on how far replacing a client moves `rounds` releases in all.
+        """Return a lower bound on how far replacing a client moves all `rounds` releases.
 
         It is the distance (L2) between the two sequences of releases without noise, in standard
         deviations of the noise. The arguments are as in `lower_bound`.
@@ -95,7 +95,7 @@ class MeasuredNoise:
 def moved_distance(
     moves: Float64s, rounds: int, noise: MeasuredNoise, *, error: float
 ) -> tuple[float, float]:
-    """Return a lower bound on how far replacing a client moves `rounds` releases in all.
+    """Return a lower bound on how far replacing a client moves the sequence of `rounds` releases.
 
     It is the distance (L2) between the two sequences of releases without noise, in standard
     deviations of the noise. The bound is too large with probability at most `error`. `moves[i]` is

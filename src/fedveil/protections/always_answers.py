@@ -20,9 +20,8 @@ from fedveil.protections.base import ClientRound, Protection, Update
 class Reply(NamedTuple):
     """A client's answer to the request for a report.
 
-    `message` is the answer, and `half` the `ClientRound` that made it. If no usable update was
-    made, `unusable` is the error, and `message` reports an update of zero. Otherwise `unusable` is
-    None.
+    `message` is the answer, and `half` the `ClientRound` that made it. Without a usable update,
+    `unusable` is the error, and `message` reports an update of zero. Otherwise `unusable` is None.
     """
 
     half: ClientRound
@@ -72,7 +71,7 @@ def reason(unusable: BaseException) -> str:
 def _check(update: Update, dimension: int) -> None:
     if update.shape != (dimension,):
         raise ClientWithheld("the update is not of the model's length")
-    # One pass: the squared norm is finite if all entries are, unless they are huge.
+    # One sum decides: the squared norm is finite if all entries are, unless they are huge.
     with np.errstate(over="ignore", invalid="ignore"):
         if not (np.isfinite(np.dot(update, update)) or np.isfinite(update).all()):
             raise ClientWithheld("the update is not finite")

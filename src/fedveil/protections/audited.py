@@ -26,7 +26,7 @@ class Outcome(Protocol):
 
     @property
     def divisor(self) -> int | None:
-        """The number by which the sum was divided to get the update. None: it was `reports`."""
+        """The number by which the sum was divided to get the update. None means `reports`."""
 
     @property
     def released(self) -> Int64s | None:

@@ -205,7 +205,7 @@ class ClientRound(Protocol):
         """Return True if the client must train before it can answer `message`."""
 
     def respond(self, message: Message, update: Update | None) -> Message:
-        """Return the answer to `message`. Raises `ClientWithheld` if there is none.
+        """Return the answer to `message`. Raises `ClientWithheld` if the client refuses to answer.
 
         `update` is the client's update, or None if `wants_update` is False. Engines must ask for
         answers with an update through `answer_trained`.
@@ -305,8 +305,8 @@ class Protection(Description):
     def cut_off(self, state: State, cost: Sequence[tuple[PrivacyLoss, int]]) -> State:
         """Return the next state after a round that was interrupted and has no aggregate.
 
-        `state` is that at the round's start. `cost` is what the round cost a client that reported:
-        each loss with its number of releases.
+        `state` is the state at the round's start. `cost` has the losses of a client that reported,
+        each with its number of releases.
         """
         return state
 
@@ -322,7 +322,7 @@ class Protection(Description):
         return self.spending(state)
 
     def longest_report(self) -> int:
-        """Return the largest size in bytes of the answer that contains a client's update."""
+        """Return the largest number of bytes of an answer that contains a client's update."""
         model = np.broadcast_to(np.float32(0), (self.dimension,))
         cohort = range(self.context.clients_per_round)
         context = RoundContext(cohort, 1, model, self.initial_state())

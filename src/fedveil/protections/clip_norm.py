@@ -139,7 +139,7 @@ class Clipping:
 
 
 class Clipped(Protection):
-    """A protection whose only state is its clip, if the clip moves."""
+    """A protection without a state or, if its clip moves, with the clip as its state."""
 
     clipping: Clipping
 

@@ -78,8 +78,8 @@ class Description(Audited):
     def cost_key(cls, settings: Any) -> CostKey | None:
         """Return the parameter that decides what a report costs, or None if there is none.
 
-        By default, it is the one in the class attribute `cost_parameter`. If that is only a name,
-        smaller values cost less.
+        By default, it is the one in the class attribute `cost_parameter`. If the attribute is only
+        a name, smaller values cost less.
         """
         named = cls.cost_parameter
         return CostKey(named) if isinstance(named, str) else named

@@ -129,8 +129,8 @@ def _loss(noise: NoiseShares, shares: int, delta: float) -> PrivacyLoss:
 
 
 def some_noise(settings: DistributedDPSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp, at least one client must remain after subtracting those that may drop
-    out and those that may be dishonest."""
+    """Under distributed_dp, at least one client must remain after subtracting the clients that may
+    drop out and the clients that may be dishonest."""
     if cohort.per_round is None:
         return None
     n = cohort.per_round
@@ -169,8 +169,7 @@ class DistributedDP(Clipped, SecureSum):
     because only the client knows which examples were drawn.
 
     With `clip_quantile`, the clip moves, and each update is followed by a bit that says whether it
-    was shortened (`QuantileClip`). The guarantee holds for both together, whatever clip a client
-    receives.
+    was shortened (`QuantileClip`). The guarantee covers both, whatever clip a client receives.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated
     learning with secure aggregation, 2021. A sum of discrete Gaussians of variance 16 or more is a
@@ -344,8 +343,8 @@ class DistributedDP(Clipped, SecureSum):
     def domain(self, round: int) -> Domain:
         """Return the vector space in which the round's sum is released.
 
-        It is the space of rotated vectors. Without a rotation, or with a moving clip, it is that of
-        updates.
+        It is the space of rotated vectors. Without a rotation, or with a moving clip, it is the
+        space of updates.
         """
         signs, noise = self.signs(round), self.noise
         if signs is None or self.clipping.moving is not None:
@@ -365,7 +364,7 @@ class DistributedDP(Clipped, SecureSum):
     def released(self, aggregate: Outcome) -> Float64s:
         """Return the noisy sum, in the units of updates, as a vector of the space from `domain()`.
 
-        With a fixed clip, its rotation is not undone. With a moving clip, it is decoded.
+        With a fixed clip, the sum's rotation is not undone. With a moving clip, the sum is decoded.
         """
         if aggregate.released is None or self.clipping.moving is not None:
             return super().released(aggregate)

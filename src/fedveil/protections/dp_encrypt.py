@@ -80,8 +80,7 @@ def _delta_small(settings: DPEncryptSettings, cohort: Cohort) -> str | None:
 class DPEncrypt(Protection):
     """Every client sends its clipped update plus Gaussian noise. The server takes the mean.
 
-    Clients have equal weights, because numbers of examples are not protected and therefore not
-    sent.
+    Clients have equal weights, because their numbers of examples would be sent unprotected.
 
     Privacy: (dp_eps, dp_delta) for a client's whole update in one report, replace-one, against
     everyone who reads the report, as `GaussianMechanism` states. With continuous noise (a

@@ -173,7 +173,7 @@ def _add_below(
 ) -> bool:
     """Add `factor * vector` to `units`, if the magnitude of every entry is below a bound.
 
-    `limit` is the bound's `_pattern`. Returns False, and adds nothing, if an entry reaches it.
+    `limit` has the bits of the bound. Returns False, and adds nothing, if an entry reaches it.
     """
     patterns = vector.view(np.uint32)
     for start in range(0, len(units), 4096):

@@ -17,8 +17,8 @@ class OneReportRound(PhasedRound):
     """The server half of a round in which every client sends one report.
 
     It checks the sender and the round of a report. Subclasses check the other fields and add them
-    up. A round's clients can be divided among several objects of this class, which `merge` combines
-    at the end.
+    up. A round's clients can be divided among several such objects, which `merge` combines at the
+    end.
     """
 
     mergeable = True
@@ -31,8 +31,8 @@ class OneReportRound(PhasedRound):
     def merge(self, other: OneReportRound) -> None:
         """Add the sums and clients of `other`, which received other clients' reports of this round.
 
-        Raises `ValueError` if a client is in both, if they differ in round or type, or if one has
-        already returned its aggregate.
+        Raises `ValueError` if both have the same client, if they differ in round or type, or if one
+        of them has already returned its aggregate.
         """
         if self._told is not None or other._told is not None:
             raise ValueError("a half that has returned its aggregate has no sums any more")

@@ -44,7 +44,7 @@ class PhasedRound(ABC):
 
     @property
     def longest(self) -> int:
-        """The largest size in bytes of an honest client's answer in the current phase."""
+        """The largest number of bytes of an honest client's answer in the current phase."""
         return self.room + self.room_an_entry * len(self._context.model)
 
     def receive(self, client: ClientId, message: Message) -> None:

@@ -17,7 +17,7 @@ class Reading:
     - `estimate` is the best estimate of the update from this report alone.
     - `weight` is the reliability of each entry of `estimate`: proportional to the inverse variance
       of its noise, or 0 if the report says nothing about the entry.
-    - `scaled` is False if the estimate has only the direction of the update and not its size.
+    - `scaled` is False if the estimate has only the direction of the update and not its length.
     - `log_likelihood` maps an update to ln Pr[this report | update], up to a constant. It is None
       if the protection does not state it.
     - `truths` maps the client's true update to the outcomes of the random choices in its report:
@@ -62,8 +62,8 @@ class Domain:
     """The vector space in which a round's sum is released, before it is decoded.
 
     `length` is its number of dimensions. `encode` maps an update into the space and preserves its
-    norm. `decode` is the transpose of `encode`, and can return more entries than an update has.
-    Updates do not affect the additional ones. `moves` is True if the space differs from round to
+    norm. `decode` is the transpose of `encode`. It can return more entries than an update has.
+    Updates do not affect the extra entries. `moves` is True if the space differs from round to
     round.
     """
 

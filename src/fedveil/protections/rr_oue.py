@@ -62,8 +62,8 @@ def _cost(encoding: UnaryEncoding, dimension: int) -> Decimal:
 class Unary(Protection):
     """Every client sends perturbed codes of its weights or update. The server estimates the mean.
 
-    The report and its privacy are those of `UnaryEncoding` with the value range `clip`: a report of
-    d parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
+    `UnaryEncoding`, with the value range `clip`, defines the report and its privacy. A report of d
+    parameters costs d * 2 eps (rr) or d * eps (oue), pure, replace-one. The aggregate is an
     unbiased estimate of the mean of the clipped and rounded values.
 
     With `adaptive`, every round has its own epsilon, computed from the global weights before and
@@ -141,7 +141,7 @@ class Unary(Protection):
         return _encoding(self.kind, eps, job.cells, job.rounding, job.report, job.clip)
 
     def report_cost(self, eps: float) -> Decimal:
-        """Return the epsilon of a whole report, never rounded down. `eps` is the encoding's."""
+        """Return a whole report's epsilon, never rounded down. `eps` is the encoding's epsilon."""
         return _cost(self.encoding(eps), self.dimension)
 
     def initial_state(self) -> State:

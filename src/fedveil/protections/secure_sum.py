@@ -46,7 +46,7 @@ from fedveil.secagg.terms import Terms
 
 
 class ImpossibleSum(ValueError):
-    """Raised for a sum that honest clients cannot have."""
+    """Raised for a sum to which honest clients' vectors cannot add up."""
 
 
 class SecureSum(Protection):
@@ -90,7 +90,7 @@ class SecureSum(Protection):
     ) -> npt.NDArray[np.float64]:
         """Return the mean update of `survivors` clients from their sum `total`. May overwrite it.
 
-        Raises `ImpossibleSum` if honest clients cannot have this sum.
+        Raises `ImpossibleSum` if honest clients' vectors cannot add up to `total`.
         """
 
     def words(self, state: State) -> Message:
@@ -174,7 +174,7 @@ class SecureSum(Protection):
     ) -> Aggregate:
         """Return the aggregate of `total`, the sum of the vectors of `survivors` clients.
 
-        Raises `RoundVoid` if honest clients cannot have this sum.
+        Raises `RoundVoid` if honest clients' vectors cannot add up to `total`.
         """
         try:
             released = total.copy() if self.audited else None
@@ -295,7 +295,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """Return the survivors' mean. Raises `RoundVoid` if honest clients cannot have this sum."""
+        """Return the survivors' mean. Raises `RoundVoid` without enough of them or a valid sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:
@@ -349,7 +349,7 @@ class MaskedClientRound:
 
 
 class BareServerRound(OneReportRound):
-    """The server half in a simulation without masks. The sum is the same, with much less work."""
+    """The server half in a simulation without masks. It computes the same sum, with less work."""
 
     sums = ("_total",)
 

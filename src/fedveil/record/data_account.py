@@ -28,7 +28,7 @@ class DataAccount:
     """The account in the file `path`. Only one process at a time may charge it.
 
     `unit` says whose data it covers, "client" or "row". `privacy.adaptive_sum` composes the
-    charges, because each may depend on the results of earlier ones.
+    charges, because each may depend on the results of earlier charges.
     """
 
     def __init__(self, path: Path, unit: str) -> None:

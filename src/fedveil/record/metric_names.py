@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Better = Literal["higher", "lower"]
-#: The key of a record with its metrics. The default is those of classification.
+#: The key of a record with its metrics. A record without this key has classification's.
 MEASURES = "measures"
 USUAL: Mapping[str, Better] = {"accuracy": "higher", "auc": "higher"}
 LOSS = "loss"

@@ -54,7 +54,7 @@ class Folded(Answer):
 
 @dataclass
 class Refused(Answer):
-    """An answer whose message was refused. `size` is the length of the message in bytes."""
+    """An answer that the server refused. `size` is the length of its message in bytes."""
 
     size: int
     reason: str

@@ -40,7 +40,7 @@ class Disclosure:
         self._refused: dict[int, list[int]] = {}
         self._without: dict[int, set[int]] = {}
         self._shares: dict[int, shamir.Field] = {}
-        #: Number of a neighbourhood -> its members' places, and those of them that dealt shares.
+        #: Number of a neighbourhood -> its members' places, and its members that dealt shares.
         self._places = [{m: place for place, m in enumerate(hood)} for hood in graph.members]
         self._dealers: dict[int, list[int]] = {}
 
@@ -78,8 +78,7 @@ class Disclosure:
     def decide(self, survivors: Collection[int]) -> None:
         """Record which clients are in the sum.
 
-        Holders will disclose shares of the survivors' mask seeds, and of all other clients' mask
-        keys.
+        Holders will disclose shares of survivors' mask seeds, and of other clients' mask keys.
         """
         self.dropped = frozenset(self._tags).difference(survivors)
 
@@ -163,7 +162,7 @@ class Disclosure:
         return list(islice((h for h in chosen[number] if h not in without), self._threshold))
 
     def _row(self, holder: int, dealer: int, index: dict[int, dict[int, int]]) -> int:
-        """Return the index of `dealer`'s share among those that `holder` disclosed."""
+        """Return the index of `dealer`'s share among the shares that `holder` disclosed."""
         number = self._graph.numbers[holder]
         if number not in index:
             index[number] = {d: row for row, d in enumerate(self.dealers_to(holder))}

@@ -44,7 +44,7 @@ class FixedPoint:
         return out
 
     def restore(self, total: Int64s) -> Float64s:
-        """Return the sum of the real vectors, given that of encoded ones. Overwrites `total`."""
+        """Return the real vectors' sum, given the encoded vectors' `total`. Overwrites `total`."""
         real = into_floats(total)
         real *= self.step
         return real

@@ -62,8 +62,8 @@ def run_round(
     shares that reconstruct a secret, from 1 to the number of clients. In a sparse graph, in which
     each client has `neighbours` neighbours, it is from 1 to neighbours + 1. Real vectors are
     clipped to `clip` (default: the largest magnitude among them) and rounded to `bits` bits per
-    entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's.
-    Raises `RoundVoid` if too few clients are left.
+    entry. Integer vectors are summed unchanged. `entropy` defaults to the operating system's
+    randomness. Raises `RoundVoid` if too few clients are left.
 
         >>> import numpy as np
         >>> from fedveil.secagg import run_round
@@ -149,7 +149,7 @@ def _silences(
 def _whole_numbers(
     vectors: Vectors, clip: float | None, bits: int, entropy: Entropy
 ) -> tuple[dict[int, Int64s], int, FixedPoint | None]:
-    """Return the vectors as whole numbers, their largest magnitude, and a decoder for real ones."""
+    """Return vectors of whole numbers, the largest magnitude, and a decoder for real vectors."""
     arrays = {client: np.asarray(vector) for client, vector in vectors.items()}
     if len(arrays) < 2:
         raise InvalidValue(f"vectors of {len(arrays)} clients; the sum of one is no secret")

@@ -76,7 +76,7 @@ def has_low_order(raw: bytes) -> bool:
 
 
 def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
-    """Return the seed of the mask between clients `one` and `other`. Both derive the same seed.
+    """Return the seed of the mask between clients `one` and `other`. Both clients derive it.
 
     `shared` is the agreed secret of their mask keys, `view` the digest of what both were shown.
     """
@@ -88,7 +88,7 @@ def pair_seed(shared: bytes, view: bytes, one: int, other: int) -> bytes:
 
 
 def seal_key(shared: bytes, view: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key that encrypts shares from `sender` to `receiver`. Both derive the same key.
+    """Return the key that encrypts shares from `sender` to `receiver`. Both clients derive it.
 
     `shared` is the agreed secret of their cipher keys, `view` the digest of what both were shown.
     """

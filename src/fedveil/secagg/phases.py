@@ -66,9 +66,9 @@ TRAINS: Phase = "masked"
 
 
 def longest_answer(phase: Phase, terms: Terms, members: int) -> int:
-    """Return the size in bytes of the longest answer that an honest client sends in `phase`.
+    """Return the number of bytes of the longest answer that an honest client sends in `phase`.
 
-    `terms` are those of the round, and `members` is the number of clients in a neighbourhood.
+    `terms` are the round's terms, and `members` is the number of clients in a neighbourhood.
     """
     names = (SIGNED_FIELDS if terms.active_security else FIELDS)[phase][1]
     answer = {name: _LONGEST[name](terms, members) for name in names}

@@ -83,7 +83,7 @@ class Server:
 
     @property
     def longest(self) -> int:
-        """Return the largest size in bytes that an honest client's answer has in this phase."""
+        """Return the largest number of bytes of an honest client's answer in this phase."""
         members = max(map(len, self._graph.members), default=0)
         return phases.longest_answer(self.phase, self.terms, members) if self.phase else 0
 

@@ -56,8 +56,7 @@ def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
     """Reconstruct secrets from shares. The result is None for shares that fit no secret.
 
     `shares` is an array [secrets, shares, 5]. `points` are the shares' points: [shares] if all
-    secrets have the same, otherwise [secrets, shares]. Fewer shares than the threshold are not
-    enough.
+    secrets have equal points, otherwise [secrets, shares]. Fewer than the threshold are not enough.
     """
     secrets, count, _ = shares.shape
     points = np.atleast_2d(points)
@@ -114,7 +113,7 @@ def _evaluate_numpy(coefficients: Field, values: Field) -> None:
 
 @compiled(_evaluate_numpy)
 def _evaluate(coefficients: Field, values: Field) -> None:
-    """Write the values of several polynomials to `values`: row i has those at the point i + 1.
+    """Write the values of several polynomials to `values`: row i has the values at the point i + 1.
 
     Each column is one polynomial, and `coefficients` begins with the row of constant terms.
     """

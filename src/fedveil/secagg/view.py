@@ -7,7 +7,7 @@ different views cannot decrypt each other's shares, and their masks do not cance
 
 This alone does not stop a lying server, which can replace clients' keys by its own. With active
 security, each client signs its view together with the survivors that it was shown, and discloses a
-share only if enough survivors (the threshold) have signed the same.
+share only if enough survivors (the threshold) have signed the same text.
 """
 
 # Why that is enough for 2t > n + c, with n clients that share secrets and c of them on the server's

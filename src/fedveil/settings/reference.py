@@ -27,7 +27,7 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 
 def keys(page: str, part: str | None) -> str:
-    """Format a reference page's keys for a terminal: all, or those that are `part` or inside it."""
+    """Format a reference page's keys for a terminal: all, or only `part` and the keys in it."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of

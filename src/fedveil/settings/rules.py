@@ -51,7 +51,7 @@ class Rules(Generic[J]):
         return _said(job, self._advised)
 
     def texts(self) -> list[str]:
-        """Return the requirement of each rule, from its docstring, on one line each."""
+        """Return each rule's requirement, the text of its docstring, on one line."""
         return [" ".join(inspect.cleandoc(rule.__doc__ or "").split()) for rule in self._reads]
 
 

@@ -17,7 +17,7 @@ _LINE = re.compile(rb"([!-~]+) ([0-9]{1,18}) ([0-9a-f]{64}) ([0-9a-f]{64})")
 
 
 class AccountCounter:
-    """The entries for the account `name` in the counter file `path`."""
+    """Records in the file `path` how many lines the account `name` has, to detect a rollback."""
 
     def __init__(self, path: Path, name: str, key: bytes) -> None:
         self.path, self._name, self._key = path, name, key

@@ -91,9 +91,9 @@ class SiteReports:
     def answer(
         self, words: bytes, dimension: object, *, job: str, site: str, round: object
     ) -> bytes:
-        """Return the encoded answer to a message of a secure sum that asks for no trained update.
+        """Return the encoded answer to a secure sum's message that asks for no trained update.
 
-        `words` is the encoded message. Raises `SiteRefused` for a task outside of a secure sum.
+        `words` is the encoded message. Raises `SiteRefused` if the task is not in a secure sum.
         """
         if not self.terms.summed or type(dimension) is not int or dimension < 1:
             raise SiteRefused("the task is not a message of a secure sum")

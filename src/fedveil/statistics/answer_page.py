@@ -91,7 +91,7 @@ def _parts(answer: Answer, confidence: float) -> Iterator[Part]:
 def pictures(answer: Answer, confidence: float) -> Iterator[Plot]:
     """Yield the answer's plots: bars for counts of cells or words, curves for quantiles.
 
-    Yields no plot for a single estimate or for too many. `confidence` is the intervals' level.
+    Yields no plot for one or too many estimates. `confidence` is the intervals' confidence level.
     """
     estimates = answer.estimates
     if not 2 <= len(estimates) <= _MOST_ROWS:

@@ -16,9 +16,10 @@ from fedveil.statistics.question import QuestionFile
 class Estimate:
     """A number with a confidence interval.
 
-    `label` says what is estimated: for example {"age": "[40, 50)"} for a cell. `noise` is the
-    standard deviation of the protection's noise. `sampling` is the standard deviation that comes
-    from drawing the clients from a population. The interval from `low` to `high` covers both.
+    `label` says what is estimated: for example {"age": "[40, 50)"} for one cell of a histogram.
+    `noise` is the standard deviation of the protection's noise. `sampling` is the standard
+    deviation that comes from drawing the clients from a population. The interval from `low` to
+    `high` covers both deviations.
     """
 
     label: Mapping[str, str]

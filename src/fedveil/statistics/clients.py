@@ -27,7 +27,7 @@ log = logging.getLogger("fedveil.client")
 class Clients:
     """A table whose rows are grouped by client. Client c owns rows order[offsets[c]:offsets[c+1]].
 
-    `rows` is the largest number of rows that a client contributes. None means all.
+    `rows` is the largest number of rows that a client contributes. None means all its rows.
     """
 
     table: Table

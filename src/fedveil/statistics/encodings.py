@@ -1,9 +1,8 @@
 """Encodes a row as a bounded vector: a one-hot code of its cell, or powers of scaled numbers.
 
 An excluded row, such as one with a missing value, has the zero vector. `half` is half the largest
-distance between the vectors of two possible rows, excluded ones included. The noise of a sum is
-proportional to `half`. The `centre` is public. Every row's vector is at most √2 · half away from
-it.
+distance between the vectors of two possible rows, excluded rows included. The noise of a sum is
+proportional to `half`. The `centre` is public. Every row's vector is within √2 · half of it.
 
     one-hot, 1 cell     half 1/2, centre 1/2
     one-hot, k cells    half 1/√2, centre 1/k in every entry
@@ -67,7 +66,7 @@ class Rows:
         return np.bincount(cells[cells >= 0], minlength=self.width).astype(np.float64)
 
     def without(self, keep: Bools) -> Rows:
-        """Return these rows, with all rows excluded for which `keep` is False."""
+        """Return a copy, of equal length, that also excludes each row for which `keep` is False."""
         gone = ~keep
         spare = -1 if self.spare is None else self.spare
         cells = None if self.cells is None else np.where(keep, self.cells, spare)
@@ -98,7 +97,7 @@ class Encoding(ABC):
 
 
 class Axis(ABC):
-    """The categories or intervals (cells) of one column. `labels` has a name for each."""
+    """The categories or intervals (cells) of one column. `labels` has each cell's name."""
 
     column: str
     labels: Sequence[str]
@@ -180,7 +179,7 @@ class Scaled:
         self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
 
     def values(self, table: Table) -> tuple[Float64s, Bools, Bools]:
-        """Return the scaled numbers, a mask of the clipped ones, and a mask of the missing ones."""
+        """Return the scaled numbers, a mask of clipped numbers, and a mask of missing numbers."""
         values = table.numbers(self.column)
         missing = np.isnan(values)
         outside = (values < self.low) | (values > self.high)
@@ -279,7 +278,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """An encoding repeated for each group (value of a column). A row is encoded only in its own."""
+    """Repeats an encoding for each group (value of a column), which encodes only its own rows."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

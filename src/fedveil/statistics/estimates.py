@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def repeated(self) -> float:
-        """The ratio of the sampling variance to that of independent rows of all clients."""
+        """The sampling variance divided by the variance for independent rows of all clients."""
         return (self.rows or 1) * self.clients / max(self.asked, 1)
 
 

@@ -167,9 +167,9 @@ class Ball:
 
     The section is (vector - `centre`) / `scale`. The squares of all parts' weights sum to 1. Under
     `unit: client` (`centred`), a vector is the sum of at most `rows` encoded rows, and `centre` is
-    `rows` times the encoding's. Under `unit: row`, a client adds up an unknown number of rows, the
-    section of each row is bounded, and `centre` is 0. Under not_encrypt (`plain`), vectors do not
-    change.
+    `rows` times the encoding's centre. Under `unit: row`, a client adds up an unknown number of
+    rows, the section of each row is bounded, and `centre` is 0. Under not_encrypt (`plain`),
+    vectors do not change.
     """
 
     part: Part

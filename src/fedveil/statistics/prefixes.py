@@ -37,8 +37,8 @@ def _candidates(prefixes: int, alphabet: int, letters: int) -> int:
 def letters_of(question: QuestionSettings, *, local: bool) -> list[int]:
     """Return the number of letters that each round of a heavy_hitters question adds.
 
-    Under rr and oue (`local`), there are as few rounds as possible, such that the candidates of
-    each fit into a report. Otherwise each round adds one letter.
+    Under rr and oue (`local`), the number of rounds is the smallest with which each round's
+    candidates fit into a report. Otherwise each round adds one letter.
     """
     if not local:
         return [1] * question.length
@@ -84,7 +84,8 @@ class Prefixes(Cells):
     """One-hot codes of the prefix with which a row's word begins.
 
     `candidates[g]` lists the prefixes for rows in group g of the question (0 if it has no groups).
-    A word longer than `length` is cut. A word with a letter outside the `alphabet` is excluded.
+    A word of more than `length` letters is shortened to `length`. A word with a letter outside the
+    `alphabet` is excluded.
     """
 
     def __init__(
@@ -192,8 +193,8 @@ def _frequent(counts: Float64s, deviation: float, false_words: float) -> Bools:
     """Return a mask of the counts that are significantly above the noise of an absent word.
 
     The noise has this `deviation`. Uses the rule of Benjamini and Hochberg: the expected share of
-    absent words among the chosen ones is at most `false_words`. Without noise, every positive count
-    is chosen.
+    absent words among the chosen words is at most `false_words`. Without noise, every positive
+    count is chosen.
     """
     if deviation == 0:
         return np.asarray(counts > 0, np.bool_)

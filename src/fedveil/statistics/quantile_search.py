@@ -2,8 +2,7 @@
 
 A client says whether its value is below an edge, by randomized response with the whole epsilon. A
 client whose row is excluded (another group, a missing value) says yes with probability q instead.
-So the share of yes, minus q, is positive if the edge is above the quantile q, and negative if it is
-below.
+So the share of yes, minus q, is positive if the edge is above the quantile q, else negative.
 
 Each round asks other clients about one edge: the median of the distribution of the quantile, given
 the answers so far (a noisy binary search; Burnashev and Zigangirov, 1974).
@@ -38,7 +37,7 @@ class Search:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds of the search: twice that of a binary search without noise."""
+        """The number of rounds of the search: twice as many as a binary search without noise."""
         return 2 * math.ceil(math.log2(len(self.edges) - 1))
 
     def next(self) -> int:
@@ -126,7 +125,7 @@ def _rising(values: Float64s, weights: Float64s) -> list[float]:
 
 
 def _strict(values: Float64s, places: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the distinct `values` of a nondecreasing function, and the mean place of each."""
+    """Return a nondecreasing function's distinct `values`, and the mean of `places` for each."""
     clipped = np.clip(values, values[0], values[-1])
     distinct, inverse = np.unique(clipped, return_inverse=True)
     return distinct, np.bincount(inverse, places) / np.bincount(inverse)

@@ -106,6 +106,6 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return a matrix with a row for each node of the levels (`widths`): ones at its leaves."""
+    """Return a row for each node of the tree: 1 at its leaves. Level i has widths[i] nodes."""
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

@@ -110,7 +110,7 @@ class QuestionFile(CheckedJob):
 
     @property
     def position(self) -> type[Protection]:
-        """The class of the chosen protection."""
+        """The Python class that implements the chosen protection."""
         return POSITIONS[self.protection.name]
 
     @property
@@ -124,7 +124,7 @@ class QuestionFile(CheckedJob):
         return 1 if self.rows is None and self.unit == "client" else self.rows
 
     def conditions(self, question: QuestionSettings) -> list[Filter]:
-        """Return the conditions for rows of `question`: those of the file and of the question."""
+        """Return the conditions for rows of `question`: the file's and the question's."""
         return [Filter(text) for text in (self.where, question.where) if text is not None]
 
     def _broken(self, wrong: Collection[allowed.Path]) -> list[str]:

@@ -60,9 +60,9 @@ def wide_and_deep(
 ) -> SplitModel:
     """Build the split model: a wide and a deep part for each owner of features, and the top.
 
-    The top's output is one number, or one logit per class. `words` is the size of a word's vector.
-    Parts of parties on other machines have no modules: parts of an owner whose features are None,
-    and the top if the leader is not in `here`.
+    The top's output is one number, or one logit per class. `words` is the length of a word's
+    vector. Parts of parties on other machines have no modules: parts of an owner whose features are
+    None, and the top if the leader is not in `here`.
     """
     scores, width, outputs = settings.scores, settings.width, classes or 1
     columns = ("data.words",) if words else ()

@@ -63,8 +63,8 @@ class Releases:
     def restore(self, step: int, looks: int, calibrations: int = 0) -> None:
         """Restore the counts after `step`, `looks` evaluations and `calibrations` calibrations.
 
-        With fresh randomness, the counts are read from files instead. Those include everything that
-        was sent after `step`, before an interruption.
+        With fresh randomness, the counts are read from files instead. The files include everything
+        that was sent after `step`, before an interruption.
         """
         if self._folder is None:
             self.train = self._sent(0, step)
@@ -227,10 +227,10 @@ def figures(
     """Return lines that state a party's epsilons.
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
-    in two bits), and for all bits of an example that is sent once. Each part that sends outputs of
-    its own data unprotected has an infinite one. With `label`, the loss of a label under LabelDP,
-    there is a line for an example's label. The last line is the epsilon, at `delta`, of the example
-    that was sent most often. It is missing if the party sends no outputs of its own data.
+    in two bits), and for all bits of an example that is sent once. A part that sends outputs of its
+    own data unprotected has one line, with an infinite epsilon. With `label`, a label's loss under
+    LabelDP, one line is for an example's label. The last line is the epsilon, at `delta`, of the
+    example that was sent most often. It is missing if the party sends no outputs of its own data.
     """
     found = []
     parts = _private_parts(split, party)

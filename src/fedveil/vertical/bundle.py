@@ -5,8 +5,7 @@
     BUNDLE/signatures.json   each party's certificate and its signature of the manifest
     BUNDLE/state/            what scoring adds: counts of sent examples and received ids, events
 
-A bundle is as confidential as the training data: it has the party's weights, and digests of its
-training ids.
+A bundle is as confidential as the training data: it has weights, and digests of training ids.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 
 from fedveil.base.array_types import Array, Float64s, Int64s
 
-#: Larger scores are clipped to this size: e^-2000 is 0.
+#: Scores of a larger magnitude are clipped to this one: e^-2000 is 0.
 _LARGEST = 1000.0
 
 

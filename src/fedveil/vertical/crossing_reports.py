@@ -122,7 +122,7 @@ class _KeptMemory(ReportMemory):
         self._file.truncate(whole)
 
     def reports(self, keys: Any, draw: Callable[[npt.NDArray[np.int64]], Packed]) -> Packed:
-        """Return the reports of the examples numbered `keys`. Draws and saves missing ones."""
+        """Return the reports of the examples numbered `keys`. Draws and saves missing reports."""
         named = np.asarray(keys, "<i8")
 
         def kept(places: npt.NDArray[np.int64]) -> Packed:

@@ -15,8 +15,8 @@ from fedveil.mechanisms.embedding_dp import EmbeddingDP, EmbeddingLoss
 class EmbeddingDPLayer(nn.Module):
     """Replaces its input by EmbeddingDP bits, 0 or 1, of the same shape and dtype.
 
-    The layer protects in training and in evaluation. It caches no report, so each pass of an
-    example costs `loss` again. The default of `entropy` is secure randomness.
+    The layer protects in training and in evaluation. It caches no report, so each forward pass of
+    an example costs `loss` again. The default of `entropy` is secure randomness.
 
     `gradient` controls the backward pass:
 
@@ -45,7 +45,7 @@ class EmbeddingDPLayer(nn.Module):
 
     @property
     def loss(self) -> EmbeddingLoss:
-        """Return the privacy loss of one pass: per bit, per one-hot row and per vector."""
+        """Return the privacy loss of an example's forward pass: per bit, one-hot row and vector."""
         return self.mechanism.loss
 
     def forward(self, embedding: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ _ROUNDS, _STARTS = 30, 8
 
 
 def directions(looks: Sequence[Float64s]) -> Float64s:
-    """Scale each example's gradients to length 1, and concatenate them over a follower's parts.
+    """Scale each example's gradient in each part to length 1, and join the parts of a follower.
 
     `looks` has the gradients of each part, [examples, values]. A row of zeros stays zero.
     """
@@ -193,8 +193,8 @@ def _settled(
 ) -> tuple[Float64s, Float64s]:
     """Move the centres until each is the mean direction of the rows nearest to it.
 
-    Returns the centres, and the cosines of the rows to them. The centre nearest to a row is that
-    with the largest cosine plus `before`, the row's cosines in earlier windows.
+    Returns the centres, and the cosines of the rows to them. A row's nearest centre has the largest
+    cosine plus `before`, the row's cosines in earlier windows.
     """
     near = rows @ centres.T
     groups = (near + before).argmax(axis=1)
@@ -218,7 +218,7 @@ def _centres(rows: Float64s, groups: Int64s, count: int) -> Float64s:
 def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
     """Draw `count` rows that are far from each other, as in k-means++.
 
-    The first row is uniform. Each further one is drawn in proportion to its squared distance to the
+    The first row is uniform. Each further row is drawn in proportion to its squared distance to the
     nearest drawn row. Another `start` draws other rows.
     """
     drawn = Seeded(seed, "partition", start).generator()
@@ -234,7 +234,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group, such that most of the known `labels` are right."""
+    """Return a different class for each group. As many known `labels` as possible are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

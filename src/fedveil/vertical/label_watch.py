@@ -53,8 +53,9 @@ class LabelWatch:
 
     A call of the object protects a gradient with `passed`, measures the protected gradient, and
     returns it. `classes` is the task's number of classes, or None if labels are not classes. The
-    first and the last few of the run's `steps` steps are measured. After each, `tell` receives a
-    sentence for each part whose gradient is returned, and one for a follower's parts together.
+    first and the last few of the `steps` remaining steps are measured. After either group of steps,
+    `tell` receives a sentence for each part whose gradient is returned, and one for all parts of a
+    follower together.
     """
 
     def __init__(
@@ -269,9 +270,8 @@ def _correlation(left: Float64s, right: Float64s) -> float:
 class GradientSums:
     """Adds up each example's returned gradients over a run's steps, separately for each part.
 
-    Each micro-batch's gradients are divided by their root mean square norm. Only the run's first
-    `examples` examples are included, or fewer if the sums of a part would have more than `values`
-    entries.
+    Each micro-batch's gradients are divided by their root mean square norm. Includes the run's
+    first `examples` examples, or fewer if a part's sums would have more than `values` entries.
     """
 
     def __init__(self, examples: int, values: int) -> None:

@@ -1,7 +1,6 @@
 """A party: its parts, their optimisers, and its side of every step.
 
-It yields requests to send and to receive (`channel`), and does not know where the other parties
-are.
+It yields requests to send and receive (`channel`), and does not know where other parties are.
 """
 
 from __future__ import annotations
@@ -142,8 +141,8 @@ class Party:
     ) -> Exchange[torch.Tensor | None]:
         """Run only the forward pass on a batch, under the protection of training.
 
-        Returns the last part's outputs at the leader, and None at a follower. `number` is that of
-        the batch, and `occasion` identifies the evaluation. Reports that differ in `number` or
+        Returns the last part's outputs at the leader, and None at a follower. `number` is the
+        batch's number, and `occasion` identifies the evaluation. Reports that differ in `number` or
         `occasion` get independent noise. The batch's positions refer to the examples of `subset`.
         """
         self._context = self._contexts[False]

@@ -28,7 +28,7 @@ class PartyLog:
         self._recorder: Recorder | None = None
 
     def open(self, metrics: Metrics) -> None:
-        """Open the folder's files, and remove all records but those in `metrics`."""
+        """Open the folder's files, and remove all records that are not in `metrics`."""
         self.close()
         self._recorder = Recorder(self._folder, metrics)
         self.records = self._recorder.records

@@ -246,7 +246,7 @@ class PartyRun:
                 take(outputs.cpu(), batch)
 
     def _calibrate(self, epoch: int) -> Exchange[None]:
-        """Fit the leader's calibrator to the true labels, not to those that LabelDP randomised.
+        """Fit the leader's calibrator to the true labels, not to LabelDP's randomised labels.
 
         This is safe because the calibrator stays with the leader.
         """

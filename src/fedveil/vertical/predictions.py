@@ -95,8 +95,7 @@ def told_classes(
 ) -> dict[str, list[str]]:
     """Return table columns: each example's predicted class, and the probabilities of all classes.
 
-    The probabilities are calibrated on the held-out `labels`. Without `names`, class numbers are
-    used.
+    Probabilities are calibrated on the held-out `labels`. Without `names`, classes are numbers.
     """
     return told_scores(calibrated(outputs, labels), outputs.argmax(axis=1), names)
 

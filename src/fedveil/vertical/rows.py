@@ -109,7 +109,7 @@ class Rows:
 
 
 def _add(digest: Any, name: str, tensor: torch.Tensor, at: Positions | None = None) -> None:
-    """Add the column's `name` and the rows of its `tensor` at the positions `at` to a digest."""
+    """Update a digest with the column's `name` and its `tensor`'s rows at the positions `at`."""
     count = len(tensor) if at is None else len(at)
     digest.update(f"{name} {tensor.dtype} {(count, *tensor.shape[1:])}\n".encode())
     for start in range(0, count, _AT_ONCE):

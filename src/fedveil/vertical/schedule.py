@@ -110,7 +110,7 @@ def programs(split: SplitModel, micros: int, *, training: bool = True) -> dict[s
 
 
 def micro_sizes(rows: int, in_flight: int) -> tuple[int, ...]:
-    """Return the sizes of min(`rows`, `in_flight`) micro-batches, in descending order."""
+    """Return the numbers of rows of min(`rows`, `in_flight`) micro-batches, in descending order."""
     micros = min(rows, in_flight)
     size, larger = divmod(rows, micros)
     return (size + 1,) * larger + (size,) * (micros - larger)

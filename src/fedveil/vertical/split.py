@@ -144,7 +144,7 @@ class Crossing:
     compression: Compression | None = None
 
     def compressed(self, *, gradient: bool) -> Compression | None:
-        """Return the compression of the output, or of its gradient. EmbeddingDP bits have none."""
+        """Return how the output, or its gradient, is compressed. None for EmbeddingDP's bits."""
         held = self.compression
         if held is None or not (held.backward if gradient else held.forward):
             return None

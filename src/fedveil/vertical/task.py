@@ -1,7 +1,7 @@
 """The task of a split model: its parts, the parties' columns, the loss and the metrics.
 
 A job names a built-in task, or a function `package.module:function`. The function is called with a
-seed for initial weights and returns an object with the attributes of `Task`. In one process the
+seed for initial weights and returns an object with the attributes of `Task`. In one process this
 seed is the job's. On separate machines each party has its own secret seed, so a task's data and ids
 must not depend on it.
 """
@@ -82,7 +82,7 @@ class NewRows:
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
     has an entry for each column, with numbers on how much it differs from the training data.
-    `normalised` rewrites ids by the rules by which the ids of the rows were rewritten.
+    `normalised` rewrites ids by the same rules as the rows' ids.
     """
 
     columns: Columns
@@ -145,8 +145,7 @@ class Task(Protocol):
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return sums over a batch, by name, which `averages` turns into metrics.
 
-        `examples` is the number of examples. The other sums have names such as `loss_sum` and
-        `correct`.
+        `examples` is the number of examples. Other sums have names such as `loss_sum` or `correct`.
         """
 
 

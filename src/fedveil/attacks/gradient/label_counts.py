@@ -18,14 +18,14 @@ def label_counts(
     Returns one count per class.
 
     Source: Ma et al. 2023, "Instance-wise batch label restoration via gradients in federated
-    learning" (iLRG). The gradient of a class's row of the last weight, divided by that of the
-    class's bias, is about the layer's mean input for that class. The layer maps it to the class's
-    mean softmax P_c. With the mean errors e, the gradient of the biases, the counts n solve
+    learning" (iLRG). The gradient of a class's row of the last weight, divided by the gradient of
+    the class's bias, is about the layer's mean input for that class. The layer maps it to the
+    class's mean softmax P_c. With the mean errors e, the gradient of the biases, the counts n solve
 
         sum over c of n_c (P_c - one-hot(c)) = count * e,    sum over c of n_c = count,
 
     by least squares, with no count below 0. A class whose error is not negative may be absent, and
-    its row says little, so typical softmax replaces P_c.
+    its row says little, so `layer.guesses`, the mean softmax of typical examples, replaces P_c.
 
     The equations are those of one step. Over many steps the softmax changes, so the counts are less
     exact. `weights` are the client's starting weights. `scale` is the number of steps times the

@@ -30,7 +30,7 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the number of cells per statistic for an `Imprint` to recover most examples."""
+    """Return the argument `cells` of `Imprint.of` with which most of the examples are recovered."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
@@ -51,7 +51,7 @@ def examples_in(imprint: Imprint, reading: Reading, prior: PublicLaw) -> Float64
 
 
 def _deltas(imprint: Imprint, cells: Cells) -> tuple[Float64s, Float64s]:
-    """Estimate each cell's sum of delta over its examples (`Cells`), with standard errors."""
+    """Estimate each cell's sum of loss derivatives (delta in `Cells`), and the standard errors."""
     bare = np.full(len(cells), 1e-7 * np.abs(cells.biases).max(initial=0.0))
     if not cells.noise:
         return cells.biases, bare

@@ -149,8 +149,8 @@ def look(
 ) -> Session:
     """Run the leader's side of a command, such as evaluation, on the trained model in `run`.
 
-    `purpose` names the command for the followers. `own` is the leader's part of the exchange with
-    them, if it is not the usual one of this purpose.
+    `purpose` names the command for the followers. `own` is the leader's side of the exchange with
+    them. None means the usual side for `purpose`.
     """
     from fedveil.vertical.remote import sessions
     from fedveil.vertical.remote.machine import Machine
@@ -164,7 +164,7 @@ def look(
 def _own_job(
     job: Path | None, overrides: Sequence[str] | None, out: Path | None, old: Path | None
 ) -> VerticalJob | None:
-    """Load the job of the options, or return None if `old` is a run, which has its own job."""
+    """Load the job that the options name. Returns None for a run `old`, which has its own job."""
     if old is None:
         return load(job, overrides)
     if job is not None or overrides or out is not None:

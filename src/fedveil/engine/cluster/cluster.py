@@ -53,7 +53,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def places(self) -> Sequence[Place]:
-        """Return the places that can hold a machine now, including those that already have one."""
+        """Return the places that can hold a machine now, also places that already have one."""
 
     @abstractmethod
     def start(self, place: Place, setup: Any, name: str) -> Remote:

@@ -31,7 +31,7 @@ from fedveil.protections.base import RoundContext, ServerRound
 from fedveil.protections.own_errors import own_errors
 from fedveil.rounds.outcomes import Answer, ClientId, Effort, Folded, Report
 
-#: The file in the run's folder by which a machine knows that it reads the right one.
+#: The file in the run's folder by which a machine recognises the folder.
 PROOF = "clients/machines"
 
 
@@ -88,8 +88,8 @@ class Work:
 
     With `fold` the machine returns the sum of the reports instead of each report. `before` are
     earlier phases of this round, which the machine repeats for clients of a lost machine. `coming`
-    are examples that the machine does not have yet. The clients `leaving` train on another machine
-    from now on.
+    are examples that the machine does not have yet. The clients `leaving` now train on another
+    machine.
     """
 
     context: RoundContext
@@ -107,8 +107,7 @@ class Played:
     `clients` are the clients whose reports were summed, and `half` has the sum. Row i of `columns`
     is about clients[i]: the report's size in bytes, and the seconds of training, protection and
     aggregation. `others` are the answers of all other clients. `took_s` is the machine's time in
-    seconds. `fixed` is True if the machine cannot take other clients without restarting its worker
-    processes.
+    seconds. `fixed` is True if the machine must restart its workers to take other clients.
     """
 
     clients: Sequence[ClientId] = ()

@@ -44,7 +44,7 @@ class Facts:
     trained: str
 
     def check(self, other: Facts, name: str) -> None:
-        """Raise `MachineDiffers` unless these facts equal `other`, those of the machine `name`."""
+        """Raise `MachineDiffers` unless these facts equal `other`, the facts of machine `name`."""
         for package, version in self.versions.items():
             theirs = other.versions.get(package, "none")
             if theirs != version:

@@ -1,7 +1,6 @@
 """Plays a round's clients on the machines of a cluster.
 
-If a machine is lost, its clients are trained again on another machine, with the same bytes as
-result.
+If a machine is lost, another machine trains its clients again, with the same bytes as result.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class ManyMachines(Executor):
     def _lost(
         self, machine: Member, lost: MachineLost, clients: Sequence[ClientId], *, fold: bool
     ) -> Sequence[ClientId]:
-        """Remove a lost machine. Returns those of its `clients` that can train on another machine.
+        """Remove a lost machine. Returns the `clients` that can train on another machine.
 
         The result is empty if reports were sent one by one (`fold` is False) and use the operating
         system's randomness: they cannot be repeated.

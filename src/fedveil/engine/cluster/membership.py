@@ -28,8 +28,7 @@ _PAUSE_S = 1.0
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is the unfinished call, started at `asked_at`, that tests if the machine still runs, or
-    None.
+    `pulse` is the unfinished call, from `asked_at`, that tests if the machine still runs, or None.
     """
 
     place: Place
@@ -103,7 +102,7 @@ class Membership:
         self._started = True
 
     def changed(self) -> bool:
-        """Look for new machines. Returns True if some have joined since the last call."""
+        """Look for new machines. Returns True if machines have joined since the last call."""
         if time.monotonic() - self._looked > _LOOK_S:
             self._look()
         return self._welcome(0.0)
@@ -136,7 +135,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine has returned a result. Forgets the machines lost at its place."""
+        """Record that a machine has returned a result. Forgets earlier losses at its place."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

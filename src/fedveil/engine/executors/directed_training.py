@@ -19,8 +19,8 @@ from fedveil.rounds.outcomes import ClientId
 class DirectedTraining(LocalTraining):
     """Trains each client with the steps w += -alpha * lr * gradient + (1 - alpha) / K * d.
 
-    w are the weights and d is the last round's aggregate, which the server sends with them. K is
-    the client's number of steps, and alpha is `training.own_direction`. If K is equal for all
+    w are the weights and d is the last round's aggregate, which the server sends with the weights.
+    K is the client's number of steps, and alpha is `training.own_direction`. If K is equal for all
     clients and the rate is constant, these are the paper's steps, whose direction is -d / (K * lr).
     Clients keep no state.
     """

@@ -1,8 +1,7 @@
 """A pool of worker processes that train a round's clients.
 
-By default a worker is a separate program. Instead, it can be a fork of the calling process, which
-starts with all code imported and compiled. A worker ends when the calling process ends, even if
-that is killed.
+By default a worker is a separate program. Or it is a fork of the calling process, with all code
+already imported and compiled. A worker ends when the calling process ends or is killed.
 """
 
 from __future__ import annotations

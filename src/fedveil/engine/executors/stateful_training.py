@@ -2,7 +2,7 @@
 
 A `Way` defines the state. `OwnLayers` keeps some layers at the client (FedBN, FedPer). `Scaffold`
 (Karimireddy et al., 2020, option II) and `Dynamic` (FedDyn; Acar et al., 2021) keep a vector that
-corrects the client's gradients for the difference between its data and the others'.
+corrects the client's gradients for the difference between its data and other clients' data.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Scaffold:
     Server and client exchange one vector with the model and the mean variate. A report contains the
     change of the client's variate, multiplied by `unit`, the job's learning rate. The client
     changes its variate by the reported change after clipping, so the server's variate stays the
-    mean of the clients'. `trainable` is False for buffers, whose variates stay zero.
+    mean of the clients' variates. `trainable` is False for buffers, whose variates stay zero.
     """
 
     trainable: Bools
@@ -126,7 +126,7 @@ class Dynamic:
     """Keeps the sum of the client's weight changes times -`alpha`, which corrects its gradients.
 
     Each change is added as it is in the report, after clipping, so the server's state stays the
-    mean of the clients'. `trainable` is False for buffers, which are not in the sum.
+    mean of the clients' states. `trainable` is False for buffers, which are not in the sum.
     """
 
     trainable: Bools

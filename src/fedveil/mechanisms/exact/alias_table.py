@@ -65,7 +65,7 @@ class AliasTables:
     def _weights(self, law: Float64s) -> _Weights:
         """Convert the probabilities `law` of a distribution to integer weights that sum to 2^64.
 
-        The result has the weights of the symbols, then that of the remainder, then zeros up to the
+        The result has the symbols' weights, then the remainder's weight, then zeros up to the
         number of columns.
         """
         weights = np.zeros(1 << self._bits, np.uint64)
@@ -127,7 +127,7 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the integer weights in a row's table, the remainder's last. Their sum is 2^64."""
+        """Return the weights of a row's symbols, then what they leave of 2^64, the remainder."""
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):

@@ -31,7 +31,8 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 def choose_cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
     """Write the cell (high part of |x|) that each random word chooses to `out`.
 
-    `thresholds` and `guide` are the tables of `_cell_table`. A word is undecided, and gets -1, if
+    A word chooses the first cell y with `thresholds[y]` above the word's first 63 bits. `guide`
+    maps the word's first 16 bits to the first possible cell. A word is undecided, and gets -1, if
     its first 63 bits equal a threshold, because the true threshold has more bits. Returns the
     number of undecided words.
     """
@@ -68,9 +69,9 @@ def add_cells(
 ) -> int:
     """Add the draw x of words[i] to values[i], unless it is undecided or a negative zero.
 
-    A word's last bit is the sign, and its other 63 bits choose |x| by the tables of `_cell_table`,
-    `thresholds` and `guide`. Negative zeros are left out, because 0 would otherwise be drawn twice
-    as often. Writes the indices of all entries that are left out to `listed`, and returns their
+    A word's last bit is the sign, and its other 63 bits choose |x| by `thresholds` and `guide`, as
+    in `choose_cells`. Negative zeros are left out, because 0 would otherwise be drawn twice as
+    often. Writes the indices of all entries that are left out to `listed`, and returns their
     number.
     """
     count = 0
@@ -131,10 +132,10 @@ def add_placed(
 
     A draw is ± (cell · 2^place_bits + place). The sign is the last bit of words[i], the cell is
     cells[i], and the place is in the top `place_bits` bits of places[i]. The other bits of
-    places[i] begin a uniform real. The draw is rejected if this real is below 1 - e^-loss (see
-    `_decide_kept`). So it is certainly accepted if the real is at least the loss, because 1 -
-    e^-loss is at most the loss. Negative zeros are listed too. Writes the indices to `listed`, and
-    returns their number.
+    places[i] begin a uniform real. The draw is rejected if this real is below 1 - e^-loss, loss =
+    place · (2 · |x| - place) / 2s². So it is certainly accepted if the real is at least the loss,
+    because 1 - e^-loss is at most the loss. Negative zeros are listed too. Writes the indices to
+    `listed`, and returns their number.
     """
     bits = PLACE_WORD_BITS - place_bits
     units = 2.0**-bits, 2.0**-place_bits, 1.0 / cell_variance

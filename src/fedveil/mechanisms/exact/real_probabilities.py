@@ -2,7 +2,7 @@
 
 A probability such as e^eps / (1 + e^eps) is neither a floating-point number nor a fraction. So a
 draw compares a uniform real with the cumulative probabilities, 64 bits at a time. If these bits are
-equal, 64 more bits of both are compared. The comparison ends with probability one.
+equal, 64 more bits of both numbers are compared. The comparison ends with probability one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _REGROW_ROUNDS = 5
 
 
 class MagnitudeEstimator:
-    """The server's estimate of the size of the clients' updates, from one reported bit of each.
+    """The server's estimate of the size of the clients' updates, from one bit of each client.
 
     B is the majority of a round's bits, which clients have protected by randomised response. A
     client's bit is 1 if its update is small (`bit`). In the phase `growth`, B = 0 multiplies the
@@ -75,7 +75,7 @@ class MagnitudeEstimator:
     def update_counts(self, ones: int, reporters: int, eps: float) -> None:
         """Update the estimate from one round in which `ones` of `reporters` bits were 1.
 
-        `eps` is that of the randomised response. Without reporters, nothing changes.
+        `eps` is the randomised response's epsilon. Without reporters, nothing changes.
         """
         if integer("reporters", reporters, 0) == 0:
             return

@@ -32,8 +32,8 @@ _ABOVE, _EQUAL, _BELOW = 1, 0, -1
 class TopSet:
     """The set of the `size` entries of a vector with the largest values of `sign * value`.
 
-    If several entries equal the smallest value in the set, those with the lowest indices belong to
-    it. -0.0 and 0.0 are equal. NaN and infinity are refused.
+    If several entries equal the smallest value in the set, the set has the entries with the lowest
+    indices. -0.0 and 0.0 are equal. NaN and infinity are refused.
     """
 
     def __init__(self, vector: Vector, size: int, sign: int) -> None:

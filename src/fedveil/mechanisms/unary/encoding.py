@@ -154,8 +154,8 @@ class UnaryEncoding:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
         The rounding `nearest` gives the nearest state, and of two equally near ones the even one.
-        `stochastic` rounds up or down at random with `entropy`, such that the expected state is the
-        exact number. Infinities are clipped. NaN is refused.
+        `stochastic` rounds up or down at random with `entropy`. The expected state is then the
+        number before rounding. Infinities are clipped. NaN is refused.
         """
         if self.rounding == "nearest":
             return nearest_states(values, self.cells, self.value_range)
@@ -253,8 +253,8 @@ class UnaryEncoding:
     def estimate(self, reports: Running | Sequence[Report], n: int) -> Float64s:
         """Return an estimate of the mean of n clients' values, for each parameter.
 
-        `reports` are the clients' reports, or the running sums that `add` returned for them. The
-        estimate is unbiased for the mean of the rounded values, state * value_range / cells.
+        `reports` are the clients' reports, or their running sums from `add`. The estimate is
+        unbiased for the mean of the rounded values, each a client's state * value_range / cells.
         """
         n = integer("n", n, 1)
         if isinstance(reports, np.ndarray):
@@ -272,7 +272,7 @@ class UnaryEncoding:
 
         The result has a row for each parameter and a column for each state. An estimate is
         (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
-        is 1, and p and q are those of this encoding. Needs `report="bits"`.
+        is 1, and p and q are this encoding's probabilities. Needs `report="bits"`.
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

@@ -64,7 +64,8 @@ def _of_codes(encoding: UnaryEncoding, packed: Report) -> LogLikelihood:
 def _averaged(encoding: UnaryEncoding, chance: Callable[[States], Float64s]) -> LogLikelihood:
     """Return a function that maps values to the sum of ln `chance` of their states.
 
-    If values are rounded at random, `chance` is averaged over the two possible states of each.
+    If values are rounded at random, `chance` is averaged over the two possible states of each
+    value.
     """
 
     def log_likelihood(values: npt.NDArray[np.floating[Any]]) -> float:

@@ -20,7 +20,7 @@ class UnaryRelease:
     state. The state's own bit is 1 with probability `p`, any other with probability `q`. A report
     has either these bits or (`report` = "sum") S, the sum of the states whose bits are 1. `epsilon`
     is the privacy loss of the bits. For S, the loss distribution is the worst over all pairs of
-    states. If `cells` is above 127, that for the bits is used, an upper bound.
+    states. If `cells` is above 127, the bits' loss distribution is used, an upper bound.
     """
 
     p: Fraction
@@ -43,7 +43,7 @@ def _distribution(release: UnaryRelease) -> LossDistribution:
 
 
 def _two_bits(p: Fraction, q: Fraction) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the distribution of the two bits in which two states' codes differ: a row for each."""
+    """Return two states' distributions, as rows, of the two bits in which their codes differ."""
     own, other = (1 - p, p), (1 - q, q)
     return np.array(
         [[float(a * b) for a in own for b in other], [float(a * b) for a in other for b in own]]

@@ -79,9 +79,9 @@ def sum_law(p: Fraction, q: Fraction, cells: int, state: int) -> _Law:
 def _all_but_one(laws: _Law, law: _Law, p: Fraction, q: Fraction, low: int, high: int) -> None:
     """Fill rows low..high-1 of `laws`: row v is the distribution of S if the parameter has state v.
 
-    S is the sum of the states whose bits are 1 in a perturbed code. `law` is its distribution if
-    the bits of the states low..high-1 are left out. The function adds these: the bit of state v is
-    1 with probability p, the others with probability q.
+    S is the sum of the states whose bits are 1 in a perturbed code. `law` is the distribution of S
+    without the bits of the states low..high-1. The function adds these: the bit of state v is 1
+    with probability p, the others with probability q.
     """
     # Halving the range leaves out each state's own bit in log2(cells) steps. Dividing it out of the
     # whole product would lose the small probabilities to cancellation.

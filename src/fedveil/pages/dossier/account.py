@@ -103,7 +103,7 @@ def _check_job(path: Path) -> None:
 
 
 def _of_ledger(folder: RunFolder, run: ReadRun) -> list[Account]:
-    """List the one account of a run, of a client in every round. Empty without a checkpoint."""
+    """Return [the account of a client that is in every round], or [] without a checkpoint."""
     checkpoint = Checkpoint.read(folder)
     if checkpoint is None or not run.records:
         return []

@@ -25,7 +25,7 @@ from fedveil.privacy.sampled_gaussian import SampledGaussian
 #: The noise multipliers in which a sampled Gaussian is searched, as ratios to twice the clip.
 _LEAST_RATIO, _MOST_RATIO = 0.05, 1e3
 _HALVINGS = 60
-#: Relative difference at which a table counts as that of a sampled Gaussian.
+#: Relative difference at which a table counts as a sampled Gaussian's table.
 _SAME = 1e-6
 
 

@@ -108,7 +108,7 @@ class Numbers(Settings):
         return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
     def encode(self, values: Float64s, scaled: Float32s, intervals: Array) -> None:
-        """Write each number's scaled value, and the index of its interval, from 0."""
+        """Write each number's scaled value, and the index of its interval (from 0)."""
         edges = np.array(self.edges)
         _encode(values, self.scale.mean, self.scale.deviation, edges, scaled, intervals)
 
@@ -154,7 +154,7 @@ def _edges_up_to(value: float, edges: Float64s) -> int:
 
 
 class Words(Settings):
-    """Encodes a column of words: each of `words` has an index, and all others share the last."""
+    """Encodes words: each of `words` has an index, and all other words share the last index."""
 
     words: tuple[str, ...]
     places: int
@@ -176,11 +176,11 @@ class Words(Settings):
         return cls(words=tuple(word for _, word in frequent), places=places)
 
     def applied(self, table: Table, column: str) -> Codes:
-        """Return the index of the word in each row of the table's column."""
+        """Return this encoding's index for the word in each row of the column."""
         return self.of_known(table, column)[table.codes(column)]
 
     def of_known(self, table: Table, column: str) -> Codes:
-        """Return the index of each distinct word of the column, in the order of `table.known`."""
+        """Return this encoding's index for each word of `table.known[column]`, in order."""
         place = {word: number for number, word in enumerate(self.words)}
         known = [place.get(word, self.places - 1) for word in table.known[column]]
         return np.array(known, np.int64)
@@ -245,7 +245,7 @@ class Classes(Settings):
 
 
 class Encoding(Stored):
-    """The encodings of a party's columns, in order. The leader's also encodes the labels."""
+    """The encodings of a party's columns, in order, and (at the leader) of the labels."""
 
     what = "an encoding of a table"
 

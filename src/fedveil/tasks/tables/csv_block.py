@@ -29,8 +29,9 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` are the places in `block` of the cells of the columns `names` (`native_cells`). `asked`
-    lists each read as (reader, column). `places` are line numbers, which the caller sets.
+    `cells` says where each cell of the columns `names` begins and ends in `block` (`native_cells`).
+    `asked` lists the (reader, column) pairs requested since `prepare`. `places` are the rows' line
+    numbers, which the caller sets.
     """
 
     unit = "line"

@@ -49,7 +49,7 @@ def header(found: CsvFormat) -> list[str]:
 def pieces(found: CsvFormat, names: Sequence[str], refusals: Refusals) -> Iterator[Piece]:
     """Yield the rows of a file of the format `found` in pieces, with the columns `names`.
 
-    Rows of another length than the header's are omitted and reported to `refusals`.
+    Rows with more or fewer cells than the header are omitted and reported to `refusals`.
     """
     with found.blocks() as blocks:
         first = next(blocks, "")

@@ -1,7 +1,7 @@
 """Loops over the cells of a block of CSV text, in native code.
 
 `block` has the text's bytes as UTF-8, and zeros after them. `cells` has the place of each cell's
-first byte and the place after its last one, of all columns [columns, rows, 2] or of one [rows, 2].
+first byte and the place after its last byte, of all columns [columns, rows, 2] or of one [rows, 2].
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array
 def _scaled(whole: np.uint64, power: int) -> float:
     """Return `whole` times 10 to the `power`, correctly rounded, or NaN if the rounding is unclear.
 
-    The method is that of Lemire, Number parsing at a gigabyte per second (2021).
+    The method is from Lemire, Number parsing at a gigabyte per second (2021).
     """
     if whole == 0:
         return 0.0
@@ -301,7 +301,7 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 
 @compiled()
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
-    """Number the distinct cells of a column. Returns how many there are, or -1 if it gives up.
+    """Number the distinct cells of a column. Returns their number, or -1 after many collisions.
 
     Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
     zeros, and its length is a power of two above the number of rows.

@@ -66,8 +66,8 @@ class Cells:
 class NumberColumn:
     """Reads one column of numbers, piece by piece, and stores it on disk in `spool`.
 
-    `forms` are the ways to write numbers that fit every cell so far. If a piece of the table leaves
-    none of them, only the one that fits most cells of the piece is kept.
+    `forms` are the ways to write numbers that fit every cell so far. If none of them fits all cells
+    of a piece of the table, only the form that fits most of these cells is kept.
     """
 
     def __init__(

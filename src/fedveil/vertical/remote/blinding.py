@@ -73,8 +73,8 @@ def check_raised(
 ) -> None:
     """Raise `MessageInvalid` unless `proof` shows that `raised` are the `points` to a power k.
 
-    The exponent k is that of `commitment`, which is G^k for the group's generator G. The proof also
-    shows that the prover knows k. `subset` is the subset of examples to which the points belong.
+    `commitment` is G^k for the same k and the group's generator G. The proof also shows that the
+    prover knows k. `subset` is the subset of examples to which the points belong.
     """
     if len(commitment) != POINT_BYTES:
         raise MessageInvalid(f"its commitment has {len(commitment)} bytes")

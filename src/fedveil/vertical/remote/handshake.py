@@ -231,8 +231,7 @@ def _aligned(
 ) -> Exchange[tuple[Mapping[Subset, alignment.Aligned], Mapping[str, Mapping[str, Value]]]]:
     """Find the common examples of all parties at the leader, by digests or by intersection.
 
-    Returns the common examples of each subset, and for each follower the message fields that prove
-    them.
+    Returns each subset's common examples, and the message fields that prove them to each follower.
     """
     counts = {follower: _counts(message) for follower, message in applications.items()}
     try:
@@ -336,7 +335,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence on how many ids each peer has sent so far. Each may be a guess."""
+    """Yield a log sentence on how many ids each peer has sent so far. Each id may be a guess."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "

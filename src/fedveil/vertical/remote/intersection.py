@@ -1,6 +1,7 @@
 """Intersection: a leader and its followers find their common examples by blinded ids.
 
-For every subset, with the leader's exponent k and a follower's l (`blinding`), in batches:
+For every set of examples, such as the training examples, the parties send in batches (k and l are
+the exponents of leader and follower, see `blinding`):
 
     blinded   leader -> follower   H(y)^k of the leader's ids y, in its order
     raised    follower -> leader   these to the power of l, and H(x)^l of the follower's ids x, in
@@ -157,7 +158,7 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Matches the leader's ids of one subset, such as "train", with those of each follower."""
+    """Matches the leader's ids of one subset, such as "train", with each follower's ids."""
 
     ids: Ids
     counts: Mapping[str, int]
@@ -168,7 +169,7 @@ class _Table:
     ) -> Exchange[tuple[Mapping[str, Positions], Mapping[str, tuple[Points, Points]]]]:
         """Exchange blinded ids with all followers. Returns two mappings by follower.
 
-        The first has the position of each of the leader's ids among the follower's, or -1. The
+        The first has the position of each of the leader's ids among the follower's ids, or -1. The
         second has the follower's blinded ids as sent, and these raised to the leader's exponent.
         """
         sent = {name: _empty(count) for name, count in self.counts.items()}

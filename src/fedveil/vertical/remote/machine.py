@@ -369,7 +369,7 @@ def follower_of(task: Task, named: str | None, tls: Path | None) -> str:
     """Return this follower's name: `named` or, if that is None, the job's only follower.
 
     If the job has several followers, the certificate in the folder `tls` decides. Raises
-    InvalidValue if the name is not that of a follower.
+    InvalidValue if no follower has the name.
     """
     choices = ", ".join(task.followers)
     if named is not None:

@@ -113,9 +113,8 @@ class ScoreFile:
     def write(self, source: Source, tell: Callable[[str], None]) -> dict[str, int]:
         """Score all common rows, and write them. Returns the number of rows by outcome.
 
-        The outcomes are `scored`, `refused` (above a party's `privacy.max_epsilon`), and `alone`,
-        which means that another party does not have the row. `tell` receives a sentence on the
-        calibration.
+        The outcomes are `scored`, `refused` (above a party's `privacy.max_epsilon`) and `alone`
+        (another party lacks the row). `tell` receives a sentence on the calibration.
         """
         leader = source.leader
         decision, answers = Decision(leader), Answers(source)

@@ -131,7 +131,7 @@ class Scorer:
         )
 
     def keep_account(self) -> list[Line]:
-        """Save this party's epsilons for the scored examples in the bundle, and return them."""
+        """Save lines with this party's epsilons of scored examples to the bundle. Returns them."""
         lines = self.scored.figures()
         keep_accounts(self.state, lines, self.log.event)
         return lines

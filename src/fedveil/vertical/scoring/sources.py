@@ -198,8 +198,7 @@ def bundles_in(path: Path) -> list[Path]:
 def files_of(data: Sequence[str], parties: Sequence[str]) -> Mapping[str, str]:
     """Return the file of each party in `parties`, from texts `PARTY=FILE`.
 
-    A text may be `FILE` if there is only one party. Raises InvalidValue if a party has no file or
-    several.
+    With one party, a text may be `FILE`. Raises InvalidValue if a party has no file or several.
     """
     files: dict[str, str] = {}
     for text in data:
