@@ -29,8 +29,8 @@ def _softmax_less_one(m: Float32s, z: int, g: int, many: int, label: int, scale:
     """Write `scale` times the gradient of -log softmax(scores)[label]: softmax minus one-hot.
 
     The `many` scores begin at position `z` of the memory, the gradient at `g`. `scale` is first
-    rounded to the memory's float type, as in torch. So the gradient at the label is exactly 0 if
-    the softmax there is 1.
+    rounded to the memory's float type, as in torch. Softmax and one-hot are then multiplied by the
+    same number, so their difference is exactly 0 where both are 1.
     """
     sum_of_all, first = exponentials(m, z, g, many, 1.0), m[g]
     m[g] = scale

@@ -148,9 +148,9 @@ class Operation:
         return _vector(weight)
 
     def numbers(self, memory: Memory, batch: int, changed: bool) -> Row:
-        """Return the table columns that only this kind of operation has.
+        """Return the values in the table columns that only this kind of operation has.
 
-        It reserves scratch memory in `memory`, for batches of up to `batch` examples. `changed` is
+        Reserves scratch memory in `memory`, for batches of up to `batch` examples. `changed` is
         True if a later operation overwrites the output.
         """
         return {}

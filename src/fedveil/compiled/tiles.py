@@ -78,8 +78,8 @@ def rows_tile(lanes: int, across: int, rows: int) -> Any:
     """Return a function that computes C = d + A B', for `across` rows of B and up to `rows` of A.
 
     The arguments of the function are (the memory, c, its row stride, d, a, its row stride, b, its
-    row stride, number of rows, terms). Here c, d, a and b are positions in the memory. A vector has
-    `lanes` floats.
+    row stride, number of rows of A, entries per row of A and B). Here c, d, a and b are positions
+    in the memory. The function multiplies `lanes` entries at once.
     """
 
     @vector_code(lanes)

@@ -160,8 +160,8 @@ class Code:
 def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function that generates instructions, so that compiled loops can call it.
 
-    The function receives a `Code` and the caller's arguments, which are arrays and integers. The
-    first array has floats, and a vector has `lanes` of them. With `gives`, it returns an integer.
+    The function gets a `Code` and the caller's arrays and integers. The first array has floats, and
+    a vector has `lanes` of them. It returns an integer if `gives` is True, otherwise nothing.
     """
 
     def make(write: Callable[..., Any]) -> Any:

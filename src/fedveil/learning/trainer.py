@@ -262,9 +262,9 @@ class LoopTrainer(OneByOne):
 
 
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Make inputs of a `norm` layer contiguous, unless they need gradients.
+    """Make inputs of a `norm` layer contiguous if they need no gradients.
 
-    torch crashes in the backward pass of a GroupNorm whose input has any other layout.
+    Otherwise, torch crashes in the backward pass of a GroupNorm with such an input.
     """
     return tuple(x if x.requires_grad else x.contiguous() for x in inputs)
 

@@ -69,7 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by the log-likelihood ratio of one column's value, or of the value's bin."""
+    """Scores a row by the log-likelihood ratio of one column's bin. Few values have a bin each."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index

@@ -140,9 +140,9 @@ class Finding:
 
     @property
     def limits(self) -> str:
-        """Return a phrase about the true epsilons that the sharpest lower bound would miss.
+        """Return a phrase about the true epsilons that the bound with the least ratio would miss.
 
-        Returns "" if these epsilons are known for no bound.
+        The ratio is `unseen` / claim. Returns "" if no bound has a finite claim and a ratio.
         """
         known = self._known()
         seeing = [(bound, claim) for bound, claim in known if not math.isinf(bound.unseen)]
@@ -171,7 +171,7 @@ class Finding:
 
     @property
     def distance(self) -> str:
-        """Return in words the gap between the claim and the closest bound, or "" if infinite."""
+        """Return in words the gap between the closest bound and its claim, or "" if infinite."""
         gaps = [bound.claim(self.epsilon) - bound.value for bound in self.bounds]
         gap = min(gaps, default=math.inf)
         if math.isinf(gap):

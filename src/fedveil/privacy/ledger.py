@@ -92,7 +92,7 @@ class Ledger:
         self._in_clear: set[str] = set()
 
     def record(self, loss: PrivacyLoss, *, round: int, client: int, count: int = 1) -> None:
-        """Charge `client` for `count` releases of `loss` in `round`. Rounds come in any order."""
+        """Charge `client` for `count` releases of `loss` in `round`, which must be open."""
         self._record([(loss, count)], round, [client])
 
     def record_many(
@@ -105,9 +105,8 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
-        Rounds must come in order, because nothing more can be recorded for earlier ones. With
-        `ahead`, earlier rounds can still be recorded. Use it for an interrupted round, whose
-        repetition is charged again.
+        This closes all earlier rounds: nothing more can be recorded in them. With `ahead`, they
+        stay open. Use it for an interrupted round, whose repetition is charged again.
         """
         self._record(spendings, round, clients)
         if ahead:

@@ -169,7 +169,7 @@ def _table(laws: npt.ArrayLike) -> Float64s:
 
 
 def _extent(table: Float64s) -> tuple[float, float]:
-    """Return the largest finite loss between two rows, and an estimate of the largest RMS loss."""
+    """Return the largest finite loss of any two rows, and the largest RMS loss of row 0."""
     possible = table > 0
     logs = np.log(np.where(possible, table, 1.0))
     highest = np.where(possible, logs, -np.inf).max(axis=0)

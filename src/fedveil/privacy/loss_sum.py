@@ -86,7 +86,7 @@ class Tilted:
         """Return the distribution on a grid with another `step`.
 
         `tilt` is the one with which this distribution was made. Raises `TooSteep` if `step` is too
-        large for it.
+        large for this tilt.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is
@@ -108,7 +108,7 @@ class Tilted:
 
 
 class TooSteep(Exception):
-    """Raised if a tilt changes the weights too much from one grid point to the next."""
+    """Raised if e^(tilt * step), a tilt's factor from one grid point to the next, is too large."""
 
 
 Part: TypeAlias = tuple[Tilted, int]

@@ -102,8 +102,8 @@ class SampledGaussian:
 def sampled_release(ratio: float, rate: float) -> Release:
     """Return the release of a sum with Gaussian noise over a batch sampled at `rate`.
 
-    `ratio` is as in `SampledGaussian`. If `SampledGaussian` cannot compute this ratio, the result
-    is a `Gaussian`, which ignores the sampling and never understates the loss.
+    `ratio` is as in `SampledGaussian`. At rate 1, or if `SampledGaussian` cannot compute this
+    ratio, the result is a `Gaussian`, which ignores the sampling and never understates the loss.
     """
     if rate == 1 or not _LEAST_RATIO <= ratio <= _MOST_RATIO:
         return Gaussian(ratio)
@@ -117,8 +117,8 @@ def sampled_loss(
 
     Without sampling, the noise is (epsilon, delta)-private for the example. With q = `rate`, the
     epsilon of the result is ln(1 + q (e^epsilon - 1)), and its delta is q `delta`. `ratio` is as in
-    `SampledGaussian`. If `SampledGaussian` cannot compute the ratio, the result states `epsilon`
-    and `delta` themselves.
+    `SampledGaussian`. If `SampledGaussian` cannot compute the ratio, the result is the loss without
+    sampling.
     """
     # Why this holds: let u and v be the example's two possible contributions, of norm at most c,
     # and N(m) the noise around m. At the stated epsilon, the sampled release has q times the delta

@@ -21,8 +21,8 @@ class CostKey:
     - `start` is where the search starts if the parameter is null.
     - `instead` are other parameters that determine the same quantity. Setting `parameter` sets them
       to null.
-    - `total` is a parameter that limits the cost of an adaptive run, or None. Without it, no value
-      can be found for an adaptive run.
+    - `total` is a parameter that limits the cost of a run under an adaptive protection
+      (`Protection.adaptive`), or None. If it is None, no value can be found for such a run.
     """
 
     parameter: str

@@ -42,7 +42,7 @@ class Clients:
     def contributed(self, client: int, entropy: Entropy, carried: int | None = None) -> Int64s:
         """Return the positions in the table of the rows that a client contributes to every round.
 
-        `entropy` is the client's own. `carried` is the largest number of rows in a report.
+        `entropy` is the client's own. A report has at most `carried` rows (None: any number).
         """
         mine = self.order[self.offsets[client] : self.offsets[client + 1]]
         most = min(n for n in (self.rows, carried, len(mine)) if n is not None)

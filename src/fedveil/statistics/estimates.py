@@ -126,8 +126,8 @@ def ratio(
     """Return the estimate of the statistic `shape`, which divides sums by other sums.
 
     `present` returns the number of rows, given the values of `sums`. If this number or
-    `shape.divisor` is too noisy, the interval is the whole possible range. Otherwise the interval
-    extends `z` standard deviations to each side. `label` says what is estimated.
+    `shape.divisor` is too noisy, the interval is the possible range, and the estimate its middle.
+    Otherwise the interval extends `z` deviations to each side. `label` says what is estimated.
     """
     rows = present(sums.values)
     drawn = sums if shape.spread is not None else _with_sampling(sums)

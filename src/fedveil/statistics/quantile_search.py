@@ -64,8 +64,8 @@ class Search:
 
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
         `z` standard deviations from zero. The estimate is the zero of a line fitted to the answers
-        near the quantile or, if these are too few, of the increasing function nearest to all
-        answers. The interval starts at the last edge up to which all answers are significantly
+        near the quantile or, without such a line (`_line`), of the increasing function nearest to
+        all answers. The interval starts at the last edge up to which all answers are significantly
         negative. It ends at the first edge from which on all answers are significantly positive.
         """
         asked = sorted(self._answers)

@@ -167,10 +167,10 @@ def _text_of(cell: object) -> str:
 def as_table(data: Any, name: str = "data") -> Table:
     """Return `data` as a table. Error messages call it `name`.
 
-    `data` may be a path, a mapping of names to columns, a pandas DataFrame, a structured array, an
-    array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are named 0, 1,
-    ... Those of a pair or a Dataset also include y, the targets. Those of a Dataset also include
-    client, the owners. Only the training examples of a Dataset are used.
+    `data` may be a `Table`, a path, a mapping of names to columns, a pandas DataFrame, a structured
+    array, an array of rows, a pair (x, y), or a fedveil `Dataset`. The columns of an array are
+    named 0, 1, ... Those of a pair or a Dataset also include y, the targets. Those of a Dataset
+    also include client, the owners. Only the training examples of a Dataset are used.
     """
     if isinstance(data, Table):
         return data

@@ -117,7 +117,7 @@ class Pangu:
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
-        """Return the saved tokenizer of a resumed run, or train one on the training text."""
+        """Return the tokenizer. `pairs` is loaded from a resumed run or trained on the text."""
         if self.settings.tokenizer == "bytes":
             return text.ByteTokenizer()
         kept = None if self._folder is None else self._folder / TOKENIZER

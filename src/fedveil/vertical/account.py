@@ -95,7 +95,7 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Save the counts to disk as those after `step`. Does nothing with seeded randomness."""
+        """Save the counts as those after `step`. Does nothing if `fresh` is False."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))

@@ -2,8 +2,8 @@
 
 The leader attacks the protected gradients that it sends, and tests the result on its labels. Labels
 count as inferred if the confidence interval of the accuracy, the AUC, or the rarest class's recall
-is above chance, or if the rarest class has higher scores than chance explains. The stated
-confidence covers all these tests together.
+is above chance, or if a class has higher scores than chance explains. The stated confidence covers
+all these tests together.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield a view of each report or aggregate of simulated rounds, without end."""
+        """Yield views of simulated rounds: reports, or the aggregate if one reveals nothing."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)

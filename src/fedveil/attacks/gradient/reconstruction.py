@@ -50,8 +50,8 @@ class Search:
     With `distance` "squared" it minimises the squared distance by L-BFGS (Zhu et al. 2019). With
     "cosine" it minimises the angle, plus `variation` times the images' total variation, by Adam on
     signs (Geiping et al. 2020). Of `restarts` starts it keeps the one that reaches the smallest
-    value. A value below `near` ends this search early. A value below `explains` makes further
-    searches needless.
+    value. A value below `near` ends the search before the remaining starts. After a value below
+    `explains`, no further search is run.
     """
 
     distance: Literal["squared", "cosine"]
@@ -66,8 +66,8 @@ class Search:
 class Reconstruction:
     """Reconstructed examples and labels, and how close their update is to the observed one.
 
-    `by` is the name of the search that found them, or "guess" if the report revealed nothing.
-    `value` is the smallest value that this search found.
+    `by` is the `distance` of the search that found them, and `value` the smallest value that it
+    found. Without a search, they are "guess" and infinity.
     """
 
     examples: Float64s
@@ -86,11 +86,11 @@ def reconstruct(
     """Reconstruct the examples behind an observed update.
 
     The `searches` minimise the distance between the examples' update and the observed one, from
-    starts drawn with `draw`. They are run in order until one finds a value below its `explains`.
-    The result is that of the last one that ran. `labels` are the examples' labels. With None they
-    are recovered first. With "joint", or if the model does not end in a dense layer, they are
-    searched for together with the examples, as Zhu et al. do. If `reading` reveals nothing, the
-    result is `known.prior` for each example.
+    starts drawn with `draw`. They run in order until one finds a value below its `explains`,
+    without those by squared distance if `reading.scaled` is False. The result is that of the last
+    search that ran, or `known.prior` for each example if none ran or `reading` reveals nothing.
+    `labels` are the examples' labels. None recovers them first. With "joint", or with None and a
+    last layer that is not dense, a joint search with the examples finds them (Zhu et al.).
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)

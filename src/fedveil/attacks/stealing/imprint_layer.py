@@ -169,7 +169,7 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return bounds of `cells` cells with equally many of `values`, and of one more empty cell."""
+    """Return bounds of `cells` cells with equally many `values` each, and of an empty last cell."""
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

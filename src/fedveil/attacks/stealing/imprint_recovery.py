@@ -112,7 +112,7 @@ def _among(example: Float64s, found: Float64s, slack: float) -> bool:
 
 
 def _places(imprint: Imprint, example: Float64s, cell: int, noise: float) -> Int64s:
-    """Return `cell`, where `example` is, and the other statistics' cells where it surely is."""
+    """Return `cell`, which holds `example`, and other statistics' cells that surely hold it."""
     places = imprint.places(example[None])[0]
     copies = np.repeat(example[None], len(places), axis=0)
     sure = _inside(imprint, copies, places, -noise)

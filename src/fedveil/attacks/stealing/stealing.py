@@ -39,8 +39,8 @@ class Loot:
     """Result of an attack that steals examples. Examples are rows with values in [0, 1].
 
     `originals` are the clients' examples, and `offered` are the attacker's candidates for them. The
-    baseline is an attacker who offers equally many `public` examples. `saw` says what the attacker
-    received, such as a report or a sum.
+    baseline is an attacker who offers the `public` examples, at most as many as `originals`. `saw`
+    says what the attacker received, such as a report or a sum.
     """
 
     originals: Float64s
@@ -66,7 +66,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of originals above their nearest candidates, or None without candidates."""
+        """Return a PNG of originals above the nearest candidates. None without these or images."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]

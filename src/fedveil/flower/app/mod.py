@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the client's state after an earlier phase. Raises if the offer has changed."""
+        """Return the state saved in this round's last phase, or None. Refuses a changed offer."""
         kept = state.take(self._round)
         if kept is None:
             return None

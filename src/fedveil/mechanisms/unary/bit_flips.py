@@ -49,7 +49,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Draw S, the sum of the states whose bits are 1, into `sums`, for the true `states`."""
+        """Draw each parameter's S into `sums`. `states` has the parameters' own states."""
         if self._own_lies:
             sums[:] = states
         else:

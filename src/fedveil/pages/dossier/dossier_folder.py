@@ -68,7 +68,7 @@ class Dossier:
 
 
 def write_dossier(folder: Path, page: Page, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Write a dossier's page, record and recomputing script to `folder`. Yields their paths."""
+    """Write `page`, `record` and the script that recomputes epsilons to `folder`. Yields paths."""
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file. Name a folder, such as dossier")
     make_folder(folder)

@@ -29,9 +29,9 @@ Asked: TypeAlias = tuple[str, str]
 class CsvBlock(Piece):
     """Rows of a CSV file, whose cells are located but not yet read.
 
-    `cells` says where each cell of the columns `names` begins and ends in `block` (`native_cells`).
-    `asked` lists the (reader, column) pairs requested since `prepare`. `places` are the rows' line
-    numbers, which the caller sets.
+    `cells` has the places in `block` at which each cell of the columns `names` begins and ends
+    (`native_cells`). `asked` lists the (reader, column) pairs requested since `prepare`. `places`
+    are the rows' line numbers, which the caller sets.
     """
 
     unit = "line"

@@ -109,9 +109,9 @@ class ColumnDrift:
     """Comparison of one column between new rows and training rows.
 
     `unseen` maps words that no training row has to their number of new rows. It is empty if the
-    training summary leaves words out. `psi` is the stability index, `ks` the Kolmogorov-Smirnov
-    statistic, and `ks_p` its p-value. They are None if there are too few new rows. For words, `ks`
-    and `ks_p` are None.
+    training summary leaves words out. `psi` is the stability index, or None for too few new rows.
+    `ks` is the Kolmogorov-Smirnov statistic, and `ks_p` its p-value. Both are None for words, and
+    if too few new rows have a number.
     """
 
     column: str

@@ -204,7 +204,7 @@ class _Chosen:
         return columns
 
     def _found(self, columns: Sequence[str]) -> list[str]:
-        """Return the feature columns: those the job names, or all but id, label and `without`."""
+        """Return the features that the job names (default: all), except id, label and `without`."""
         table = self.table
         taken = {table.id, self.label, *table.without}
         chosen = [name for name in table.features or columns if name not in taken]

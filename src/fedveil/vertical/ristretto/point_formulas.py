@@ -44,7 +44,7 @@ POINT, ENTRY, TOTAL, INVALID, TABLE = 40, 44, 48, 52, 56
 
 
 class Program:
-    """Collects steps. A step is an operation, the element for its result, and its operands."""
+    """Collects steps. A step is an operation, the element that it overwrites, and its operands."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int, int, int]] = []
