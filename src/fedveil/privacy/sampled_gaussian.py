@@ -139,7 +139,7 @@ def least_ratio(epsilon: float, delta: float, rate: float, rounds: int) -> float
     """Return the least noise ratio at which `rounds` rounds together cost at most (epsilon, delta).
 
     The ratio is as in `SampledGaussian`. The result is too large by at most 0.01%. Raises
-    `InvalidValue` if no ratio is large enough.
+    `InvalidValue` if no ratio up to 10^6 is large enough.
     """
     epsilon, delta = positive("epsilon", epsilon), within("delta", delta, 0, 1, open_low=True)
     rate, rounds = within("rate", rate, 0, 1, open_low=True), integer("rounds", rounds, 1)

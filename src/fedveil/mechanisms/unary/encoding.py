@@ -363,7 +363,7 @@ class UnaryEncoding:
         return -self.largest_sum, self.largest_sum, self.sum_bits
 
     def unpack(self, packed: Uint8s, dimension: int) -> Report:
-        """Decode an untrusted report. Raises `InvalidValue` unless it is for `dimension` values."""
+        """Decode an untrusted report. Raises `InvalidValue` unless it has `dimension` values."""
         if self.report == "bits":
             if len(packed) != self.packed_size(dimension) or self._count(packed) != dimension:
                 raise InvalidValue("the packed report has the wrong length")

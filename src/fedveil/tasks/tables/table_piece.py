@@ -40,7 +40,7 @@ class Piece(ABC):
         return np.array(codes, np.int32), list(known)
 
     def numbers(self, column: str, forms: Sequence[str]) -> PlainNumbers | None:
-        """Return a column's numbers if all are written in one of the notations `forms`, or None."""
+        """Return a column of numbers in one of `forms`. None if it must be read as texts."""
         return None
 
     def dates(self, column: str) -> Float64s | None:
