@@ -125,7 +125,7 @@ def items(rows: Array) -> list[Array]:
 
 
 def values(rows: Array) -> Array:
-    """Return all examples as one ordinary array. The examples have a single input.
+    """Return all examples as one ordinary array. They must have a single input.
 
     Examples of different lengths are concatenated along their first dimension.
     """

@@ -40,7 +40,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, dataset: Dataset) -> ModelShape:
-        """Return the shape of a dataset, without a model's fingerprint."""
+        """Return the properties of a dataset. The model's fingerprint is left empty."""
         x, y = dataset.test.x, dataset.test.y
         return cls(
             dataset.example_shape,

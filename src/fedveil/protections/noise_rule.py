@@ -20,8 +20,8 @@ class NoiseSettings(Protocol):
 
 
 def one_noise(settings: NoiseSettings, cohort: Cohort) -> str | None:
-    """Under distributed_dp and central_gaussian, only one of `noise_multiplier` and
-    `target_epsilon` is set."""
+    """Under distributed_dp and central_gaussian, `noise_multiplier` and `target_epsilon` must not
+    both be set."""
     if settings.noise_multiplier is None or settings.target_epsilon is None:
         return None
     return (

@@ -209,9 +209,10 @@ def shared_weaker(
     """Return why the settings `asked` share secrets less safely than `demanded`, or None.
 
     `asked` is for rounds of `clients` clients, `demanded` for rounds of `expected` clients. `asked`
-    must have at least the threshold of `demanded`, and at least its threshold / neighbours. If
-    `expected` is None (unknown), the threshold must be above half of the neighbours instead. In a
-    round of `clients`, `asked` must also have at least as many neighbours as `demanded`.
+    must have at least the threshold of `demanded`, and at least its ratio of threshold to
+    neighbours. If `expected` is None (unknown), the threshold must be above half of the neighbours
+    instead of that ratio. In a round of `clients`, `asked` must also have at least as many
+    neighbours as `demanded`.
     """
     threshold = asked.threshold(clients)
     least = demanded.threshold(clients if expected is None else expected)

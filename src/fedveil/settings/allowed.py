@@ -143,7 +143,7 @@ def block_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def blocks_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the class of the blocks, if a field maps the user's names to blocks, else None."""
+    """Return the class of a field's blocks if it maps keys that users choose to blocks, or None."""
     if get_origin(field.annotation) is not dict:
         return None
     _, kind = get_args(field.annotation)

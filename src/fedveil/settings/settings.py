@@ -67,7 +67,7 @@ class Settings(BaseModel):
 
 
 class Block(Settings):
-    """A section of a job file. If a section has no keys, all its keys have default values."""
+    """A section of a job file. Keys that it leaves out have default values. It may be empty."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield each key that is set but ignored, and the key that causes this (see `Under`)."""

@@ -201,7 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the protection's client side for the weights `model`, with the state `kept`."""
+        """Return the protection's client side for the weights `model`, in its saved state."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )

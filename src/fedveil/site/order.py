@@ -99,7 +99,7 @@ def read_order(text: str, source: str) -> Job:
 
 
 def order_in(path: Path) -> Order:
-    """Return the order in `path`: an app's folder, or a job file, which has no signature."""
+    """Return the order in an app's folder. `path` may also be a job file, which is unsigned."""
     if not path.is_dir():
         job = read_order(_file(path), str(path))
         return Order(job.with_({"privacy.randomness": "secure"}), None)

@@ -82,7 +82,7 @@ class NewRows:
 
     `notes` are sentences for this party about columns that differ from the training data. `drift`
     has an entry for each column, with numbers on how much it differs from the training data.
-    `normalised` rewrites other ids by the rules by which the ids of these rows were rewritten.
+    `normalised` is a function that writes any ids in the form that these rows' ids have.
     """
 
     columns: Columns

@@ -82,7 +82,7 @@ class Shards:
             self._of[client] = piece, slice(start, stop)
 
     def drop(self, clients: Iterable[ClientId]) -> None:
-        """Remove these clients' examples. A piece's memory is freed with its last client."""
+        """Remove these clients' examples. The memory of a `Piece` is freed with its last client."""
         for client in clients:
             self._of.pop(client, None)
 

@@ -211,7 +211,7 @@ class _Answer:
         return answered.half, answered.message, _all_of(metrics, names)
 
     def _arrays(self) -> _Arrays:
-        """Return the arrays to train from. Raises an error unless they match the server's offer."""
+        """Return the arrays where training starts. Raises an error if they differ from the offer."""
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)

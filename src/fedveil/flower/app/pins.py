@@ -35,7 +35,7 @@ class Pin:
 
     @property
     def is_own(self) -> bool:
-        """True if the server cannot change the source of these demands."""
+        """True if these demands stand in the client's own code or node, not in the server's run."""
         return self.source != _RUN
 
 

@@ -52,7 +52,7 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in the client's state folder. An edited or older file is refused."""
+    """Client states in the client's state folder. Refuses a file that was edited, or set back."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)

@@ -55,7 +55,7 @@ class Blinding:
 
     @property
     def commitment(self) -> bytes:
-        """Return G^k for the group's generator G."""
+        """Return G^k, with the group's generator G and this party's secret exponent k."""
         committed: bytes = group().crypto_scalarmult_ristretto255_base(self._exponent)
         return committed
 
