@@ -1,7 +1,7 @@
 """A site's reports to a framework whose server sends tasks, such as NVFlare.
 
 `SiteReports` charges a training task to the data set's account before the data are read. The task
-then makes exactly one report. An unusable update is reported as zero, so a failure reveals nothing.
+then makes exactly one report. An unusable update is reported as zero, under the same protection.
 """
 
 from __future__ import annotations
