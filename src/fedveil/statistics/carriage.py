@@ -213,7 +213,7 @@ class Carriage:
         return np.full(len(mean), noise / self._scale**2)
 
     def _codes(self, reports: int) -> int:
-        """Return the number of one-hot codes in `reports` reports (or `reports`, without codes)."""
+        """Count the one-hot codes in `reports` reports. A report of another kind counts as one."""
         return reports * getattr(self.protection, "rows", 1)
 
     def influence(self) -> float:
