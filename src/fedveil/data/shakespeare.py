@@ -68,7 +68,7 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _pieces(text: str) -> Array:
-    """Cut a text into pieces of an example's length plus one. Neighbours share one letter."""
+    """Cut a text into pieces of an example's length plus one. Consecutive pieces share a letter."""
     letters = np.frombuffer(text.encode("ascii"), np.uint8)
     count = max(len(letters) - 1, 0) // LENGTH
     starts = LENGTH * np.arange(count)

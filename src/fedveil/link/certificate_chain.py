@@ -145,7 +145,7 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 
 
 def _names_itself(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate names its own subject, and no key but its own, as issuer."""
+    """Return True if a certificate names itself as issuer: its subject and, if stated, its key."""
     own = _key_identifier(certificate, x509.SubjectKeyIdentifier)
     signer = _key_identifier(certificate, x509.AuthorityKeyIdentifier)
     return certificate.subject == certificate.issuer and signer in (None, own)
