@@ -2,7 +2,7 @@
 
 The file is the public tinyshakespeare.txt: speeches, each a line `NAME:` and the lines spoken, with
 an empty line between two speeches. All speeches of a name are joined to one text, which is cut into
-pieces of 81 letters. The first 80 letters of a piece are the example, and the last 80 its targets.
+pieces of 81 letters. A piece's first 80 letters are the example, and its last 80 the targets.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def is_root(certificate: x509.Certificate) -> bool:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate may issue others."""
+    """Return True if a certificate may issue other certificates."""
     try:
         basics = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except (x509.ExtensionNotFound, ValueError):
