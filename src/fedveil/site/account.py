@@ -230,7 +230,7 @@ class SiteAccount:
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
-        """Write a release's charge to disk. Above a limit, raise `OverSpent` and charge nothing."""
+        """Write a release's charge to disk. If `limit` forbids it, only raise `OverSpent`."""
         kind = Ledger().charges(released.spending)
         if not kind:
             raise InvalidValue(

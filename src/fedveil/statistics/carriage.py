@@ -128,7 +128,7 @@ def _computed(file: QuestionFile, dimension: int, rounds: int, clients: int) -> 
 
 
 def _bits(dimension: int, clients: int, ratio: float) -> int:
-    """Return the fewest bits per entry, up to 24, for which rounding adds at most 0.5% of noise."""
+    """Return the fewest bits per entry (else 24) for which rounding adds at most 0.5% of noise."""
     allowed = _ROUNDING * (_APART * ratio) ** 2
     for bits in range(_LEAST_BITS, _MOST_BITS):
         step = 8 * _CLIP / (2 ** (bits - 1) * math.sqrt(dimension))
