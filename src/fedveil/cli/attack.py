@@ -70,8 +70,8 @@ Out = Annotated[
 class Attack:
     """A kind of attack: `name`, `help`, and its module `home` under `attacks/`.
 
-    The module has a function `attack(target, effort, watch)`. `trains` is True if this needs a
-    trained model. The command then trains one, unless it is given a finished run.
+    The module has a function `attack(target, effort, watch)`. `trains` is True if the attack needs
+    a trained model. The command then trains one, unless it is given a finished run.
     """
 
     name: str
@@ -281,7 +281,7 @@ def _folder_of(path: Path, stack: ExitStack) -> Folder:
 
 
 def _new_folder(out: Path | None, job: Any, attack: Attack, stack: ExitStack) -> Folder:
-    """Return a function that returns the output folder: `out`, or one that its first call makes."""
+    """Return a function that returns the output folder: `out`, or a new one made at first call."""
     from fedveil.record.run_folder import JOB, RunFolder
 
     def opened() -> RunFolder:

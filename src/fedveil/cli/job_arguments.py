@@ -55,7 +55,7 @@ def load(
     """Load the job file `path`, or else `default`, and print the job's warnings.
 
     A MindSpore Federated file is translated, with printed notes. The error for a vertical job ends
-    with `other` and the path. With `runs`, a note is printed if the job has no protection.
+    with `other` and the path. If `runs` is True, a note is printed for a job without protection.
     """
     from fedveil.federated.job import Job
 

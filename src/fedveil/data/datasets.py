@@ -147,10 +147,10 @@ def load(
 ) -> Dataset:
     """Return the data set `name`: a built-in one, or a user's `package.module:function`.
 
-    With `apart`, no training record of a user's data influences how another is read
-    (`lone_records`). With `writers`, which is for MNIST only, each example is owned by the person
-    who wrote it. `folder` has the files of `image_folder` or `text_folder`, and `texts` says how to
-    read texts. Never uses the network. Raises `DataUnavailable` or `DataInvalid`.
+    If `apart` is True, no training record of a user's data influences how another is read
+    (`lone_records`). If `writers` is True (only for MNIST), each example is owned by its writer.
+    `folder` has the files of `image_folder` or `text_folder`, and `texts` says how to read texts.
+    Never uses the network. Raises `DataUnavailable` or `DataInvalid`.
     """
     if ":" in name:
         return own_dataset.read_apart(name, targets) if apart else own_dataset.read(name, targets)

@@ -36,7 +36,7 @@ Labelled = tuple[Path, int]
 def read(folder: str, *, apart: bool = False) -> Dataset:
     """Return the images in `folder` as a data set. Raises `DataUnavailable` or `DataInvalid`.
 
-    With `apart`, an unusable training image raises no error. It becomes a record without effect.
+    If `apart` is True, an unusable training image becomes a record without effect.
     """
     root = Path(folder).expanduser()
     names = [path.name for path in _folders(root / TEST)]

@@ -16,8 +16,8 @@ from fedveil.errors import DataInvalid
 def as_array(name: str, part: str, value: Any, *, uneven: bool = True) -> Array:
     """Convert a user's `value` to an array. A mapping of several inputs becomes a structured array.
 
-    With `uneven`, a list of arrays of different lengths becomes a structured array too. Errors call
-    the value `part` of the data set `name`.
+    If `uneven` is True, a list of arrays of different lengths becomes a structured array too.
+    Errors call the value `part` of the data set `name`.
     """
     if isinstance(value, Mapping):
         return _several(name, part, value)

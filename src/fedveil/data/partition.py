@@ -99,7 +99,7 @@ def partition(
 
 
 def iid(n: int, clients: int, entropy: Entropy) -> Partition:
-    """Return a uniformly random partition of n examples. Two parts' lengths differ by at most 1."""
+    """Split n examples uniformly at random. Clients' numbers of examples differ by at most 1."""
     _check_clients(clients, n)
     holder = np.empty(n, np.int64)
     holder[entropy.permutation(n)] = np.repeat(np.arange(clients), _even_sizes(n, clients))
@@ -168,7 +168,7 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
 
 
 def _log_mixture(concentration: Float64s, generator: np.random.Generator) -> Float64s:
-    """Return the logarithm of a Dirichlet draw, up to a constant.
+    """Return the logarithm of a Dirichlet draw, up to an additive constant.
 
     The Dirichlet draw is made of Gamma draws, which underflow for a small concentration a. Their
     logarithms do not: Gamma(a) = Gamma(a + 1) * U^(1/a).
@@ -219,7 +219,7 @@ def held_out(whole: Partition, share: float, entropy: Entropy) -> tuple[Partitio
     """Split each client's examples into a training part and a held-out part. Returns both.
 
     Of a client's n examples, share * n, rounded, are held out at random: at least one, and never
-    all. A client with only one example holds out none.
+    all. A client with one example holds out none. Raises `InvalidValue` if no client has more.
     """
     parts: tuple[list[Int64s], list[Int64s]] = ([], [])
     for client in range(whole.clients):

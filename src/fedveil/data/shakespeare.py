@@ -2,7 +2,7 @@
 
 The file is the public tinyshakespeare.txt: speeches, each a line `NAME:` and the lines spoken, with
 an empty line between two speeches. All speeches of a name are joined to one text, which is cut into
-pieces of 81 letters. The first 80 letters of a piece are the example, and the last 80 its targets.
+pieces of 81 letters. A piece's first 80 letters are the example, and its last 80 the targets.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _pieces(text: str) -> Array:
-    """Cut a text into pieces of an example's length plus one. Neighbours share one letter."""
+    """Cut a text into pieces of an example's length plus one. Consecutive pieces share a letter."""
     letters = np.frombuffer(text.encode("ascii"), np.uint8)
     count = max(len(letters) - 1, 0) // LENGTH
     starts = LENGTH * np.arange(count)

@@ -60,7 +60,7 @@ class TextForm:
 def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
     """Return the texts in `folder` as a data set, converted to tokens as `form` says.
 
-    Raises `DataUnavailable` or `DataInvalid`. With `apart`, a bad training line has no effect.
+    Raises `DataUnavailable` or `DataInvalid`. If `apart`, an invalid training line has no effect.
     """
     if form.task not in KEYS:
         raise DataInvalid(f"data.name = {NAME} needs one of the tasks {', '.join(KEYS)}")
@@ -92,9 +92,10 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 
 
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
-    """Return the client of each example, or None if the lines name no clients.
+    """Return the client of each example, or None if no line names one.
 
-    With `apart`, a line without a client belongs to the client of the line before it.
+    If `apart` is True, a line without a client belongs to the client of the line before it. The
+    result is then None unless `form.by_client`.
     """
     if not any(owners) or (apart and not form.by_client):
         return None
@@ -105,7 +106,7 @@ def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -
 
 
 def _examples(make: Maker, line: Line, place: str, *, apart: bool = False) -> list[Example]:
-    """Convert a line into examples, or raise `DataInvalid`. With `apart`, return [] instead."""
+    """Convert a line into examples. If it is invalid, raise `DataInvalid` (`apart`: return [])."""
     found, why = list[Example](), "its text has no tokens"
     try:
         found = make(line)
@@ -131,9 +132,9 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 
 
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
-    """Yield the keys of each line that is not blank, after its place (for error messages).
+    """Yield the place (for error messages) and the keys of each line that is not blank.
 
-    Raises `DataInvalid` for an invalid line. With `apart`, yields {"client": ...} or {} for it.
+    Raises `DataInvalid` for an invalid line, or yields {"client": ...} or {} if `apart` is True.
     """
     with reading(path):
         content = read_bytes(path, MOST_DATA_BYTES)

@@ -130,7 +130,7 @@ class DataSettings(Block):
 
     @property
     def by_owner(self) -> bool:
-        """True if each client has exactly the examples of one owner."""
+        """True if every owner is one client, which has exactly the owner's examples."""
         return self.split in ("by_client", "writers")
 
     @property

@@ -164,7 +164,7 @@ def _classes_weighed(job: JobFields) -> str | None:
 
 @RULES.rule("clients.own_layers", "training", "privacy.unit")
 def _state_kept(job: JobFields) -> str | None:
-    """Only one of `clients.own_layers`, `training.algorithm: scaffold`, `feddyn` and `fedcm` may
+    """At most one of `clients.own_layers`, `training.algorithm: scaffold`, `feddyn` and `fedcm` may
     be set, and none together with `training.engine: vmap`, `training.train: head` or
     `privacy.unit: example`."""
     ways = ["clients.own_layers"] if job.clients.own_layers else []

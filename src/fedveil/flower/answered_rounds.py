@@ -1,4 +1,4 @@
-"""A file on the client's own machine with the last round whose update has left the client."""
+"""Saves, on the client's own disk, the last round for which the client has sent an update."""
 
 from __future__ import annotations
 

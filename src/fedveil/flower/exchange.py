@@ -58,7 +58,7 @@ def reply_was_lost(reply: Message) -> bool:
 
 
 def reported(client: ClientId, reply: Message) -> Report | Refused:
-    """Return the report in `reply`. Returns `Refused` unless it is exactly one encoded message."""
+    """Return the report in `reply`, or `Refused` if `reply` is not exactly one encoded message."""
     try:
         return Report(client, encoded_message(reply.content))
     except MessageInvalid as error:

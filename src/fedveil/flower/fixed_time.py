@@ -18,9 +18,9 @@ _TRAINING = 7 / 8
 
 
 class FixedTime:
-    """A context that ends `seconds` seconds after its start, even after an error.
+    """A context that ends no sooner than `seconds` seconds after its start, even after an error.
 
-    With `seconds` None, it ends as soon as its block is done.
+    If `seconds` is None, it ends as soon as its code ends.
     """
 
     def __init__(self, seconds: float | None) -> None:

@@ -67,7 +67,7 @@ def is_root(certificate: x509.Certificate) -> bool:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate may issue others."""
+    """Return True if a certificate may issue other certificates."""
     try:
         basics = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except (x509.ExtensionNotFound, ValueError):
@@ -145,7 +145,7 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 
 
 def _names_itself(certificate: x509.Certificate) -> bool:
-    """Return True if a certificate names its own subject, and no key but its own, as issuer."""
+    """Return True if a certificate names itself as issuer: its subject and, if stated, its key."""
     own = _key_identifier(certificate, x509.SubjectKeyIdentifier)
     signer = _key_identifier(certificate, x509.AuthorityKeyIdentifier)
     return certificate.subject == certificate.issuer and signer in (None, own)

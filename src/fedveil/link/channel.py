@@ -95,8 +95,8 @@ def drive(exchange: Exchange[T], channels: Mapping[str, Channel]) -> T:
 def drive_together(exchanges: Mapping[str, Exchange[T]], *, encoded: bool = False) -> dict[str, T]:
     """Run all parties in this process, and return their results by party.
 
-    With `encoded`, every message is encoded and decoded as between machines. If a party fails, the
-    others continue until they need its messages. Then its error is raised.
+    If `encoded` is True, every message is encoded and decoded as between machines. If a party
+    fails, the others continue until they need its messages. Then its error is raised.
     """
     table = _Table(exchanges, encoded)
     try:

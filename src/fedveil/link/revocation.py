@@ -62,7 +62,7 @@ class RevocationLists:
         return cls(path, newest)
 
     def fault(self, chain: Ascent) -> str | None:
-        """Describe the first certificate in `chain` that is revoked or that no list covers."""
+        """Describe a certificate of `chain` that is revoked or that no list covers. Else None."""
         for certificate, issuers in chain.items():
             if (fault := self._fault(certificate, issuers)) is not None:
                 return fault

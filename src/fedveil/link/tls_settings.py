@@ -106,7 +106,7 @@ class TlsSettings:
 
 
 def read_secret(path: Path, file: str, what: str) -> bytes:
-    """Return the content of a file. Raises CertificateError if others than its owner can read it.
+    """Return the content of a file. Raises CertificateError if its mode gives others any access.
 
     The error calls the file `file`, and its content `what`.
     """

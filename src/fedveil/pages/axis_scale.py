@@ -44,7 +44,7 @@ class Scale:
 def scale_of(axis: Axis, values: Iterable[float], *, tight: bool = False) -> Scale:
     """Return the scale of `axis` for a plot with these values.
 
-    The axis ends at labelled values. With `tight`, it ends at the outermost values instead.
+    The axis ends at labelled values. If `tight` is True, it ends at the outermost values instead.
     """
     if axis.names:
         return Scale(-0.6, len(axis.names) - 0.4, False, list(enumerate(axis.names)))

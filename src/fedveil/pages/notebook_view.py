@@ -32,7 +32,7 @@ def in_notebook() -> bool:
 
 
 class LiveView:
-    """Displays a run's progress. Call it with the record of every round, and `warn` with a warning.
+    """Displays a run's progress. Call it with each round's record, and call `warn` with a warning.
 
     `show` displays HTML in place of the previous HTML.
     """

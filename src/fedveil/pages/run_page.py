@@ -266,7 +266,7 @@ def _lost(records: Sequence[Record]) -> Iterator[Part]:
 def found(run: ReadRun, *, concluded: bool = False) -> Iterator[Section]:
     """Yield a section with the results of attacks and audits, and their pictures.
 
-    With `concluded`, leaves out the conclusions, which the page's beginning already has.
+    If `concluded` is True, the page begins with the conclusions, so they are left out here.
     """
     parts: list[Part] = []
     for finding in run.findings:

@@ -97,7 +97,7 @@ def _best(runs: Mapping[str, ReadRun]) -> Iterator[Fact]:
 
 
 def _equal(shown: Mapping[str, str], best: str, runs: int) -> str:
-    """Return the names of runs that `shown` gives the text of run `best`, or "all runs" for all."""
+    """Return the names of the runs with the same text in `shown` as run `best`, or "all runs"."""
     names = [name for name, figure in shown.items() if figure == shown[best]]
     return "all runs" if len(names) == runs else " and ".join(names)
 

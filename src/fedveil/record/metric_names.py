@@ -22,7 +22,7 @@ def measures(record: Mapping[str, Any]) -> Mapping[str, Better]:
 
 
 def deciding(record: Mapping[str, Any]) -> tuple[str, Better]:
-    """Return the first metric of a record, or else the loss, and the metric's better direction."""
+    """Return a record's first metric (the loss if it has none), and the better direction."""
     return next(iter(measures(record).items()), (LOSS, "lower"))
 
 
@@ -52,7 +52,7 @@ def is_share(name: str) -> bool:
 
 
 def digits(name: str, value: float) -> str:
-    """Format a metric for people: three significant digits, or a percentage. NaN is "undefined"."""
+    """Format a metric for people: a share (`is_share`) as a percentage, NaN as "undefined"."""
     if math.isnan(value):
         return "undefined"
     # A metric of the user's own may have this name and another range.

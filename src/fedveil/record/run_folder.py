@@ -44,7 +44,7 @@ class RunFolder:
         """Create and lock a run's folder. An existing folder must be empty.
 
         The default `path` is a new folder under runs/, named after `name` and the time. If `path`
-        has a run, the error says how `command` resumes that.
+        has a run, the error says how `command` resumes this run.
         """
         if path is None:
             path = _new_path(name)

@@ -21,8 +21,8 @@ class Attempts:
     """The rounds started since the last checkpoint, in order, and the cost of a report in each.
 
     A round may be started several times, with different costs. Each start is recorded in a file
-    before a report is requested. `done` is the last round in the checkpoint. With `has_begun`, the
-    run has requested reports before, so a missing file is an error.
+    before a report is requested. `done` is the last round in the checkpoint. If `has_begun` is
+    True, the run has requested reports before, so a missing file is an error.
     """
 
     def __init__(self, folder: RunFolder, done: int, *, has_begun: bool = False) -> None:

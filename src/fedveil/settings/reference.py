@@ -27,7 +27,7 @@ def page(introduction: str, job: type[BaseModel], rules: Iterable[str]) -> str:
 
 
 def keys(page: str, part: str | None) -> str:
-    """Format a reference page's keys for a terminal: all, or only `part` and the keys in it."""
+    """Format a reference page's keys for a terminal: all, or only the key or block `part`."""
     return "".join(
         f"{key}: as in {of['as_in']}\n"
         if "as_in" in of
@@ -37,7 +37,7 @@ def keys(page: str, part: str | None) -> str:
 
 
 def told_keys(page: str, part: str | None) -> dict[str, dict[str, str]]:
-    """Map each key of a reference page that is `part`, or inside it, to its row: text by column."""
+    """Return a row (text by column) of a reference page for each key in `part` (None: all keys)."""
     said = dict(_said(page))
     asked = [key for key in said if part is None or f"{key}.".startswith(f"{part}.")]
     if not asked:

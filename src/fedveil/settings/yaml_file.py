@@ -185,7 +185,7 @@ def refuse_unquoted(words: Sequence[str]) -> None:
 
 
 def _open(*words: str) -> bool:
-    """Return True if the words together have an opening bracket without a closing one."""
+    """Return True if the joined words have more "{" than "}", or more "[" than "]"."""
     text = "".join(words)
     return text.count("{") > text.count("}") or text.count("[") > text.count("]")
 
@@ -275,7 +275,7 @@ def put(
 
 
 def without(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Copy `data` without the value at `path`. A parent that is no mapping is removed instead."""
+    """Copy `data` without the value at `path`, or without a parent of it that is no mapping."""
     name, *rest = path
     inner = data.get(name)
     result = {key: value for key, value in data.items() if str(key) != name}

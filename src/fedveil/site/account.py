@@ -209,7 +209,8 @@ class SiteAccount:
     ) -> Privacy:
         """Return the total cost of the charges of the run `job` from the time `since` on.
 
-        None means all runs, or all times. The epsilon is for one `unit` at `delta`.
+        If `job` is None, all runs count. If `since` is None, all times count. The epsilon is for
+        one `unit` at `delta`.
         """
         self.refresh()
         window = Window()
@@ -229,7 +230,7 @@ class SiteAccount:
         return {name: window for (of, name), window in self._windows.items() if of == period}
 
     def charge(self, released: Release, *, limit: Limits) -> None:
-        """Write a release's charge to disk. Above a limit, raise `OverSpent` and charge nothing."""
+        """Write a release's charge to disk. If `limit` forbids it, only raise `OverSpent`."""
         kind = Ledger().charges(released.spending)
         if not kind:
             raise InvalidValue(
@@ -291,7 +292,7 @@ class SiteAccount:
             self._add(*self._read(body))
 
     def _body(self, charged: Charged) -> bytes:
-        """Encode a charge as a JSON line, without losses that an earlier line already has."""
+        """Encode a charge as a JSON line. Only the first line with equal losses contains them."""
         losses = to_plain(charged.kind)
         kind = sha256(json.dumps(losses).encode()).hexdigest()[:_ID_LETTERS]
         line = {**charged._asdict(), "at": charged.at.isoformat(), "kind": kind}

@@ -117,7 +117,7 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Return the site's modules that the order names as the job's own code.
+        """Return the site's modules that `order` names as the job's own code.
 
         Raises `SiteRefused` unless the policy permits each module by its digest.
         """

@@ -55,7 +55,7 @@ def confine(memory: int, seconds: int) -> None:
 
 
 def packed(array: Array) -> bytes:
-    """Return an array of examples, without Python objects, as bytes in NumPy's .npy format."""
+    """Return an array of examples in NumPy's .npy format. Raises ValueError for Python objects."""
     out = io.BytesIO()
     np.save(out, array, allow_pickle=False)
     return out.getvalue()

@@ -63,7 +63,7 @@ class Process:
                 raise _ended() from None
 
     def receive(self, most: int) -> dict[str, object]:
-        """Return the next message. Raises `SiteRefused` if late, invalid or above `most` bytes."""
+        """Receive a message. Raises `SiteRefused` if it is late, invalid or above `most` bytes."""
         size = int.from_bytes(self._bytes(_LENGTH_BYTES))
         if size > most:
             raise SiteRefused(f"the job's code sent {size:,} bytes; the limit is {most:,}")
@@ -97,8 +97,8 @@ def running(
     """Start a process that can import `modules`, for the duration of a `with` block.
 
     At the end, the process and all its children are killed. `means` is the tool that isolates the
-    process (`isolation`). With None, only resource limits and forbidden system calls isolate it.
-    `memory` is a limit in bytes. `seconds` limits the processor time and the whole duration.
+    process (`isolation`). If it is None, only resource limits and forbidden system calls isolate
+    it. `memory` is a limit in bytes. `seconds` limits the processor time and the whole duration.
     """
     with tempfile.TemporaryDirectory(prefix="fedveil-code-") as folder:
         code, scratch = Path(folder, "code"), Path(folder, "scratch")

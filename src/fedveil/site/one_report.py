@@ -201,7 +201,7 @@ class Round:
     kept: Message | None
 
     def half(self, model: Update, examples: int = 1) -> ClientRound:
-        """Return the protection's client side for the weights `model`, in its saved state."""
+        """Return the protection's client side for the weights `model`, resumed from `kept`."""
         made = self.protection.client_round(
             ClientContext(self.client, self.round, model, examples, Secure(), self.answered)
         )
@@ -273,8 +273,8 @@ class Report:
 def cost(protection: Protection, asked: Message) -> list[Spending]:
     """Return an upper bound on the cost of the report that the server requests with `asked`.
 
-    The bound assumes the fewest survivors that a round allows, and no noise from the server. So it
-    is infinite for a protection that relies on the server's noise.
+    The bound assumes the fewest survivors that a round allows, and no noise from the server. So the
+    bound is infinite for a protection that relies on the server's noise.
     """
     spending = list(protection.spending({**protection.initial_state(), **asked}))
     if protection.rests_on_server(protection.settings):

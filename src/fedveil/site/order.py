@@ -55,7 +55,7 @@ class Order:
         return [n for n in (job.model, job.task, job.training.lr_schedule) if is_function(n)]
 
     def signer(self, people: Mapping[str, str]) -> str | None:
-        """Return the person whose key signed the order, or None. `people` has the public keys."""
+        """Return the name of the order's signer, or None. `people` maps names to public keys."""
         if self.signature is None:
             return None
         for name, key in people.items():

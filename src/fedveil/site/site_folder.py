@@ -98,7 +98,7 @@ class Site:
     def seat(self, server: str, *, signs: bool) -> Seat:
         """Return this site's number, state and keys for the jobs of a server.
 
-        For signed rounds (`signs`), raises `SiteError` if the site has no roster of public keys.
+        `signs` is True for signed rounds. Raises `SiteError` if their roster of keys is missing.
         """
         of = self.policy.servers[server]
         if signs and of.roster is None:
@@ -114,7 +114,7 @@ class Site:
     def log(self, server: str, *, wait: bool = True) -> Iterator[SiteLog]:
         """Open the site's log for a server, in a `with` block.
 
-        If another process has it open, waits for that process. Without `wait`, raises `SiteError`.
+        If another process has it open, waits for it, or raises `SiteError` if `wait` is False.
         """
         path = self.folder / _LOGS / server
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class SiteLog:
 def server_of(policy: Policy, named: str | None) -> str:
     """Return the name of the server to serve: `named`, or the policy's only server.
 
-    Raises `SiteError` if the policy has no such server, or several and `named` is None.
+    Raises `SiteError` for an unknown name, or if `named` is None and there is not just one.
     """
     if named is None and len(policy.servers) == 1:
         return next(iter(policy.servers))

@@ -45,7 +45,7 @@ class Engine(ABC):
     def drawn(
         self, step: Step, layout: Layout, carriage: Carriage, cohort: Sequence[ClientId]
     ) -> Float64s | None:
-        """Return a random draw of the mean of `cohort`'s reports, or None to make each report."""
+        """Draw the mean of `cohort`'s reports at random. None means that reports must be made."""
         return None
 
 
@@ -184,7 +184,7 @@ class Asking:
     def _charge(
         self, spending: Sequence[Spending], step: Step, asked: Collection[ClientId]
     ) -> None:
-        """Charge the account, if any, before clients are asked: under rr and oue only once."""
+        """Charge the account, if any, before clients are asked. Under rr and oue: only round 1."""
         if self._account is not None and (step.round == 1 or not self.file.local):
             what = f"round {step.round} of {self.file.name}"
             self._account.charge(spending, self.file.max_epsilon, self.file.delta, what)

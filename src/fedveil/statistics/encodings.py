@@ -110,7 +110,7 @@ class Axis(ABC):
 class Bins(Axis):
     """Cells between increasing edges. Each cell includes its lower edge, the last cell both edges.
 
-    With `clamp`, any other value is moved into the first or last cell. Otherwise it has no cell.
+    If `clamp`, any other value is moved into the first or last cell. Otherwise it has no cell.
     """
 
     def __init__(self, column: str, edges: Sequence[float], *, clamp: bool = False) -> None:
@@ -190,8 +190,8 @@ class Scaled:
 class Moments(Encoding):
     """Powers of one or two scaled columns: the vectors of a mean, a variance or a correlation.
 
-    The vector of a row is (x, 1), with `squares` (x, x² - 1, 1), and for two columns (x, y, x² - 1,
-    y² - 1, xy, 1). `encodings` says why 1 is subtracted.
+    The vector of a row is (x, 1), or (x, x² - 1, 1) if `squares` is True. For two columns, it is
+    (x, y, x² - 1, y² - 1, xy, 1). `encodings` says why 1 is subtracted.
     """
 
     def __init__(self, columns: Sequence[Scaled], *, squares: bool) -> None:
@@ -278,7 +278,7 @@ class Below(Encoding):
 
 
 class Grouped(Encoding):
-    """Repeats an encoding for each group (value of a column), which encodes only its own rows."""
+    """Repeats an encoding for each group (column value). Each copy encodes its group's rows."""
 
     def __init__(self, inner: Encoding, groups: Categories) -> None:
         self.inner, self.groups = inner, groups

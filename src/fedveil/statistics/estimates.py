@@ -232,7 +232,7 @@ def correlation() -> Statistic:
 def from_ends(columns: Sequence[Scaled], *, squares: bool) -> Statistic:
     """Return functions that estimate a statistic from the cell counts of the encoding `Ends`.
 
-    For one column it is the mean or, with `squares`, the variance. For two it is the correlation.
+    It is the mean or (if `squares`) the variance of one column, or the correlation of two.
     """
     draws = 1 + squares
     sums = np.indices((draws + 1,) * len(columns)).reshape(len(columns), -1) * 2 - draws

@@ -106,10 +106,7 @@ def make_app(folder: Path) -> ClientApp:
 
 
 def _guarded(handle: Callable[[Message, Context], bytes]) -> Callable[[Message, Context], Message]:
-    """Wrap `handle` so that the server never receives the text of an error.
-
-    The reply to every message that fails is the word "withheld".
-    """
+    """Wrap `handle`: if it raises an error, the reply is only the word "withheld"."""
 
     def reply(message: Message, context: Context) -> Message:
         try:

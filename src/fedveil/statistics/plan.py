@@ -88,7 +88,7 @@ def levels(question: QuestionSettings) -> int:
 
 
 def axis(question: QuestionSettings, prefix: str = "") -> Axis:
-    """Return the bins or categories of a question's first (`prefix` "other_": second) column."""
+    """Return the axis of a question's first column, or of its second if `prefix` is "other_"."""
     column = question.other if prefix else question.column
     assert column is not None, "the rules have checked it"
     edges = getattr(question, f"{prefix}edges")

@@ -83,9 +83,9 @@ def _extended(prefix: str, question: QuestionSettings, letters: int) -> Iterator
 class Prefixes(Cells):
     """One-hot codes of the prefix with which a row's word begins.
 
-    `candidates[g]` lists the prefixes for rows in group g of the question (0 if it has no groups).
-    A word of more than `length` letters is shortened to `length`. A word with a letter outside the
-    `alphabet` is excluded.
+    `candidates[g]` lists the prefixes for rows in group g of the question (g is 0 if it has no
+    groups). A word of more than `length` letters is shortened to `length`. A word with a letter
+    outside the `alphabet` is excluded.
     """
 
     def __init__(

@@ -63,9 +63,9 @@ class Search:
         """Return the estimated quantile with its interval. `label` says what is estimated.
 
         The answer at an edge is the share of yes minus `q`. It is significant if it is more than
-        `z` standard deviations from zero. The estimate is the zero of a line fitted to the answers
-        near the quantile or, without such a line (`_line`), of the increasing function nearest to
-        all answers. The interval starts at the last edge up to which all answers are significantly
+        `z` standard deviations from zero. The estimate is the zero of a line (`_line`) through the
+        answers near the quantile or, if there is none, of the increasing function nearest to all
+        answers. The interval starts at the last edge up to which all answers are significantly
         negative. It ends at the first edge from which on all answers are significantly positive.
         """
         asked = sorted(self._answers)

@@ -27,8 +27,8 @@ def quantiles(
     what is estimated.
 
     The interval of the quantile q spans all edges at which the number of rows below the edge
-    differs from q times the number of all rows by at most `z` standard deviations. It is one cell
-    wider on each side.
+    differs from q times the number of all rows by at most `z` standard deviations, and one more
+    cell on each side.
     """
     leaves, covariance = _leaves(levels)
     below = np.concatenate([[0.0], np.cumsum(leaves)])
@@ -106,6 +106,6 @@ def _leaves(levels: Sequence[Sums]) -> tuple[Float64s, Float64s]:
 
 @lru_cache(maxsize=8)
 def _tree(widths: tuple[int, ...]) -> Float64s:
-    """Return a row for each node of the tree: 1 at its leaves. Level i has widths[i] nodes."""
+    """Return a row per node, with 1 for its leaves and 0 elsewhere. Level i has widths[i] nodes."""
     leaves = widths[-1]
     return np.concatenate([np.repeat(np.eye(width), leaves // width, axis=1) for width in widths])

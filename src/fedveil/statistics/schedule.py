@@ -152,7 +152,7 @@ class Schedule:
         return None
 
     def check(self, step: Step) -> None:
-        """Raise `MessageInvalid` if an untrusted `step` has an edge or prefix of another round."""
+        """Raise `MessageInvalid` if `step` has an edge or prefixes that its round cannot have."""
         turn = self.turns[step.round - 1] if self.file.local else None
         search = None if turn is None else turn.search
         if not (1 <= step.edge < len(search.edges) - 1 if search else step.edge == 0):

@@ -198,7 +198,7 @@ def as_table(data: Any, name: str = "data") -> Table:
 
 
 def _of_frame(column: Any) -> Array:
-    """Return a column of a DataFrame as an array, with None for pandas' own missing cells."""
+    """Return a column of a DataFrame as an array, with None for pandas' own missing values."""
     values: Array = column.to_numpy()
     if values.dtype == object and hasattr(column, "isna"):
         values = values.copy()

@@ -54,10 +54,10 @@ def unequal(found: Sequence[Line]) -> str | None:
 
 
 def choice(found: Sequence[Line]) -> Fact | None:
-    """Return a fact that recommends a protection, or None without a common target epsilon.
+    """Return a fact that recommends a protection, or None if no setting has a target epsilon.
 
-    At each epsilon, it recommends the best protection that needs no trusted server, or if every one
-    needs it, the best of all.
+    At each epsilon, it recommends the best protection that needs no trusted server. If all need a
+    trusted server, it recommends the best of all.
     """
     levels = sorted({line.setting.epsilon for line in found if line.setting.epsilon is not None})
     words, values = [], []

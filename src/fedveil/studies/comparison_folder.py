@@ -1,4 +1,4 @@
-"""A comparison's folder: the request in a file, and one run folder per cell.
+"""A comparison's folder: the request in a file, and one folder per run.
 
     comparison.yaml     the job, the options, and the parameters that searches found
     runs/CELL/          a run's folder, as `fedveil run` makes it
@@ -39,7 +39,7 @@ _OWN_END = (RunFailed, RunStopped, ModelInvalid)
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one cell: a run, or the reason why there is none."""
+    """The outcome of one `Cell` of a comparison: its run, or the reason why it has none."""
 
     cell: Cell
     run: ReadRun | None
@@ -89,7 +89,7 @@ class ComparisonFolder:
         return cls(opened, comparison)
 
     def cells(self, tell: Tell) -> list[Cell]:
-        """Return all cells. Raises an error if a cell's folder has the run of another job."""
+        """Return the runs to make. Raises an error if one's folder has another job's run."""
         found, cells = 0, []
         self._keep()
         for cell in self.comparison.cells(tell):
@@ -103,7 +103,7 @@ class ComparisonFolder:
         return cells
 
     def run(self, cell: Cell, progress: Progress) -> Result:
-        """Return the result of a cell: start its run, resume it, or read it if it has finished."""
+        """Return the result of `cell`: start its run, resume it, or read it if it has finished."""
         if cell.job is None:
             return Result(cell, None, cell.reason)
         path = self._path(cell)

@@ -39,7 +39,7 @@ _NO_RESULT = "no result"
 
 @dataclass(frozen=True)
 class Line:
-    """The finished runs of one setting, one per seed. `failures` says what did not end well."""
+    """The runs of one setting, one per seed. `failures` are remarks on failures and early ends."""
 
     setting: Setting
     runs: Sequence[ReadRun]

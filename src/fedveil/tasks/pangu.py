@@ -84,7 +84,7 @@ class Pangu:
     def owned(self, party: str, subset: Subset) -> Columns:
         """Return the leader's examples (windows of tokens) and their labels. Others own nothing.
 
-        A window's id is its position in the subset's text.
+        A window's id is its number among the subset's windows, from 0.
         """
         if party != self.leader:
             return Columns(np.empty(0, np.int64))

@@ -90,7 +90,7 @@ def wide_and_deep(
 
 
 class _Top(nn.Module):
-    """The sum of a linear layer on wide outputs marked in `linear` and a network on all others."""
+    """A linear layer on the wide outputs marked in `linear`, plus a network on all others."""
 
     def __init__(self, linear: Sequence[bool], scores: int, width: int, outputs: int) -> None:
         super().__init__()

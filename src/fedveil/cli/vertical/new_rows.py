@@ -26,8 +26,8 @@ def opened(
 ) -> dict[str, Scorer]:
     """Return a `Scorer` for each party that has a model bundle in `path`.
 
-    `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can test for
-    at most `most_ids` ids if a file has them. None means the job's limit.
+    `data` names the parties' files of new rows, as FILE or PARTY=FILE. Another party can test at
+    most `most_ids` ids (None: the job's limit) for their presence in a file.
     """
     from fedveil.link.tls import Credentials
     from fedveil.vertical.bundle import Bundle

@@ -40,7 +40,7 @@ class Place:
 class ArrayLayout:
     """Places of a record's arrays in the flat vector. Raises `ModelInvalid` for unsupported arrays.
 
-    Arrays whose names match a pattern in `keep` are left out. With `perturbed`, BatchNorm's
+    Arrays whose names match a pattern in `keep` are left out. If `perturbed` is True, BatchNorm's
     statistics are unsupported too, because a noisy variance can be negative.
     """
 
@@ -83,7 +83,7 @@ class ArrayLayout:
         return out
 
     def update(self, old: Arrays, new: Arrays) -> Update:
-        """Return the new arrays minus the old ones. Raises `ModelInvalid` if they do not match."""
+        """Return `new` minus `old` as a vector. Raises `ModelInvalid` if `new` has other arrays."""
         self._check_alike(new)
         out = np.empty(self.dimension, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):

@@ -27,9 +27,9 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
-    `invited` has, for each client, the message that the user's own strategy made. Its content is
-    sent only in the phase `trains`, in which clients train. Beside its report, a reply can contain
-    the metrics that `reveal` names, unprotected. They are collected in `metrics`, by client.
+    `invited` has each client's message from the user's strategy. This message's content is sent
+    only in the phase `trains`, in which clients train. Beside its report, a reply can contain the
+    metrics that `reveal` names, unprotected. They are collected in `metrics`, by client.
     """
 
     grid: Grid

@@ -71,7 +71,7 @@ class ProtectMod:
     and logs this.
 
     This must be the first of the app's mods, because a mod before it would receive reports instead
-    of arrays. Any other order is refused.
+    of arrays. If another mod comes first, every message is refused.
 
     A round can need several messages. Between them, this client's state is stored encrypted in the
     node's context. It is erased at the end of the round.
@@ -211,7 +211,7 @@ class _Answer:
         return answered.half, answered.message, _all_of(metrics, names)
 
     def _arrays(self) -> _Arrays:
-        """Return the arrays where training starts. Raises an error if the offer has others."""
+        """Return the initial arrays. Raises `_Refused` if they do not fit the offer or the pins."""
         before = read(_only_arrays(self._message.content, "message"))
         options = self.offer.options
         layout = ArrayLayout(before, options.kept, perturbed=options.noised)
@@ -264,7 +264,7 @@ class _Answer:
         return half
 
     def _kept(self, state: SealedState) -> Message | None:
-        """Return the state saved in this round's last phase, or None. Refuses a changed offer."""
+        """Return the state from the round's previous phase, or None. Refuses a changed offer."""
         kept = state.take(self._round)
         if kept is None:
             return None
@@ -288,7 +288,7 @@ class _Answer:
 
 
 def _take_offer(message: FlowerMessage, known: AbstractSet[str]) -> tuple[Message, Offer]:
-    """Move fedveil's message and offer out of `message`. `known` are the user's protections."""
+    """Move fedveil's message and offer out of `message`. `known` names the user's protections."""
     content = message.content
     if MESSAGE not in content or OFFER not in content:
         raise MessageInvalid(

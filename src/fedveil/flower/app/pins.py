@@ -35,7 +35,7 @@ class Pin:
 
     @property
     def is_own(self) -> bool:
-        """True if these demands stand in the client's own code or node, not in the server's run."""
+        """True if the demands come from the client's own code or node, not from the server."""
         return self.source != _RUN
 
 
@@ -88,8 +88,8 @@ def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
     """Return True if noise that the server adds counts towards the client's epsilon limits.
 
     It counts if a pin demands a guarantee that relies on the server. `limited` are the pins with an
-    epsilon limit. If one of these is the client's own, that demand must be its own too, because the
-    server can change the others.
+    epsilon limit. If any of them is the client's own (`is_own`), only own pins can demand such a
+    guarantee, because the server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]
     return any(_on_its_word(pin.options) for pin in lifts)
@@ -130,7 +130,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest delay of a client's answer, in seconds, that `asked` or `pins` contain."""
+    """Return the longest answer delay in `asked` and `pins`, in seconds, or None if none is set."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

@@ -34,7 +34,7 @@ class KeptRounds:
 
     Before a round's first report is requested, all of its clients are saved as charged. If the
     process is killed during the round, these charges stay. When the round ends, reports that were
-    certainly not sent are no longer charged. Only one strategy may write the file.
+    certainly not sent are no longer charged. Only one strategy at a time may write the file.
     """
 
     def __init__(self, path: str | Path, terms: str) -> None:

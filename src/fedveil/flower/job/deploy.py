@@ -21,9 +21,9 @@ _MAX_NAME = 32
 def deployable(job: Job, *, seeded: bool = False) -> Job:
     """Return the job in the form that is deployed: with a number of clients and secure randomness.
 
-    With `seeded`, reports use the job's seed instead, for tests against the simulator. Everyone who
-    has the job can then remove the noise, so nothing is protected. Raises `DeploymentError` for
-    settings that only a simulation supports.
+    If `seeded` is True, reports use the job's seed instead, for tests against the simulator.
+    Everyone who has the job can then remove the noise, so nothing is protected. Raises
+    `DeploymentError` for settings that only a simulation supports.
     """
     check_deployable(job)
     if job.clients.number is None:
@@ -66,7 +66,7 @@ def _app_name(name: str) -> str:
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """Return the source files of the user's functions `names`, with the packages around them."""
+    """Return the source files of the whole module or package of each of the functions `names`."""
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

@@ -106,8 +106,8 @@ class GridExecutor(Executor):
     def _gather(self, round: int) -> None:
         """Wait until enough clients are connected, at the start of the run or after a restart.
 
-        At the start, raises `RunStopped` at a timeout. After a restart, the missing clients are
-        left out.
+        If the time runs out at the start, raises `RunStopped`. After a restart, the missing clients
+        are left out instead.
         """
         everybody = range(self._job.clients.number or 0)
         enough = self._job.deployment.start_clients or len(everybody)
@@ -127,7 +127,7 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield node and clients of each message. One reply can hold the reports of them all."""
+        """Yield the node and the clients of each message. All their reports fit into one reply."""
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:

@@ -306,7 +306,7 @@ def _told(error: BaseException) -> str:
 
 
 def _charge(job: Job, member: Member, protection: Protection, asked: Words) -> None:
-    """Charge a report to the client's own account. The server could lie about their number."""
+    """Charge a report to the client's own account, or nothing if the job's randomness is seeded."""
     if job.privacy.randomness != "secure":  # seeded draws are only for tests
         return
     file, limits = partial(member.accounts.file, job_digest(job), member.client), []

@@ -29,7 +29,7 @@ class Owner(Protocol):
 
     @property
     def answer_after_s(self) -> float | None:
-        """Return the least time from a request to its answer, in seconds, or None."""
+        """Return the minimum seconds from a request to its answer, or None for no minimum."""
 
     def charge(self, protection: Protection, asked: Words) -> None:
         """Charge the report that the message `asked` requests. Raises if it must not be sent."""

@@ -52,7 +52,7 @@ def run_name(folder: Path) -> str:
 
 
 class _OwnStates(ClientStates):
-    """Client states in the client's state folder. Refuses a file that was edited, or set back."""
+    """Client states in the client's state folder. Refuses edited files and older copies."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         super().__init__(run)

@@ -148,7 +148,7 @@ def _of_party(name: str, party: ReadRun, run: ReadRun) -> Iterator[Account]:
 def _charges_of_example(lines: Mapping[str, Line], times: int, run: ReadRun) -> list[Charge]:
     """Return the privacy charges of an example whose tensors a party sent `times` times.
 
-    `lines` has the lines of the party's account, by what each covers.
+    `lines` maps what a line of the party's account covers to this line.
     """
     if any(what.endswith(UNPROTECTED) for what in lines):
         return [(PrivacyLoss(math.inf, per="example"), 1)]

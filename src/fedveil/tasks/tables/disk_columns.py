@@ -42,7 +42,7 @@ class Spool:
         self._pieces[new], self._types[new] = self._pieces.pop(old), self._types.pop(old)
 
     def batches(self, name: str, least: int) -> Iterator[tuple[int, slice]]:
-        """Yield batches of at least `least` rows of column `name`, except for the last one.
+        """Yield batches of column `name`. Each except the last one has at least `least` rows.
 
         A batch is the index of its first row, and the slice of its pieces for `read`.
         """

@@ -88,7 +88,7 @@ def _kind(kind: Any) -> Any:
 
 
 def check_types(path: str, numbers: Collection[str], texts: Collection[str]) -> None:
-    """Raise DataInvalid if a column in `numbers` or `texts` has a wrong type. It names them all."""
+    """Raise DataInvalid that names every column in `numbers` or `texts` of a wrong type, if any."""
     from pyarrow import types
 
     refusals, schema = Refusals(path), _schema(path)
