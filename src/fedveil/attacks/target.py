@@ -113,7 +113,7 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise `AttackImpossible` unless the job classifies examples that are single arrays.
 
-        With `of_texts`, a classifier of texts is allowed too.
+        If `of_texts` is True, a classifier of texts is allowed too.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"

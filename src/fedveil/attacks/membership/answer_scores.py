@@ -60,7 +60,7 @@ def _log_density(values: Float64s, means: Float64s, deviations: Float64s) -> Flo
 
 
 def rmia(answers: Answers, references: References) -> Float64s:
-    """Return the share of other examples that each example beats, by its relative probability.
+    """Return the share of other examples that each example beats, by relative probability.
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
     RMIA). The relative probability is p(true class) under the attacked model, divided by its mean

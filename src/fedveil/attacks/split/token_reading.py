@@ -30,7 +30,7 @@ def lie(eps: float | None) -> float:
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
     """Return, for each vector in `sent`, the index of the nearest row of the table `known`.
 
-    `sent` is [tokens, values], and `known` is [words, values]. Ties go to the first row.
+    `sent` is [tokens, values], and `known` is [words, values]. The first of equal rows counts.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)
@@ -38,7 +38,7 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """Return the probability that EmbeddingDP with parameter `eps` sends a 1 for each of `values`.
+    """Return, for each of `values`, Pr[EmbeddingDP with parameter `eps` sends a 1].
 
     `values` are the attacker's estimates, whose errors have the standard deviation `blur`.
     """

@@ -1,4 +1,4 @@
-"""UnSplit: finds inputs and a model part that fit the reports, knowing only the architecture.
+"""UnSplit: finds inputs and a model part that fit the reports, given only the architecture.
 
 Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
 and label inference attacks against split learning, 2022, algorithm 1. Added here: several starts
