@@ -6,7 +6,7 @@
 
 All are computed from the reports alone, so they cost no privacy. No result depends on the order of
 the reports. A few lying clients can move the median and the trimmed mean by no more than the spread
-of the other reports (Yin et al., 2018). They can move the bounded mean by no more than the bound.
+of the other reports (Yin et al., 2018). They can move `norm_bound`'s mean at most by the bound.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class MaskedServerRound:
         )
 
     def aggregate(self) -> Aggregate:
-        """Return the survivors' mean. Raises `RoundVoid` without enough of them or a valid sum."""
+        """Return the survivors' mean. Raises `RoundVoid` for too few of them or a wrong sum."""
         if self._void is not None:
             raise self._void
         if self._told is None:
