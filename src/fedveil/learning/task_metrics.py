@@ -73,8 +73,8 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 def ks(scores: Float64s, y: Int64s) -> float:
     """Return the Kolmogorov-Smirnov distance, averaged over classes.
 
-    For one class, it is the largest difference between the distribution functions of the class's
-    score over its own examples and over all others. Classes that have no example or all examples
+    For one class, it is the largest difference between two distribution functions of the class's
+    score: over its own examples, and over all others. Classes that have no example or all examples
     are ignored.
     """
     if np.isnan(scores).any():

@@ -77,7 +77,7 @@ class ClientStates:
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Delete the states that are older than a client's newest one up to round `done`."""
+        """Delete each client's states up to round `done`, except for the newest of them."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 
