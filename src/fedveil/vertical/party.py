@@ -52,7 +52,7 @@ class Party:
       the weights, optimiser states and running statistics from before the step.
 
     There is one exception. If a process dies or a link breaks after the check, one party may have
-    applied the step and another not. These parties then go back to their last common checkpoint.
+    applied the step and another not. All parties then go back to their last common checkpoint.
 
     A step divides its batch into `in_flight` micro-batches, and adds up their gradients, each
     weighted by its share of the batch. With a single micro-batch, the results are bit-identical to

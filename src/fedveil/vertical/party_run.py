@@ -85,7 +85,7 @@ class PartyRun:
     def load(self, step: int) -> None:
         """Load the checkpoint of `step` without changing the folder.
 
-        Raises RunFolderError if the checkpoint is damaged, or of another job, model or data.
+        Raises RunFolderError if it is damaged, or belongs to another job, model or data.
         """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
@@ -180,7 +180,7 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Evaluate the held-out examples. Returns the averages and metrics, or {} at a follower."""
+        """Evaluate the held-out examples. Returns averages and metrics at the leader, else {}."""
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()

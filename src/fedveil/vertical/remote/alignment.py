@@ -55,9 +55,9 @@ def align_found(
 
     `found[follower]` has, for each of the leader's ids, its position among the follower's examples,
     or -1. `sizes` has each party's number of examples. A party with 0 examples has no data and
-    takes part in all examples. If the leader has 0 examples, at most one follower can have any.
-    Returns where each party has the common examples in its data, and a sentence on each follower
-    whose examples differ from the leader's. The sentences name the `subset`.
+    takes part in all examples. If the leader has 0 examples, at most one follower may have
+    examples. Returns where each party has the common examples in its data, and a sentence on each
+    follower whose examples differ from the leader's. The sentences name the `subset`.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:
