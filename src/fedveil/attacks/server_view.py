@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no single report reveals anything, and only the reports' mean does."""
+        """Return True if no single report reveals anything, but only the reports' mean."""
         return all(reading.empty for reading in self.readings)
 
     @property

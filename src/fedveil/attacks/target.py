@@ -67,7 +67,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 
 @dataclass(frozen=True)
 class Target:
-    """A job, its data, each client's part of them, and a model with the clients' starting weights.
+    """A job, its data, each client's examples, and a model with the clients' starting weights.
 
     `trained` is True if these weights are a run's result, False if they are initial.
 

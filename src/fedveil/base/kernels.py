@@ -72,7 +72,7 @@ def is_cached(loop: Callable[..., object]) -> bool:
 def with_jitted_names(loop: Any) -> Any:
     """Prepare `loop`, a Python function, for compilation with other functions of its module.
 
-    If it calls a function that can be compiled, its global name now refers to the compiled version.
+    The global names of functions that `loop` calls then refer to their compiled versions, if any.
     Renames `loop` and returns it: the new name ends with a hash of all files in its folder, because
     numba's cache would notice a change only in the function's own file.
     """

@@ -83,7 +83,7 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset of the first entry that is not padding, in an example."""
+        """Return the offset, within an example, of the first entry that is not padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 

@@ -230,5 +230,5 @@ def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimize
 
 
 def _size(values: npt.NDArray[Any]) -> Any:
-    """Return the largest absolute value, or NaN if any value is."""
+    """Return the largest absolute value, or NaN if any value is NaN."""
     return np.maximum(values.max(initial=0), -values.min(initial=0))

@@ -185,7 +185,8 @@ def write(
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
     `tell` is called with the bytes of every new token. The text ends before a vector that would
-    bring the text's epsilon above `most`. Raises `LimitReached` if the prompt alone would.
+    bring the text's epsilon above `most` (None: no limit). Raises `LimitReached` if the prompt
+    alone exceeds it.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 

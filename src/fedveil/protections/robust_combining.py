@@ -75,9 +75,9 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    An entry's middle values are left when its largest and smallest values are dropped. `cut` is the
-    share of the reports that is dropped at each end, rounded up to whole reports. At least the one
-    or two middle values remain.
+    An entry's middle values are all but its largest and smallest values. `cut` is the share of the
+    reports that is dropped at each end, rounded up to whole reports. At least the one or two middle
+    values remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -226,7 +226,7 @@ class SecureSum(Protection):
         return Seeded(self.context.seed, "graph", round) if self.context.simulated else Secure()
 
     def identity(self, client: ClientId) -> Identity | None:
-        """Return the client's signing key, or None. In a simulation it is derived from the seed."""
+        """Return the client's signing key (derived from the seed in a simulation), if it signs."""
         if not self.settings.active_security:
             return None
         if not self.context.simulated:

@@ -45,7 +45,7 @@ class Ring:
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
         """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        They are not reduced to 2^bits yet. If `used_up`, they can reuse the memory of `values`.
+        They are not yet reduced modulo 2^bits. If `used_up`, they can reuse the memory of `values`.
         """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)

@@ -117,7 +117,7 @@ class Party:
         self._bytes: dict[tuple[SplitModel, int, bool, int], tuple[int, int]] = {}
 
     def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
-        """Train on a batch. Returns its mean loss, or None if this party does not learn the loss.
+        """Train on a batch. Returns its mean loss, or None if this party does not get the loss.
 
         All parties must give a step the same `number`. `settled` is True if every example was in an
         earlier step. Parts with `reuse` then send their saved reports, and are not trained.

@@ -191,7 +191,7 @@ class PartyRun:
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
-        """Return this party's epsilons so far. A leader also has the epsilon of its labels."""
+        """Return this party's epsilons so far. At the leader, includes the labels' epsilon."""
         parts, split, delta = self._parts, self.setting.split, self.setting.job.privacy.delta
         found = account.figures(split, self.name, parts.releases, delta, parts.label_loss)
         if found and (self.setting.folder.path / TRACEBACK).exists():

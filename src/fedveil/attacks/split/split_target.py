@@ -117,7 +117,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the first crossing of a part's output. Raises `AttackImpossible` without any."""
+        """Return the first crossing of a part's output. Raises `AttackImpossible` if none."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing

@@ -30,7 +30,7 @@ def lie(eps: float | None) -> float:
 def nearest(sent: Float64s, known: Float64s) -> Int64s:
     """Return, for each vector in `sent`, the index of the nearest row of the table `known`.
 
-    `sent` is [tokens, values], and `known` is [words, values]. The first of equal rows counts.
+    `sent` is [tokens, values], and `known` is [words, values]. Ties go to the first row.
     """
     distances = (known**2).sum(axis=1) - 2 * (sent @ known.T)
     found: Int64s = distances.argmin(axis=1).astype(np.int64)

@@ -30,7 +30,7 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the argument `cells` of `Imprint.of` with which most of the examples are recovered."""
+    """Return the number of cells (for `Imprint.of`) at which most examples are recovered."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 

@@ -41,8 +41,8 @@ class MachineSetup:
 
     `dimension` is the number of entries of an update. `own` are the user's own functions and
     classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
-    state, the machine must share the run's folder `run`. `proof` is then a random text, by which
-    the machine recognises this folder: the folder's file PROOF has the same text.
+    state, the machine must share the run's folder `run`. `proof` is then a random text that the
+    folder's file PROOF also has, so that the machine recognises the folder.
     """
 
     job: Job

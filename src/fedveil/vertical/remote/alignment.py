@@ -4,7 +4,7 @@ There are two methods: `intersection` for secret ids, and `digests` for ids that
 Under `digests`, a follower sends a keyed digest of each id, with a new key each time. This reveals:
 
 - to the leader: which of its own examples each follower has, how many other examples the follower
-  has, and which of these the leader can guess by their ids;
+  has, and each of their ids that the leader can guess;
 - to a follower: which of its own examples all parties have, in the leader's order, and nothing
   about any other id.
 """

@@ -1,8 +1,8 @@
 """One party of a vertical run on a machine of its own, linked to the others.
 
-The leader listens and each follower connects to it. They agree on the job, the examples and the
-step (`handshake`) at the start and whenever a party has restarted. So the resulting weights do not
-change if a party is killed and restarted.
+The leader listens and each follower connects to it. All parties agree on the job, the examples and
+the step (`handshake`) at the start and whenever a party has restarted. So the resulting weights do
+not change if a party is killed and restarted.
 """
 
 from __future__ import annotations
