@@ -176,8 +176,8 @@ def count_figures(target: Target, effort: Effort) -> list[Measured]:
     """Return how well iLRG (`label_counts`) counts the labels of clients.
 
     The metrics are the median share of a client's labels that is counted right, and the share of
-    clients whose counts are all right. There are none unless the optimiser is SGD and the model
-    ends in a dense layer.
+    clients for which every count is right. The result is empty unless the optimiser is SGD and the
+    model ends in a dense layer.
     """
     settings, probes = target.job.training, target.dataset.test.x[:_PROBES]
     layer = LastLayer.of(target.model, torch.from_numpy(probes))

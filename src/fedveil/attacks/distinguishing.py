@@ -92,7 +92,7 @@ def evidence(
 
     Each takes part in `rounds` rounds, and is simulated `trials` times with new noise. Returns two
     arrays [trials, rounds], one for each client: the evidence of every report for `a` against `b`
-    (see `telling`). With `sums`, the attacker sees only the sum of all reports.
+    (see `telling`). If `sums` is True, the attacker sees only the sum of all reports.
     """
 
     def told(view: Seen) -> float:
@@ -117,8 +117,8 @@ def far_apart(
 ) -> Pair:
     """Return two very different updates that the attacker can distinguish well by a single report.
 
-    Tries a few pairs, all with the same noise if `entropy` is seeded. With `sums`, the attacker
-    sees the sum of all reports.
+    Tries a few pairs, all with the same noise if `entropy` is seeded. If `sums` is True, the
+    attacker sees the sum of all reports.
     """
     size = len(model)
     ramp = ((np.arange(size) - (size - 1) / 2 + 0.25) / size).astype(np.float32)
@@ -236,8 +236,8 @@ def distinguished(
     """Test each pair by single reports, and by the reports of a whole run of `rounds` rounds.
 
     `promised` returns the ledger's epsilon for a client that reports in a given number of rounds.
-    Each update of a pair is simulated in `trials` runs. With `sums` the attacker sees only the sum
-    of all reports. Returns two results for each pair, or one if `rounds` is 1.
+    Each update of a pair is simulated in `trials` runs. If `sums` is True, the attacker sees only
+    the sum of all reports. Returns two results for each pair, or only the first if `rounds` is 1.
     """
     found, done = [], 0
     watch = watch or Watch()

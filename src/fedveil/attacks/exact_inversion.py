@@ -71,8 +71,7 @@ class DenseGradient:
 class _Factors:
     """A weight gradient as a product `left` @ `right`. The columns of `left` are orthonormal.
 
-    A direction q counts as zero on neuron i if entry i of |`left` @ q| is less than `zero`, a
-    number.
+    A direction q counts as zero on neuron i if entry i of |`left` @ q| is below the number `zero`.
     """
 
     left: Float64s
@@ -272,7 +271,7 @@ def _explained(gradient: DenseGradient, factors: _Factors, directions: Float64s)
 
 
 def first_layer(model: nn.Module) -> nn.Linear:
-    """Return the dense layer that begins the model. Raises `AttackImpossible` if it has none."""
+    """Return the dense layer that begins the model. Raises `AttackImpossible` if there is none."""
     layers = [m for m in model.modules() if not list(m.children())]
     layers = layers[1:] if layers and isinstance(layers[0], nn.Flatten) else layers
     match layers:

@@ -96,7 +96,7 @@ def _drawn(dataset: Dataset, of_each: int, entropy: Entropy) -> Phrases:
 
 
 def planted(target: Target, phrases: Phrases, entropy: Entropy) -> Dataset:
-    """Return the data in which copies of a phrase replace examples, each phrase at another client.
+    """Return the data in which copies of a phrase replace examples, one phrase per client.
 
     Raises `AttackImpossible` if there are too few clients with enough examples.
     """

@@ -168,8 +168,8 @@ def embedding_repeated(
     """Return the share of bits that a majority vote over k reports gets right, by k in `counts`.
 
     `vectors` is [examples, values]. A report has a bit for each value, flipped by EmbeddingDP with
-    the parameter `eps`. A value's true bit is 1 if the value is above 0. With `reuse` an example's
-    first report is repeated. Ties are decided by a fair coin.
+    the parameter `eps`. A value's true bit is 1 if the value is above 0. If `reuse` is True, every
+    report of an example repeats its first one. Ties are decided by a fair coin.
     """
     mechanism, size = EmbeddingDP(eps), vectors.shape[1]
     memory = ReportMemory(packed_size(size, 1))
@@ -192,8 +192,8 @@ def embedding_repeated(
 def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reuse: bool) -> float:
     """Return the ledger's epsilon at `delta` for `count` EmbeddingDP reports of one vector.
 
-    Each of the vector's `values` entries costs eps / 2 in a report. With `reuse` only the first
-    report costs.
+    Each of the vector's `values` entries costs eps / 2 in a report. If `reuse` is True, only the
+    first report costs anything.
     """
     paid = 1 if reuse else count
     return projected(EmbeddingDP(eps).loss.charges(values), paid).figure_every_round(delta).epsilon

@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def masked(self) -> bool:
-        """Return True if no single report reveals anything, so that only their mean can be read."""
+        """Return True if no single report reveals anything, but only the reports' mean."""
         return all(reading.empty for reading in self.readings)
 
     @property
@@ -50,9 +50,9 @@ def seen(
 ) -> Seen:
     """Return the server's view of a round in which client i's update is `updates[i]`.
 
-    The attacker only reads. The noise of clients and server is drawn from `entropy`. The updates
-    must be finite. `state` is the protection's state before the round, by default its initial
-    state.
+    The server follows the protocol. The noise of clients and server is drawn from `entropy`. The
+    updates must be finite. `state` is the protection's state before the round, by default its
+    initial state.
     """
     protection = protection.reseeded(int(entropy.stream("server", round).words(1)[0]))
     clients = range(len(updates))

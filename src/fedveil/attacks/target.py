@@ -67,7 +67,7 @@ def _trained_on(job: Job, dataset: Dataset, split: Partition) -> tuple[Job, Data
 
 @dataclass(frozen=True)
 class Target:
-    """A job, its data, each client's part of them, and a model with the clients' starting weights.
+    """A job, its data, each client's examples, and a model with the clients' starting weights.
 
     `trained` is True if these weights are a run's result, False if they are initial.
 
@@ -113,7 +113,7 @@ class Target:
     def needs_classes(self, attack: str, *, of_texts: bool = False) -> None:
         """Raise `AttackImpossible` unless the job classifies examples that are single arrays.
 
-        With `of_texts`, a classifier of texts is allowed too.
+        If `of_texts` is True, a classifier of texts is allowed too.
         """
         shape = self.dataset.example_shape
         texts = of_texts and self.job.task == "sequence_classification"

@@ -67,7 +67,7 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     """Convert arrays of examples to one form, so that they can be concatenated.
 
     If the examples of any array differ in length, all results have the form that `ragged` returns.
-    Raises ValueError if inputs (fields) have different names, or only some are single numbers.
+    Raises ValueError if such arrays meet single numbers, or if inputs (fields) differ in name.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
@@ -120,12 +120,12 @@ def opened(rows: Array) -> Opened:
 
 
 def items(rows: Array) -> list[Array]:
-    """Return a list with an array for each example. The examples have a single input."""
+    """Return a list with an array for each example. Examples must have a single input."""
     return list(_column(rows))
 
 
 def values(rows: Array) -> Array:
-    """Return all examples as one ordinary array. They must have a single input.
+    """Return all examples as one ordinary array. Examples must have one input.
 
     Examples of different lengths are concatenated along their first dimension.
     """
@@ -148,7 +148,7 @@ def as_finite(array: Array) -> tuple[Array, Bools]:
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Return examples as int64, and a mask: True if all values of an example are unchanged."""
+    """Return examples as int64, and a mask: True if no value of an example changes."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

@@ -36,7 +36,7 @@ def write_whole(path: Path, data: Pieces, mode: int = 0o666) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename `partial` to `path`. After a power failure, `path` is either complete or as before."""
+    """Rename `partial` to `path`. After a power failure, `path` is complete or unchanged."""
     sync_to_disk(partial)
     partial.replace(path)
     sync_to_disk(path.parent)

@@ -21,10 +21,10 @@ def compiled(
 ) -> Callable[[Loop], Loop]:
     """Return a decorator that compiles a loop with numba when the loop is first called.
 
-    Without numba, `fallback` is called instead, and must give the loop's exact bytes. Without
-    `fallback`, the loop then runs as plain Python. With `reorder`, numba may reorder sums, so the
-    last bits depend on the kind of machine. `numbers` lets numba assume that the data contain no
-    NaN, and ignore the sign of zero.
+    Without numba, `fallback` is called instead, and must give the loop's exact bytes. If there is
+    no `fallback` either, the loop runs as plain Python. If `reorder` is True, numba may reorder
+    sums, so the last bits depend on the kind of machine. If `numbers` is True, numba may assume
+    that the data contain no NaN, and ignore the sign of zero.
     """
 
     def choose(loop: Loop) -> Loop:
@@ -62,7 +62,7 @@ class _Kernel:
 
 
 def is_cached(loop: Callable[..., object]) -> bool:
-    """Return True if a call of this loop compiles nothing."""
+    """Return True if a call of this loop would compile nothing."""
     if not isinstance(loop, _Kernel):
         return True
     folder, name = loop.jitted.stats.cache_path, loop.jitted.py_func.__qualname__
@@ -72,7 +72,7 @@ def is_cached(loop: Callable[..., object]) -> bool:
 def with_jitted_names(loop: Any) -> Any:
     """Prepare `loop`, a Python function, for compilation with other functions of its module.
 
-    If it calls a function that can be compiled, its global name now refers to the compiled version.
+    The global names of functions that `loop` calls then refer to their compiled versions, if any.
     Renames `loop` and returns it: the new name ends with a hash of all files in its folder, because
     numba's cache would notice a change only in the function's own file.
     """

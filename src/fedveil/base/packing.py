@@ -166,7 +166,7 @@ def _unpack(padded: Uint8s, lowest: int, width: int, out: _Whole) -> int:
 
 @compiled()
 def _number(padded: Uint8s, byte: int, bit: int) -> np.uint64:
-    """Return at least 57 bits of `padded` as a number, starting at bit `bit` of byte `byte`."""
+    """Return the number formed by at least 57 bits of `padded` from bit `bit` of `byte` on."""
     first = np.uint64(byte + (bit >> 3))
     eight = np.uint64(0)
     for k in range(8):  # a compiler turns this into one load

@@ -11,7 +11,7 @@ QUIET_S = 30.0
 
 
 class Quiet:
-    """Calls `say` after every `every_s` seconds in which a slow step has printed nothing.
+    """Calls `say` after every `every_s` seconds in which a slow step prints nothing.
 
     `say` gets the number of seconds since the last output. Put the step into a `with` block.
     """

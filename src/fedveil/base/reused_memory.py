@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def start_reusing() -> None:
-    """Keep the memory of large arrays from now on, until each call is undone by `stop_reusing`."""
+    """Keep the memory of large arrays until `stop_reusing` has been called as often as this."""
     global _users
     with _lock:
         _users += 1

@@ -98,7 +98,7 @@ def opened(path: str | Path, most: int) -> Iterator[io.BufferedReader[_Snapshot]
 
 
 def ends_whole(path: str | Path, most: int) -> bool:
-    """Return True if a file of at most `most` bytes is empty or ends with a line break."""
+    """Return True if the file, of at most `most` bytes, is empty or ends with a line break."""
     with opened(path, most) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         return file.read(1) in (b"", b"\n")

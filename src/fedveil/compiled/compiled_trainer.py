@@ -81,7 +81,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains clients in native code. Clients with data that it cannot read are trained by torch."""
+    """Trains clients in native code. If it cannot read a client's data, torch trains the client."""
 
     chunk = least = 1
     native, own_step = True, False

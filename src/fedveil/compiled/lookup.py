@@ -18,8 +18,8 @@ _EXACT = 1 << 24
 def _meet(m: Float32s, op: Int64s, values: int, weight: int, back: bool) -> None:
     """Copy each token's row of the weight to the token's output, in the memory `m`.
 
-    The weight begins at `weight`, the outputs at `values`. With `back`, both are gradients, and
-    each output's gradient is added to its row's gradient instead.
+    The weight begins at `weight`, the outputs at `values`. If `back` is True, both positions are
+    those of gradients, and each output's gradient is added to its row's gradient instead.
     """
     for n in range(op[f.COUNT]):
         for t in range(op[f.OC]):

@@ -69,7 +69,7 @@ class Native:
 
 
 def native(arguments: str) -> Callable[[Callable[..., None]], Native]:
-    """Make a function `Native`. `arguments` has a letter for the type of each of its arguments."""
+    """Decorate a function as `Native`. `arguments` has a letter for the type of each argument."""
     return lambda loop: Native(loop, arguments)
 
 

@@ -83,7 +83,7 @@ class Value:
 
     @property
     def inside(self) -> int:
-        """Return the offset of the first entry that is not padding, in an example."""
+        """Return the offset, within an example, of the first entry that is not padding."""
         return self.border[0] * self.steps[0] + self.border[1] * self.steps[1]
 
 
@@ -126,7 +126,7 @@ class Operation:
         self.y = self.written()
 
     def written(self) -> Value:
-        """Return the output's memory layout, which is the input's if the layer works in place."""
+        """Return the output's memory layout. It equals the input's if the layer works in place."""
         return self.x
 
     @property

@@ -21,7 +21,7 @@ def take_step(
 ) -> None:
     """Update the weights w[:size], and reset their gradient w[size : 2 * size] to zero.
 
-    The optimiser's state follows the gradient in w. `start` holds the round's initial weights,
+    In w, the optimiser's state comes after the gradient. `start` holds the round's initial weights,
     `kind` is the number of the optimiser, `plan` has its settings, and `step` counts from 1.
     """
     g, first, second = size, 2 * size, 3 * size

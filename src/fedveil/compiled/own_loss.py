@@ -61,7 +61,7 @@ class OwnLossTrainer(CompiledTrainer):
             yield self._row, [self._failure_of(room, client)]
 
     def _failure_of(self, room: Room, client: ClientData) -> Exception | None:
-        """Train a client in the memory `room`. Returns the exception of the user's loss or None."""
+        """Train a client in the memory `room`. Returns the user's exception, or None."""
         self._client, self._room, self._failure = client, room, None
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         assert address is not None

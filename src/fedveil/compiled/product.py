@@ -114,10 +114,10 @@ def meet_winners(
 ) -> None:  # fmt: skip
     """Compute a convolution's backward pass, for a list of maximal outputs ("winners").
 
-    It adds gradient * window to the filter for each winner. With `back` it adds gradient * filter
-    to the windows instead. A filter has `rows` rows of `columns` entries, a multiple of 8. It
-    begins at f[f0], with rows `fr` apart. Winner i has the gradient values[g0 + i], and its inputs
-    are the window that begins at x[x0 + places[p0 + i]], with rows `xr` apart.
+    It adds gradient * window to the filter for each winner. If `back` is 1, it adds gradient *
+    filter to the windows instead. A filter has `rows` rows of `columns` entries, a multiple of 8.
+    It begins at f[f0], with rows `fr` apart. Winner i has the gradient values[g0 + i], and its
+    inputs are the window that begins at x[x0 + places[p0 + i]], with rows `xr` apart.
     """
     if count == 0:
         return

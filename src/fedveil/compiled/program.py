@@ -80,7 +80,7 @@ class Model:
     def program(self, batch: int, loss: str, kind: npt.DTypeLike, *, states: bool) -> Program:
         """Return the table of operations for batches of up to `batch` examples and this `loss`.
 
-        `kind` is the float type. With `states`, memory for an optimiser's state is reserved. Raises
+        `kind` is the float type. If `states`, memory for an optimiser's state is reserved. Raises
         `NotServedError` if the batch needs more memory than int32 positions can address.
         """
         memory = Memory(self.size * (_STATES if states else 1) + _SLACK)

@@ -161,7 +161,7 @@ def vector_code(lanes: int, *, gives: bool = False) -> Callable[[Callable[..., A
     """Decorate a function that generates instructions, so that compiled loops can call it.
 
     The function gets a `Code` and the caller's arrays and integers. The first array has floats, and
-    a vector has `lanes` of them. It returns an integer if `gives` is True, otherwise nothing.
+    a vector has `lanes` of them. The result is an integer if `gives` is True, else nothing.
     """
 
     def make(write: Callable[..., Any]) -> Any:

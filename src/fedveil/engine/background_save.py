@@ -25,7 +25,7 @@ class BackgroundSave:
         self._running = self._pool.submit(save)
 
     def wait(self) -> None:
-        """Wait until the running save has ended. Raises its error, but only in the first call."""
+        """Wait until the running save has ended. Only the first call raises its error."""
         with uninterrupted():
             running, self._running = self._running, None
             if running is not None:

@@ -43,7 +43,7 @@ def solve_job(
 
 
 def thin_promise(job: Job, protection: Protection) -> str | None:
-    """Return a warning if the protection's noise guarantees almost nothing, otherwise None."""
+    """Return a warning if the protection adds noise but guarantees almost nothing, else None."""
     if not protection.noised(protection.settings):
         return None
     figure = whole_run(protection, job.rounds, job.privacy.delta)

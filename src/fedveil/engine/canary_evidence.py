@@ -36,7 +36,7 @@ WAYS = (
 
 
 class _EarlierRounds:
-    """Reports from `lag` rounds ago, to pair with this round's reports. None is paired twice."""
+    """Reports from `lag` rounds ago, to pair with this round's. No report is in two pairs."""
 
     def __init__(self, lag: int) -> None:
         self.rounds: deque[dict[int, list[Int8s]]] = deque([{} for _ in range(lag)], lag)
@@ -128,8 +128,8 @@ class ReportEvidence:
     """Evidence from the canaries' own reports: a score for each coin, and the measured noise.
 
     The larger a score, the likelier the coin shows 1. `moved` is the length of a canary's update
-    after clipping. `told` is True once a report has revealed anything about an update. Noise is
-    measured in
+    after clipping. `told` is True if a report has revealed anything about an update so far. Noise
+    is measured in
 
     - `noise`: single reports,
     - `lag`: differences between a canary's reports in two successive rounds,

@@ -98,7 +98,7 @@ def candidates(
     """Yield a `Candidate` for each protection of `names` that can meet epsilon `target`.
 
     `dimension` is the number of entries of an update. `changes` are settings such as "rounds=7"
-    that are also applied to the job. Protections that the job's other keys rule out are omitted.
+    that are also applied to the job. Omits protections that the job's other keys rule out.
     """
     for name in names:
         try:

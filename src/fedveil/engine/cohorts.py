@@ -13,8 +13,8 @@ class Cohorts:
     `clients.sampling: fixed` draws the same number of clients in every round from the job's seed.
     Anyone who has the job can repeat that draw. `poisson` draws each client independently with
     probability `clients.fraction`, in secret. It uses the system's randomness, so a restarted round
-    has another cohort. Only if reports are seeded, it uses the job's seed instead. If clients
-    decide themselves whether to take part, every cohort consists of all clients.
+    has another cohort. If reports are seeded, it uses the job's seed instead. If each client
+    decides in each round whether to take part, every cohort consists of all clients.
     """
 
     def __init__(self, job: Job) -> None:

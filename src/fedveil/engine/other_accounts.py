@@ -3,7 +3,7 @@
 The ledger assumes that a client's whole data is replaced, that the attacker knows who took part,
 and that the number of rounds was fixed in advance. This module adds:
 
-- The cost of all planned rounds, if the run's own results ended it early.
+- If the run's own results ended it early: the cost of all planned rounds.
 - For Gaussian noise, the cost if a client is added or removed instead of replaced. Most papers
   state this cost.
 - For Gaussian noise, the cost against an attacker who sees only the models, amplified by sampling.

@@ -31,7 +31,7 @@ def _cores() -> int:
 
 @contextmanager
 def precompiling(job: Job) -> Iterator[None]:
-    """A context in which a second process compiles the code of the job's protection."""
+    """A context in which a second process compiles the code of the job's protection if needed."""
     loop = job.protection.position.loop
     if loop is None or job.clients.number is None or is_cached(loop) or _cores() < 2:
         yield

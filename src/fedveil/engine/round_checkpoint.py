@@ -54,8 +54,8 @@ class Checkpoint:
         """Return the folder's checkpoint, or None if the run was interrupted before its first one.
 
         The caller must validate the fields: the digest detects damage but is no signature. `every`
-        is the number of rounds between checkpoints. If it is given, and more rounds have records
-        without any checkpoint, raises `RunFolderError`.
+        is the number of rounds between checkpoints. If it is given, raises `RunFolderError` if
+        there is no checkpoint although more than `every` rounds have records.
         """
         path = folder.path / LATEST
         if not path.exists():

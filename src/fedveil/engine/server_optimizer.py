@@ -52,7 +52,7 @@ class ServerOptimizer:
         *,
         in_place: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """Return the new global weights. With `in_place`, they may overwrite `weights`.
+        """Return the new global weights. If `in_place`, they may overwrite `weights`.
 
         `share` is the number of reports in `aggregate` divided by the number of all clients. Raises
         `RoundVoid` and changes nothing if a weight or moment would not be finite.
@@ -80,7 +80,7 @@ class ServerOptimizer:
     def _stays_finite(self, weights: npt.NDArray[np.float32], aggregate: Vector) -> bool:
         """Return True if the largest magnitudes show that no weight plus its change can overflow.
 
-        Returns False, without a check, if there are moments. Much faster than the sums themselves.
+        Much faster than the sums themselves. Always returns False if there are moments.
         """
         if self._moments:
             return False
@@ -230,5 +230,5 @@ def make_optimizer(job: Job, trainable: npt.NDArray[np.bool_]) -> ServerOptimize
 
 
 def _size(values: npt.NDArray[Any]) -> Any:
-    """Return the largest absolute value, or NaN if any value is."""
+    """Return the largest absolute value, or NaN if any value is NaN."""
     return np.maximum(values.max(initial=0), -values.min(initial=0))

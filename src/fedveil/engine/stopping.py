@@ -21,7 +21,7 @@ from fedveil.record.recorder import Record
 
 
 class Stopping:
-    """Decides after each round if the run stops. Keeps the best model if the job says so."""
+    """Decides after each round if the run stops. Stores the best model if the job says so."""
 
     def __init__(self, settings: StoppingSettings, tested: Mapping[str, Better]) -> None:
         """Check the settings. Raises JobError if the metric that they name is not recorded.
@@ -61,7 +61,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the final weights, and a sentence if they are not the last round's `weights`."""
+        """Return the final weights, and a sentence if they differ from the last `weights`."""
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -74,7 +74,7 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint. Raises an error if its round is not the best."""
+        """Load the best model from a checkpoint. Raises unless it is of the best round."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)

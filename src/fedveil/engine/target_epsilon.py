@@ -52,7 +52,7 @@ def whole_run(protection: Protection, rounds: int, delta: float) -> Figure:
 
 
 def key_of_cost(protection: Protection) -> str | None:
-    """Return the job key of the parameter that decides what a report costs, or None without one."""
+    """Return the job key of the parameter that decides what a report costs, if any does."""
     key = protection.cost_key(protection.settings)
     return None if key is None else f"protection.{protection.block}.{key.parameter}"
 
@@ -139,7 +139,7 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
-    """Return the parameter's value with the largest epsilon up to the target, or None.
+    """Return the value with the largest epsilon up to the target, or None if there is none.
 
     `fits(value)` returns two results: True if the value meets the target, and the value's epsilon
     divided by the target. The search begins at `start`.

@@ -103,8 +103,8 @@ class Request:
 class Continuation:
     """The text that follows a prompt, in bytes, and what the leader sent to generate it.
 
-    `vectors` counts the token vectors sent. A token's vector was sent at most `times` times. If
-    `privacy.max_epsilon` ended the text early, `stopped` says so. Otherwise it is empty.
+    `vectors` counts the token vectors sent. A token's vector was sent at most `times` times.
+    `stopped` is a sentence if `privacy.max_epsilon` ended the text early, else "".
     """
 
     text: bytes
@@ -118,9 +118,9 @@ def generate(
 ) -> tuple[Continuation, SplitModel]:
     """Continue the request's prompt with the model in a run folder, all parties in this process.
 
-    `tell` is called with the bytes of every new token. With `encoded`, messages are encoded as
-    between machines. The result is reproducible if both the request and the run are seeded. Returns
-    the continuation and the split model.
+    `tell` is called with the bytes of every new token. If `encoded` is True, messages are encoded
+    as between machines. The result is reproducible if both the request and the run are seeded.
+    Returns the continuation and the split model.
     """
     with ExitStack() as stack:
         root, job = reopen(folder, job_of_run, stack)
@@ -185,7 +185,8 @@ def write(
     """Run the leader's side: continue the prompt, with EmbeddingDP reports drawn from `noise`.
 
     `tell` is called with the bytes of every new token. The text ends before a vector that would
-    bring the text's epsilon above `most`. Raises `LimitReached` if the prompt alone would.
+    bring the text's epsilon above `most` (None: no limit). Raises `LimitReached` if the prompt
+    alone exceeds it.
     """
     return party.announcing_failure(_write(party, noise, tokenizer, request, most, tell))
 

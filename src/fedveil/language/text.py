@@ -60,7 +60,7 @@ def read(source: str | Path | None) -> list[bytes]:
 
 
 def hold_out(documents: Documents, fraction: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents into training documents and held-out documents. Returns both lists.
+    """Split documents into two lists: training documents and held-out documents.
 
     About the last `fraction` of all bytes is held out, from the start of a line if possible.
     """

@@ -6,9 +6,9 @@ update is the sum over the batch of
     -lr / batch_size * gradient,   scaled down to the L2 norm `clip` if it is longer,
 
 where `batch_size` is the number in the job, whatever the size of the batch. The sum itself is not
-clipped. An example contributes nothing if it is not usable, or if its gradient is not finite or
-cannot be computed. An empty batch gives an update of zeros. So an example affects only its own
-contribution.
+clipped. An example contributes nothing if it is not usable, if its gradient is not finite, or if
+its gradient cannot be computed. An empty batch gives an update of zeros. So an example affects only
+its own contribution.
 
 With a finite clip, no example changes the update by more than the clip, including rounding
 (`privacy.grid_sensitivity`), given the contributions as computed. In a linear model an example's

@@ -13,8 +13,8 @@ from fedveil.learning.residual import chain_of
 def plain_layers(model: nn.Module, known: Collection[type[nn.Module]]) -> list[nn.Module] | None:
     """Return the layers of a sequential model in order, or None for any other model.
 
-    Each layer must have a class in `known` and no hooks. Its weights must be trainable, float32, on
-    the CPU and not shared with another layer.
+    Also returns None if a layer's class is not in `known`, if a layer has hooks or buffers, or if
+    weights are missing, frozen, shared by layers, not float32 or not on the CPU.
     """
     layers = _unrolled(model, known)
     if layers is None:

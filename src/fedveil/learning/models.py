@@ -33,7 +33,7 @@ def lenet(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def _for_relu(model: nn.Module) -> nn.Module:
-    """Draw initial weights for ReLU (He et al., 2015). Returns the model."""
+    """Draw the model's initial weights for ReLU (He et al., 2015). Returns the model."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")

@@ -73,8 +73,8 @@ def area(scores: Float64s, inside: Bools) -> float | None:
 def ks(scores: Float64s, y: Int64s) -> float:
     """Return the Kolmogorov-Smirnov distance, averaged over classes.
 
-    For one class, it is the largest difference between the distribution functions of the class's
-    score over its own examples and over all others. Classes that have no example or all examples
+    For one class, it is the largest difference between two distribution functions of the class's
+    score: over its own examples, and over all others. Classes that have no example or all examples
     are ignored.
     """
     if np.isnan(scores).any():
@@ -135,7 +135,7 @@ def bit_f1(scores: Float64s, y: Float64s) -> float:
 
 
 def bit_auc(scores: Float64s, y: Float64s) -> float:
-    """Return the area under the ROC curve of each yes-or-no label, averaged over the labels."""
+    """Return the mean area under the ROC curve of the yes-or-no labels with both answers."""
     if np.isnan(scores).any():
         return math.nan
     return _mean(area(scores[:, i], y[:, i] > 0.5) for i in range(y.shape[1]))

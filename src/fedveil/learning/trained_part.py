@@ -83,8 +83,8 @@ class TrainedPart:
         """Return the trained part's inputs for the examples `x`, and a mask of usable examples.
 
         The mask is `usable`, without examples that the model cannot process or whose features are
-        not finite. Such examples are replaced by zeros. No example affects another, if each fixed
-        layer computes the examples of a batch of up to its `examples_at_once` independently.
+        not finite. Such examples are replaced by zeros. No example affects another if every fixed
+        layer computes up to its `examples_at_once` examples independently of each other.
         """
         usable = usable.copy()
         if _looks_up(self.whole) and not self._takes_floats(x.shape[1:], device):

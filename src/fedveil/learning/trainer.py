@@ -63,7 +63,7 @@ class TrainingPlan:
 
     @property
     def bare_sgd(self) -> bool:
-        """True if a step is only w -= lr * gradient."""
+        """True if a step is exactly w -= lr * gradient."""
         return self.plain_sgd and not self.weight_decay
 
 

@@ -1,6 +1,6 @@
 """The layout of a model's tensors in one flat float32 vector.
 
-Every tensor of a model is averaged, kept (neither averaged nor sent) or refused. None is ignored:
+Every tensor of a model is averaged, kept (neither averaged nor sent) or refused:
 
 - Trainable parameters and persistent floating-point buffers (BatchNorm statistics) are averaged.
 - Tied parameters are in the vector once.
@@ -86,7 +86,7 @@ class Layout:
     def move_into(self, vector: torch.Tensor) -> None:
         """Make the tensors views of `vector`, so that the model is in memory only once.
 
-        Does nothing if a tensor would lose torch's alignment, because that could change results.
+        Does nothing if tensors would lose their alignment in memory: that could change results.
         """
         pairs = list(zip(self.entries, self.views(vector), strict=True))
         same = all(entry.tensor.stride() == view.stride() for entry, view in pairs)

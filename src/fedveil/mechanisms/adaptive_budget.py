@@ -19,7 +19,7 @@ class AdaptiveBudget:
     """Sets the next round's epsilon from the angle between the last two global models.
 
     The next epsilon is eps / A, where A = 1 - angle / π. The angle is between the flattened models
-    before and after a round. `eps` is the constructor's in every round.
+    before and after a round. `eps` is always the constructor's argument.
 
     Privacy: a round's epsilon depends on earlier outputs. So only the sum of the rounds' pure
     losses bounds the total loss of a run. Tighter composition is not valid.

@@ -126,7 +126,7 @@ class CentralNoise:
         return square <= self.limit
 
     def noised(self, vector: Array, entropy: Entropy) -> Int64s:
-        """Return `vector`, clipped, plus the noise of a whole sum, in units of `step`.
+        """Return `vector`, clipped, plus the noise that a sum gets, in units of `step`.
 
         An attacker who knows all other vectors in a noisy sum can subtract them to get this.
         """

@@ -218,7 +218,7 @@ def clip_to_grid(vector: Vector, clip: float, step: float) -> Int64s:
     """Return `vector` in units of `step`, clipped to the norm `clip` and rounded towards zero.
 
     The result m satisfies step · |m| <= clip in exact arithmetic. `clip` must be at most 2^30
-    steps. If `step` is a power of two and nothing is clipped, each entry loses less than one step.
+    steps. If `step` is a power of two, entries of an unclipped vector lose less than one step each.
     """
     return join_parts(len(vector), clipping_to_grid(vector, clip, step))
 
@@ -291,7 +291,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)², in a fixed order. `lanes` is memory for partial sums, all zero."""
+    """Return Σ (scale · entry)², in a fixed order. `lanes` must be zeros, for partial sums."""
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

@@ -45,7 +45,7 @@ def random_signs(length: int, entropy: Entropy) -> Int8s:
 def rotate(vector: Array, signs: Int8s, block: int) -> Floats:
     """Return the rotated vector in the float type of `vector`. `unrotate` undoes it.
 
-    The vector is padded with zeros to the number of signs, a multiple of `block`.
+    The vector is padded with zeros to the number of signs, which `block` must divide.
     """
     out = np.zeros(len(signs), vector.dtype)
     np.multiply(vector, signs[: len(vector)], out=out[: len(vector)])
@@ -76,7 +76,7 @@ def unrotate(rotated: Floats, signs: Int8s, block: int) -> None:
 def walsh_hadamard(vector: Floats, block: int) -> None:
     """Multiply each block of a vector by the Walsh-Hadamard matrix, in place.
 
-    `block` is a power of two. The result is bit-identical on every machine.
+    `block` must be a power of two. The result is bit-identical on every machine.
     """
     _walsh_hadamard(vector, block)
 

@@ -29,8 +29,8 @@ class LabelDP:
     """Replaces a label by randomised response over k classes.
 
     Output: each label independently stays with probability e^eps / (e^eps + k - 1), and becomes
-    each of the k - 1 others with probability 1 / (e^eps + k - 1). Draws are exact for these real
-    numbers. eps = 0 gives pure noise, uniform over the classes.
+    each of the other k - 1 classes with probability 1 / (e^eps + k - 1). Draws are exact for these
+    real numbers. eps = 0 gives pure noise, uniform over the classes.
 
     Privacy: eps per example at delta = 0, if its label is replaced. Nothing is guaranteed for the
     features. If the label of an example is drawn once and reused (`remembered`), further epochs

@@ -37,8 +37,8 @@ class ReportMemory:
         """Return the reports of `keys`, one row each. Calls `draw` for reports that are not stored.
 
         `draw` receives the positions in `keys` whose reports are missing, and returns a row for
-        each position. If a key occurs twice, `draw` receives only its first position. If `draw`
-        raises an error, nothing is stored.
+        each position. If a key occurs several times, `draw` receives only its first position. If
+        `draw` raises an error, nothing is stored.
         """
         named = _plain_keys(keys)
         new = {

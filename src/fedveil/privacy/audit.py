@@ -66,7 +66,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism to audit (`release`), and two inputs for which its claim must hold."""
+    """A mechanism to audit (`release`), its claim, and two inputs for which the claim must hold."""
 
     name: str
     release: Callable[[Any, Entropy], Any]

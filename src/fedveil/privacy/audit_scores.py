@@ -20,7 +20,7 @@ _BINS = 32
 
 
 def as_rows(outputs: Sequence[Any]) -> Float64s:
-    """Convert each output to a row: how many numbers it has, these numbers, and NaN as padding."""
+    """Convert each output to a row: the count of its numbers, the numbers, and NaN as padding."""
     parts = [np.concatenate([np.empty(0), *_numbers(output)]) for output in outputs]
     lengths = [len(part) for part in parts]
     rows = np.full((len(parts), 1 + max(lengths)), np.nan)
@@ -69,7 +69,7 @@ def learned(ahead: Float64s, back: Float64s) -> list[Scorer]:
 
 
 class _Column:
-    """Scores a row by the log-likelihood ratio of one column's bin. Few values have a bin each."""
+    """Scores a row by the log-likelihood ratio of one column's bin. A bin is a range of values."""
 
     def __init__(self, index: int, ahead: Float64s, back: Float64s) -> None:
         self._index = index

@@ -46,7 +46,7 @@ class Tally(ABC):
 
     @abstractmethod
     def worst(self, kinds: Sequence[Kind], delta: float) -> float:
-        """Return the largest epsilon at `delta` of any client. `kinds[i]` is what kind i costs."""
+        """Return the largest epsilon at `delta` of any client. `kinds[i]` has kind i's charges."""
 
     def copy(self) -> Self:
         other = copy.copy(self)

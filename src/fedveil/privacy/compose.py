@@ -39,10 +39,10 @@ _DOUBT = 1e-5
 def compose(charges: Iterable[Charge], delta: float = 0.0, *, adaptive: bool = False) -> float:
     """Return the smallest known epsilon at `delta` of all releases in `charges` together.
 
-    A charge is a loss and its number of releases. With `adaptive`, losses may have been chosen
-    after seeing earlier outputs, so epsilons and deltas are only added. The result is never above
-    the sum of the epsilons if the deltas sum to at most `delta`. The result is infinite if no
-    epsilon is known, for example at delta = 0 with a loss that is not pure.
+    A charge is a loss and its number of releases. If `adaptive` is True, losses may have been
+    chosen after seeing earlier outputs. Epsilons and deltas are then only added. The result is
+    never above the sum of the epsilons if the deltas sum to at most `delta`. The result is infinite
+    if no epsilon is known, for example at delta = 0 with a loss that is not pure.
 
         >>> from fedveil.privacy import PrivacyLoss, compose, format_epsilon
         >>> charges = [(PrivacyLoss(0.1), 1000)]
@@ -121,7 +121,7 @@ class _Pure:
 
 @dataclass(frozen=True)
 class _Normal:
-    """All Gaussian releases together. They reveal as much as N(0, 1) against N(√`square`, 1)."""
+    """All Gaussian releases together, as hard to tell apart as N(0, 1) and N(√`square`, 1)."""
 
     square: float
     count: int = 1

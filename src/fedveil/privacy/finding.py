@@ -32,9 +32,9 @@ class Measured:
     guessing would reach. Fields that do not apply are NaN.
 
     If the metric is a lower bound on epsilon, it is compared with the claim `epsilon` at `delta`.
-    If these are NaN, the finding's own claim is used. `unseen` is the largest true epsilon that
-    this bound would probably not have detected. It is infinite if the bound could not have refuted
-    any false claim, and NaN if it was not computed.
+    If `epsilon` and `delta` are NaN, the finding's own claim is used. `unseen` is the largest true
+    epsilon that this bound would probably not have detected. It is infinite if the bound could not
+    have refuted any false claim, and NaN if it was not computed.
 
         >>> from fedveil.privacy.finding import Measured
         >>> metric = Measured("auc", 0.71, low=0.62, high=0.79, guess=0.5, cases=400)

@@ -76,8 +76,8 @@ class Line(NamedTuple):
 class Ledger:
     """Records the privacy loss of every client of a run.
 
-    With `adaptive`, a round's losses can depend on earlier rounds. The ledger then adds epsilons
-    and deltas (basic composition), which stays valid.
+    If `adaptive` is True, a round's losses can depend on earlier rounds. The ledger then adds
+    epsilons and deltas (basic composition), which stays valid.
     """
 
     def __init__(self, *, adaptive: bool = False) -> None:
@@ -105,8 +105,8 @@ class Ledger:
     ) -> None:
         """Charge each of `clients` for one report in `round`, which costs all of `spendings`.
 
-        This closes all earlier rounds: nothing more can be recorded in them. With `ahead`, they
-        stay open. Use it for an interrupted round, whose repetition is charged again.
+        This closes all earlier rounds: nothing more can be recorded in them. If `ahead` is True,
+        they stay open, which an interrupted round needs: its repetition is charged again.
         """
         self._record(spendings, round, clients)
         if ahead:
@@ -166,7 +166,7 @@ class Ledger:
         return [(loss, count * times) for kind, times in kinds for loss, count in kind]
 
     def kinds_every_round(self, delta: float = 0.0) -> list[tuple[Kind, int]]:
-        """Return what the reports of a client that took part in every round cost.
+        """Return the charges of a client that took part in every round so far.
 
         Each combination of charges comes with its number of rounds. If the clients of a round were
         charged differently, the costliest report counts.

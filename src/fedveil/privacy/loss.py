@@ -139,9 +139,7 @@ class PrivacyLoss:
 
     @property
     def size(self) -> int:
-        """Return the rank of `per` by size: bit 0, parameter 1, row, vector, example 2,
-        update 3.
-        """
+        """Return the rank of `per`: 0 bit, 1 parameter, 2 row, vector or example, 3 update."""
         return _SIZE[self.per]
 
     @property

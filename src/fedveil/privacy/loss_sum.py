@@ -85,8 +85,8 @@ class Tilted:
     def on_grid(self, step: float, tilt: float) -> Tilted:
         """Return the distribution on a grid with another `step`.
 
-        `tilt` is the one with which this distribution was made. Raises `TooSteep` if `step` is too
-        large for this tilt.
+        `tilt` must be the tilt of this distribution. Raises `TooSteep` if `step` is too large for
+        this tilt.
         """
         # An outcome between two grid points becomes two outcomes on them that preserve its mass
         # under both inputs. Merging the two gives the original distribution, so no privacy curve is

@@ -43,9 +43,9 @@ _FEWEST = 8
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
     """Return how many of the scores farthest from 0 are positive, and how many negative.
 
-    `guesses` is the number of these scores. Each belongs to a canary, a test input that a fair coin
-    put into the run or left out. A score must be likelier positive if the canary is in. Averaged
-    over the coin, the distribution of a score must be symmetric about 0.
+    Only the `guesses` farthest scores count. Each score belongs to a canary, a test input that a
+    fair coin put into the run or left out. A score must be likelier positive if the canary is in.
+    Averaged over the coin, the distribution of a score must be symmetric about 0.
     """
     order = np.argsort(-np.abs(scores), kind="stable")[:guesses]
     above = int((scores[order] >= 0).sum())
@@ -140,7 +140,7 @@ class OneRunAudit:
     is what `bound` would be if every guess were right.
 
     If the run's true epsilon is at most `unseen`, `bound` probably does not refute the claim.
-    `unseen_alone` says this of `alone`. They are infinite if the claim is not refuted even when
+    `unseen_alone` says this of `alone`. Both are infinite if the claim is not refuted even when
     every guess is right.
     """
 
@@ -316,9 +316,9 @@ def expected_share(mu: float, share: float) -> float:
 def _curve_refuted(m: int, guesses: int, right: int, mu: float, error: float) -> bool:
     """Return True if the guesses about `m` canaries refute a hypothesis about Gaussian noise.
 
-    It says that replacing a canary is no easier to detect than telling N(0, 1) from N(`mu`, 1). If
-    it is true, it is refuted with probability at most `error` (Mahloujifar, Melis and Chaudhuri,
-    2024, algorithm 3).
+    The hypothesis says that replacing a canary is no easier to detect than telling N(0, 1) from
+    N(`mu`, 1). A true hypothesis is refuted with probability at most `error` (Mahloujifar, Melis
+    and Chaudhuri, 2024, algorithm 3).
     """
     ndtr, ndtri = special().ndtr, special().ndtri
     r, h = error * right / m, error * (guesses - right) / m

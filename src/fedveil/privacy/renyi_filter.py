@@ -49,8 +49,8 @@ def filtered_epsilon(charges: Iterable[Charge], delta: float) -> float:
 def epsilon_of(total: Float64s, lost: float, delta: float) -> float:
     """Return the epsilon at `delta` of losses whose Rényi costs sum to `total`.
 
-    `total` has an entry for each order of the fixed grid. `lost` is the sum, over all losses, of
-    the probability that the loss is infinite. If it is not below `delta`, the result is infinite.
+    `total` has an entry for each order of the fixed grid. `lost` is the sum of all losses'
+    probabilities of being infinite. The result is infinite unless `lost` is below `delta`.
     """
     left = within("delta", delta, 0, 1) - lost
     if left <= 0:

@@ -117,7 +117,7 @@ class Clipping:
         return self.moving.joint(update, take(told, "clip", float))
 
     def parted(self, mean: Float64s, state: State) -> Float64s:
-        """Return the mean update, given `mean`, the mean (with noise) of what `joint` returned."""
+        """Return the mean update, given `mean`, the noisy mean of the results of `joint`."""
         return self._parted(mean, state)[0]
 
     def carried(self, clipped: Float64s, told: Message) -> Update:

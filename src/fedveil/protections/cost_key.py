@@ -22,7 +22,7 @@ class CostKey:
     - `instead` are other parameters that determine the same quantity. Setting `parameter` sets them
       to null.
     - `total` is a parameter that limits the cost of a run under an adaptive protection
-      (`Protection.adaptive`), or None. If it is None, no value can be found for such a run.
+      (`Protection.adaptive`), or None. If `total` is None, no value can be found for such a run.
     """
 
     parameter: str

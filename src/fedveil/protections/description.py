@@ -61,7 +61,7 @@ class Description(Audited):
 
     @classmethod
     def window(cls, settings: Any) -> tuple[str, float] | None:
-        """Return the key and value (in seconds) of the setting that limits each phase, or None."""
+        """Return the key of the setting that limits a phase, and its seconds. None if none does."""
         return None
 
     @classmethod
@@ -71,7 +71,7 @@ class Description(Audited):
 
     @classmethod
     def for_rounds(cls, settings: Any) -> str | None:
-        """Return the setting that ties noise to the number of rounds, as `key = value`, or None."""
+        """Return as `key = value` the setting that ties noise to the number of rounds, if any."""
         return None
 
     @classmethod

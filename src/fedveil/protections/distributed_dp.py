@@ -148,7 +148,7 @@ class DistributedDP(Clipped, SecureSum):
 
     A client's vector is its clipped update with a share of noise (`DistributedGaussian.share`). The
     vector is rotated with signs that are derived from the job's seed and the round. A client whose
-    update is unusable sends its share of noise around zero. Clients have equal weights.
+    update is unusable sends an update of zero with its share of noise. Clients have equal weights.
 
     Privacy: `Gaussian(ratio)` for a client's whole update in one round, replace-one, against
     everyone who sees the sum, including the server. Before a round, ratio is `noise_multiplier`:
@@ -159,9 +159,9 @@ class DistributedDP(Clipped, SecureSum):
 
     Secret turns (`JobContext.turn_rate` q below 1): each client decides in secret, with probability
     q, to add its update. Otherwise it adds an update of zero. It always adds its share of noise.
-    Then sampling does amplify, to `SampledGaussian(ratio, q)`, against the server too. Every client
-    trains in every round, so the time of an answer does not reveal the decision. The mean divides
-    by the expected number, q * survivors.
+    Then sampling amplifies the guarantee to `SampledGaussian(ratio, q)`, also against the server.
+    Every client trains in every round, so the time of an answer does not reveal the decision. The
+    mean divides by the expected number, q * survivors.
 
     Under `privacy.unit: example`, the update is a client's sum over its secretly sampled batch, to
     which each example adds a vector of norm at most `clip` (`DistributedSum`). The guarantee is
@@ -319,7 +319,7 @@ class DistributedDP(Clipped, SecureSum):
     ) -> npt.NDArray[np.float64]:
         """Return the noisy sum divided by the expected number of updates in it.
 
-        With secret turns, only a random part of the `survivors` have added an update. Raises
+        With secret turns, only a random number of the `survivors` have added an update. Raises
         `ImpossibleSum` if an entry of the sum is out of range.
         """
         if self.noise.wrapped(total):

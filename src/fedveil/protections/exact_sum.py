@@ -38,7 +38,7 @@ class ExactSum:
         self._far: _WideSum | None = None
 
     def add(self, vector: npt.NDArray[np.float32], weight: int = 1) -> None:
-        """Add `weight * vector`. For NaN or too large terms, adds nothing and raises ValueError."""
+        """Add `weight * vector`. If a term is NaN or too large, adds none and raises ValueError."""
         self._claim(1)
         if self._near_terms == _NEAR_TERMS:
             self._move_away()
@@ -144,7 +144,7 @@ def _pattern(value: float) -> np.uint32:
 def _add_by_halves(
     units: npt.NDArray[np.int64], vector: npt.NDArray[np.float32], factor: float, limit: np.uint32
 ) -> bool:
-    """Do what `_add_below` does. For a long vector, a second thread does half of it."""
+    """Call `_add_below`, or for a long vector let two threads call it on one half each."""
 
     def add(part: slice) -> tuple[slice, bool]:
         return part, _add_below(units[part], vector[part], factor, limit)

@@ -140,7 +140,7 @@ class PhasedClient(ABC):
 
     @abstractmethod
     def _answer(self, phase: str, message: Message, update: Update | None) -> Message:
-        """Return the answer's fields. Raises `ClientWithheld` if there is none.
+        """Return the answer's fields. Raises `ClientWithheld` if the client refuses to answer.
 
         `update` is None except in the phase in which clients train.
         """

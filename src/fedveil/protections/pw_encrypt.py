@@ -84,7 +84,7 @@ class PWEncryptSettings(SecureSumSettings):
     ) -> CentralNoise | None:
         """Return the noise that the server adds to sums in multiples of `step`.
 
-        Returns None without `central_eps`. `apart` is as in `JobContext`.
+        Returns None if `central_eps` is not set. `apart` is as in `JobContext`.
         """
         if self.central_eps is None:
             return None
@@ -125,8 +125,8 @@ class PWEncrypt(SecureSum):
     whole cohort with the largest weights.
 
     Privacy: the sum is not differentially private (epsilon is infinite), and nothing but the sum is
-    revealed. With `central_eps`, clients clip their updates to a norm and have equal weights, and
-    the server adds noise to the sum before anyone reads it. This guarantees (central_eps,
+    revealed. If `central_eps` is set, clients clip their updates to a norm and have equal weights,
+    and the server adds noise to the sum before anyone reads it. This guarantees (central_eps,
     central_delta) for a client's whole update in one round, replace-one, against everyone who sees
     only the mean and what is computed from it. It holds if the server follows the protocol and
     every client clips. Sampling of clients does not amplify it.

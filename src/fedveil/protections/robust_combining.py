@@ -6,7 +6,7 @@
 
 All are computed from the reports alone, so they cost no privacy. No result depends on the order of
 the reports. A few lying clients can move the median and the trimmed mean by no more than the spread
-of the other reports (Yin et al., 2018). They can move the bounded mean by no more than the bound.
+of the other reports (Yin et al., 2018). They can move `norm_bound`'s mean at most by the bound.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class BoundedSum:
 class MiddleSum:
     """Stores all reports. Its value is their number times the mean of each entry's middle values.
 
-    An entry's middle values are left when its largest and smallest values are dropped. `cut` is the
-    share of the reports that is dropped at each end, rounded up to whole reports. At least the one
-    or two middle values remain.
+    An entry's middle values are all but its largest and smallest values. `cut` is the share of the
+    reports that is dropped at each end, rounded up to whole reports. At least the one or two middle
+    values remain.
     """
 
     def __init__(self, cut: float) -> None:

@@ -224,7 +224,7 @@ class Unary(Protection):
 
 
 class _ServerRound(OneReportRound):
-    """The server's part in a round, as far as it is equal for both values of `fidelity`."""
+    """The server's part in a round: the code that both values of `fidelity` share."""
 
     #: The field of a report that grows with the model, and the report's other fields.
     packed: ClassVar[str] = "report"

@@ -76,9 +76,9 @@ class SecureSumSettings(Settings):
         """Return how many of `clients` clients are needed to reconstruct a secret.
 
         The default is floor(2 s / 3) + 1, where s is the number of clients that share a secret, but
-        at least 2 and at most s - 1. With it, a server that lies and colludes with a third of these
-        clients cannot unmask the others (docs/secure-aggregation.md). If the number of neighbours
-        is automatic and the graph sparse, the default is `SPARSE_THRESHOLD`.
+        at least 2 and at most s - 1. At this threshold, a server that lies and colludes with a
+        third of these clients cannot unmask the others (docs/secure-aggregation.md). If the number
+        of neighbours is automatic and the graph sparse, the default is `SPARSE_THRESHOLD`.
         """
         if self.reconstruct_secrets_threshold is not None:
             return self.reconstruct_secrets_threshold

@@ -67,7 +67,7 @@ class UnarySettings(Settings):
 
 
 def exact_reports(settings: UnarySettings) -> str | None:
-    """Return a text that names the setting an audit of reports needs, or None if it is set."""
+    """Return a text that names the setting needed to audit reports, or None if it is set."""
     if settings.fidelity == "per_client":
         return None
     return (

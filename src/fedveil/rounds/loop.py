@@ -140,7 +140,7 @@ def drive(
     other phases reveal nothing about an update.
 
     Before the first client is asked for a report, `charge` is called with all clients that will be
-    asked. These provisional charges stay if the process is killed during the round. If the round
+    asked. These provisional charges remain if the process is killed during the round. If the round
     ends, `Outcome.charged` replaces them. It has the same clients, except those that certainly sent
     no report, because they said so or because the request did not reach them.
     """
@@ -255,7 +255,7 @@ def _encoded_bytes(messages: Mapping[ClientId, Message]) -> int:
 
 
 def shared(messages: Mapping[ClientId, Message]) -> Iterator[tuple[Message, list[ClientId]]]:
-    """Yield each message, with the successive clients that get this same object."""
+    """Yield each message with a list of successive clients that get this very object."""
     last: tuple[Message, list[ClientId]] | None = None
     for client, message in messages.items():
         if last is not None and message is last[0]:

@@ -76,7 +76,7 @@ class Failed(Answer):
 
 @dataclass
 class Unreached(Answer):
-    """Stands for an answer if the message did not reach the client."""
+    """Stands for the missing answer if the message did not reach the client."""
 
 
 def short(reason: str) -> str:

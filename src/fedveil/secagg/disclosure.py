@@ -1,4 +1,4 @@
-"""The server's record of a round's shares: who dealt them, who holds them, and their secrets."""
+"""The server's record of a round's shares: their dealers, their holders, and the secrets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Disclosure:
         self.dropped = frozenset(self._tags).difference(survivors)
 
     def fewest(self, answered: Sequence[int]) -> int:
-        """Return the fewest valid shares of one dealer that the clients `answered` hold."""
+        """Return the smallest number of any dealer's valid shares that `answered` hold."""
         there = frozenset(answered)
         counted: dict[int, int] = {}
         fewest = len(there)

@@ -2,7 +2,7 @@
 
 A vector is stored in unsigned integers (lanes) of 32 bits, or of 64 bits if an element needs more.
 Lanes wrap around, and `Ring.reduce` cuts them to the ring's bits. The keystream is read as whole
-little-endian lanes, so their low bits, which are the elements, are uniform.
+little-endian lanes. The low bits of a lane are an element, and are uniform.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ring:
     def elements(self, values: npt.NDArray[np.integer[Any]], *, used_up: bool = False) -> Lanes:
         """Convert whole numbers to elements of the ring, as unsigned integers of 32 or 64 bits.
 
-        They are not reduced to 2^bits yet. With `used_up`, they can reuse the memory of `values`.
+        They are not yet reduced modulo 2^bits. If `used_up`, they can reuse the memory of `values`.
         """
         if used_up and values.itemsize == self.lane.itemsize:
             return values.view(self.lane)

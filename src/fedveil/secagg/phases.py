@@ -1,8 +1,8 @@
 """The phases of a round, and the fields of their messages.
 
 Every message also has the fields `phase` and `round`. A neighbourhood is a client and its
-neighbours in the masking graph, in ascending order. Arrays with a row for each member are in the
-same order.
+neighbours in the masking graph, in ascending order. If an array has a row for each member, its rows
+are in the same order.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def split(secrets: Sequence[Secret], threshold: int, points: int, entropy: Entro
 
 
 def join(points: npt.NDArray[np.integer], shares: Field) -> list[Secret | None]:
-    """Reconstruct secrets from shares. The result is None for shares that fit no secret.
+    """Reconstruct secrets from shares. None stands for shares that fit no secret.
 
     `shares` is an array [secrets, shares, 5]. `points` are the shares' points: [shares] if all
     secrets have equal points, otherwise [secrets, shares]. Fewer than the threshold are not enough.

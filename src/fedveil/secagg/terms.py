@@ -23,10 +23,10 @@ def _nobody(client: int) -> None: ...
 class Terms:
     """The public parameters of a round. A client takes them from its own job, not from the server.
 
-    A client checks the server's messages against what it knows itself: it has not answered this
-    round before (`Answered`), the length is that of its model, and the parameters have not changed
-    during the round. In a Flower app, parameters come from the server's offer and are checked
-    against the client's own demands (`pins`).
+    A client checks the server's messages against its own knowledge: it has not answered this round
+    before (`Answered`), the length is that of its model, and the parameters have not changed during
+    the round. In a Flower app, parameters come from the server's offer and are checked against the
+    client's own demands (`pins`).
 
     - `length` is the number of entries of a vector. Numbers are modulo 2^bits.
     - `sharing` is the largest number of clients that share secrets in the round.

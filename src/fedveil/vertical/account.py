@@ -95,7 +95,7 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Save the counts as those after `step`. Does nothing if `fresh` is False."""
+        """Save the present counts as those after `step`. Does nothing if `fresh` is False."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))
@@ -194,8 +194,8 @@ def ledger_of(
     """Return a ledger of the privacy costs of `party`'s examples.
 
     The ledger has an entry for each training example, by position, and one entry for all held-out
-    examples. Its round n, from 0, charges every example that was sent more than n times. `label` is
-    the privacy loss of a label under LabelDP, or None.
+    examples. Its rounds are numbered from 0. Round n charges every example that was sent more than
+    n times. `label` is the privacy loss of a label under LabelDP, or None.
     """
     ledger = Ledger()
     times = np.append(releases.train, releases.looks)
@@ -228,8 +228,8 @@ def figures(
 
     Each part under EmbeddingDP has three lines: for a bit, for a one-hot row (two such rows differ
     in two bits), and for all bits of an example that is sent once. A part that sends outputs of its
-    own data unprotected has one line, with an infinite epsilon. With `label`, a label's loss under
-    LabelDP, one line is for an example's label. The last line is the epsilon, at `delta`, of the
+    own data unprotected has one line, with an infinite epsilon. `label`, a label's loss under
+    LabelDP, adds a line for an example's label. The last line is the epsilon, at `delta`, of the
     example that was sent most often. It is missing if the party sends no outputs of its own data.
     """
     found = []

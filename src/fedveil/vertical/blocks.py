@@ -213,7 +213,7 @@ class AlignmentSettings(Block):
 
 
 class CheckpointSettings(Block):
-    """How often a run is saved. An interruption loses the work since the last save."""
+    """How often a run is saved. An interrupted run loses its work since the last save."""
 
     every_steps: int = Field(
         100, ge=1, description="all parties save after every N steps, and after the last step"

@@ -51,7 +51,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Contents(Settings):
-    """A party's own files with their SHA-256, and the columns that rows to score must have."""
+    """A party's own files with their SHA-256, and the required columns of rows to score."""
 
     format: Literal[1] = 1
     party: str
@@ -75,7 +75,7 @@ class Manifest(Settings):
     contents: dict[str, Sha256]
 
     def written(self) -> bytes:
-        """Encode as JSON. Equal manifests have equal bytes."""
+        """Return this manifest as JSON. Equal manifests give equal bytes."""
         return json.dumps(self.model_dump(), sort_keys=True).encode()
 
 

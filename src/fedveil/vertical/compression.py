@@ -81,7 +81,7 @@ class Errors:
         self._held: dict[Place, Float32s] = {}
 
     def of(self, place: Place, positions: Positions, like: Float32s) -> Float32s:
-        """Return the rounding errors of the examples at `positions`, 0 before their first step.
+        """Return the rounding errors of the examples at `positions`, or 0 before their first step.
 
         `place` is a pair: a part's name, and True for its gradient or False for its output. `like`
         has the shape of the result.

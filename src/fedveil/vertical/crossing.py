@@ -48,7 +48,7 @@ def to_wire(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def fields_of(transfer: Transfer, tensor: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """Return the message fields of an unprotected tensor, compressed if the job says so."""
+    """Return the message fields of an unprotected tensor, compressed if its `transfer` says so."""
     crosses = transfer.crossing.compressed(gradient=transfer.gradient)
     if crosses is None:
         return {"data": to_wire(tensor)}
@@ -70,7 +70,7 @@ def check_sizes(split: SplitModel, rows: int) -> None:
 
 
 def abort_message(reason: str, *, at_limit: bool) -> Message:
-    """Return the message that aborts a step. With `at_limit`, the run then ends normally."""
+    """Return the message that aborts a step. If `at_limit`, the run then ends normally."""
     return {"kind": "abort", "reason": reason} | ({"at_limit": True} if at_limit else {})
 
 
@@ -86,7 +86,7 @@ def check_not_abort(message: Message, peer: str) -> None:
 def check_word(message: Message, peer: str, word: str, step: int) -> None:
     """Raise ExchangeError unless an untrusted peer's message is the word `word` for step `step`.
 
-    A word is `ready` or `commit`.
+    The two words are `ready` and `commit`.
     """
     _check_head(message, peer, word, step)
     _check_fields(message, peer, word, {"kind", "step"})

@@ -15,7 +15,7 @@ class Limit:
 
     An example is charged for its values each time they are sent and, if it is a training example,
     once for its label. Labels without LabelDP have no limit. Unprotected values have an infinite
-    epsilon, so any limit forbids sending them.
+    epsilon, so no limit permits sending them.
     """
 
     def __init__(

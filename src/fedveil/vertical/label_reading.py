@@ -89,8 +89,8 @@ def by_known(
 
     `windows` have the gradients that the attacker received. `known` are the indices of some
     examples, and `labels` their labels. A class's centre starts as the mean of the gradients of its
-    known examples. Then it moves to the mean of all gradients nearest to it. A class without a
-    known example never has the best score.
+    known examples. Then it moves to the mean of all gradients that are nearer to it than to other
+    centres. A class without a known example never has the best score.
     """
     first = windows[0]
     label_of = np.full(examples, -1)
@@ -109,8 +109,8 @@ def by_known(
 def partition(windows: Sequence[Window], examples: int, classes: int, seed: int = 0) -> Int64s:
     """Cluster the examples by the directions of their gradients. No label is used.
 
-    Returns the group of each of the `examples` examples, from 0 to `classes` - 1. With more than
-    two groups, their initial centres are drawn from `seed`.
+    Returns the group of each of the `examples` examples, from 0 to `classes` - 1. If there are more
+    than two groups, `seed` determines their initial centres.
     """
     rows = windows[0].rows
     rows = rows[rows.any(axis=1)]
@@ -126,7 +126,7 @@ def partition(windows: Sequence[Window], examples: int, classes: int, seed: int 
 
 
 def followed(windows: Sequence[Window], examples: int, centres: Float64s) -> Float64s:
-    """Return [examples, groups]: each example's cosine to each group's centre, summed over windows.
+    """Return each example's cosine to each group's centre, [examples, groups], summed over windows.
 
     The centres start at `centres`. In each window, they are first moved to the mean directions of
     the rows nearest to them.

@@ -53,9 +53,9 @@ class LabelWatch:
 
     A call of the object protects a gradient with `passed`, measures the protected gradient, and
     returns it. `classes` is the task's number of classes, or None if labels are not classes. The
-    first and the last few of the `steps` remaining steps are measured. After either group of steps,
-    `tell` receives a sentence for each part whose gradient is returned, and one for all parts of a
-    follower together.
+    first few and the last few of the `steps` remaining steps are measured. After either group of
+    steps, `tell` receives a sentence for each part whose gradient is returned, and one for all
+    parts of a follower together.
     """
 
     def __init__(

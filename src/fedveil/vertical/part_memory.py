@@ -40,7 +40,7 @@ class PartMemory:
 
 
 def sizable(job: VerticalJob, task: Task) -> list[str]:
-    """Return the parties whose parts have known shapes before any part is built."""
+    """Return the parties for which the shapes of all parts are known before any part is built."""
     if any(part.module is not None for part in job.parts.values()):
         return []
     known: Collection[str] = getattr(task, "by_shape", ())
@@ -73,7 +73,7 @@ def needed(parts: Collection[PartMemory], batch: int = 0) -> int:
 def check_memory(job: VerticalJob, task: Task, here: Collection[str] | None = None) -> None:
     """Raise ModelInvalid if the parts of the parties in `here` need more memory than is free.
 
-    None means all parties. Checks nothing if the need or the free memory is unknown.
+    If `here` is None, all parties count. Checks nothing if the need or the free memory is unknown.
     """
     wanted = {task.leader, *task.followers} if here is None else set(here)
     free = free_bytes(job.device)
@@ -142,6 +142,6 @@ def _beside(optimizer: Optimizer | OwnOptimizer) -> int:
 
 
 def _in_passing(optimizer: Optimizer | OwnOptimizer, learning: Sequence[int]) -> int:
-    """Return the number of values that a step of the optimiser stores for a moment."""
+    """Return the number of values that the optimiser stores only during its step."""
     decays = isinstance(optimizer, Optimizer) and optimizer.name == "sgd" and optimizer.weight_decay
     return max(learning, default=0) if decays else 0

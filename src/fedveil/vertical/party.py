@@ -52,7 +52,7 @@ class Party:
       the weights, optimiser states and running statistics from before the step.
 
     There is one exception. If a process dies or a link breaks after the check, one party may have
-    applied the step and another not. These parties then go back to their last common checkpoint.
+    applied the step and another not. All parties then go back to their last common checkpoint.
 
     A step divides its batch into `in_flight` micro-batches, and adds up their gradients, each
     weighted by its share of the batch. With a single micro-batch, the results are bit-identical to
@@ -117,7 +117,7 @@ class Party:
         self._bytes: dict[tuple[SplitModel, int, bool, int], tuple[int, int]] = {}
 
     def step(self, number: int, batch: Batch, *, settled: bool = False) -> Exchange[float | None]:
-        """Train on a batch. Returns its mean loss, or None if this party does not learn the loss.
+        """Train on a batch. Returns its mean loss, or None if this party does not get the loss.
 
         All parties must give a step the same `number`. `settled` is True if every example was in an
         earlier step. Parts with `reuse` then send their saved reports, and are not trained.

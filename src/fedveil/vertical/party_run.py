@@ -85,7 +85,7 @@ class PartyRun:
     def load(self, step: int) -> None:
         """Load the checkpoint of `step` without changing the folder.
 
-        Raises RunFolderError if the checkpoint is damaged, or of another job, model or data.
+        Raises RunFolderError if it is damaged, or belongs to another job, model or data.
         """
         folder = self.setting.folder
         saved = Checkpoint.read(folder, step)
@@ -180,7 +180,7 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Evaluate the held-out examples. Returns the averages and metrics, or {} at a follower."""
+        """Evaluate the held-out examples. Returns averages and metrics at the leader, else {}."""
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()
@@ -191,7 +191,7 @@ class PartyRun:
         return np.concatenate(found) if found else None
 
     def figures(self) -> list[Line]:
-        """Return this party's epsilons so far. A leader also has the epsilon of its labels."""
+        """Return this party's epsilons so far. At the leader, includes the labels' epsilon."""
         parts, split, delta = self._parts, self.setting.split, self.setting.job.privacy.delta
         found = account.figures(split, self.name, parts.releases, delta, parts.label_loss)
         if found and (self.setting.folder.path / TRACEBACK).exists():

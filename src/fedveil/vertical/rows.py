@@ -123,8 +123,8 @@ class Order:
     """The examples of each training step, equal for all parties.
 
     The seed chooses `aside` examples that are in no step. Each epoch uses all others once, in its
-    own order, which the seed determines. Its last step has the remaining examples. Steps are
-    numbered from 1, epochs from 0.
+    own order, which the seed determines. The last step of an epoch has the remaining examples.
+    Steps are numbered from 1, epochs from 0.
     """
 
     seed: int

@@ -5,7 +5,7 @@ scheduling with simulated times gives the order. The programs of one step guaran
 
 - every operation is once in its owner's program;
 - operations of one part are in micro-batch order, so gradients are always added in the same order;
-- weights change in `apply`, the last instruction of a training program: no gradient is stale;
+- weights change only in `apply`, the last instruction of a training program: no gradient is stale;
 - a party receives messages in the order in which the other party sends them: a link is a queue;
 - before `apply`, a party knows that every party has received and checked all tensors of the step:
 

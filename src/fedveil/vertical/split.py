@@ -77,9 +77,9 @@ class EmbeddingPrivacy:
     """The settings of EmbeddingDP for a part's output, applied before the output is sent.
 
     `eps` is the epsilon of a one-hot row, as in the paper on EmbeddingDP. A single bit has epsilon
-    eps/2. If `eps` is None, the output is quantised without noise, which guarantees nothing. With
-    `gradient = "none"` no gradient is returned. With `reuse`, an example's report is saved and sent
-    again in every epoch. The part then learns only in the first epoch.
+    eps/2. If `eps` is None, the output is quantised without noise, which guarantees nothing. If
+    `gradient` is "none", no gradient is returned. If `reuse` is True, an example's report is saved
+    and sent again in every epoch. The part then learns only in the first epoch.
     """
 
     eps: float | None = None
@@ -190,7 +190,7 @@ class SplitModel:
         )
 
     def runs_backward(self, name: str) -> bool:
-        """Return True if the part `name` must run backward to train this or an earlier part."""
+        """Return True if the part `name` must run backward, to train itself or an earlier part."""
         return name in self._backward
 
     def is_constant(self, name: str) -> bool:

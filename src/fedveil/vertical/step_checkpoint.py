@@ -40,7 +40,7 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
 
     def write(self, folder: RunFolder) -> None:
-        """Save this checkpoint, and delete the checkpoints from which no party can still resume.
+        """Save this checkpoint, and delete those from which no party can resume any more.
 
         Later checkpoints must already be deleted (`forget_after`).
         """

@@ -213,7 +213,7 @@ def initial(seed: int, part: str, make: Callable[[], M]) -> M:
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
-    """Turn sums from `Task.metrics` into averages: x_sum becomes x, and correct becomes accuracy.
+    """Turn sums from `Task.metrics` into averages: `x_sum` into `x`, `correct` into `accuracy`.
 
     The divisor is the sum called `tokens`, if there is one, otherwise `examples`.
     """

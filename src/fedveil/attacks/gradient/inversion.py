@@ -113,7 +113,7 @@ class Sight:
         return np.clip((examples - low) / (high - low), 0, 1)
 
     def views(self) -> Iterator[View]:
-        """Yield views of simulated rounds: reports, or the aggregate if one reveals nothing."""
+        """Yield views of simulated rounds: reports, or aggregates if a report reveals nothing."""
         job, number = self.target.job, self.target.partition.clients
         for turn in itertools.count():
             draw = generator(job.seed, "gradient", "cohort", turn)

@@ -57,7 +57,7 @@ def _softmax_of_classes(
 
 
 def _whole(found: Float64s, count: int) -> Int64s:
-    """Round `found` to integers that add up to `count`. The largest fractions are rounded up."""
+    """Scale `found` to the sum `count`, and round it to integers, the largest fractions up."""
     total = float(found.sum())
     exact = found * (count / total) if total else np.full(len(found), count / len(found))
     counts = np.floor(exact).astype(np.int64)

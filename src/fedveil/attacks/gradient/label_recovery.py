@@ -32,7 +32,7 @@ class LastLayer:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, probes: Tensor) -> LastLayer | None:
-        """Return the last trainable dense layer if its outputs are the logits, otherwise None.
+        """Return the last trainable dense layer if its outputs are the logits, else None.
 
         `probes` are typical examples, over which the layer's means are taken.
         """

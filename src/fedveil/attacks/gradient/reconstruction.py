@@ -24,8 +24,8 @@ class Knowledge:
 
     `training` computes the client's update from its `count` examples. `prior` is a typical example,
     and all values of examples are in `box`. `clients` is above 1 if the observed update is the mean
-    of several clients, each with `count` examples. `probes` are typical examples, maybe just
-    `prior`, to estimate the last layer's inputs. `common` is the label to guess without any
+    of several clients, each with `count` examples. `probes` are typical examples (possibly only
+    `prior`) to estimate the last layer's inputs. `common` is the label to guess without any
     knowledge.
     """
 
@@ -47,11 +47,11 @@ class Knowledge:
 class Search:
     """Settings of a search for inputs whose update is close to the observed one.
 
-    With `distance` "squared" it minimises the squared distance by L-BFGS (Zhu et al. 2019). With
-    "cosine" it minimises the angle, plus `variation` times the images' total variation, by Adam on
-    signs (Geiping et al. 2020). Of `restarts` starts it keeps the one that reaches the smallest
-    value. A value below `near` ends the search before the remaining starts. After a value below
-    `explains`, no further search is run.
+    If `distance` is "squared", it minimises the squared distance by L-BFGS (Zhu et al. 2019). If it
+    is "cosine", it minimises 1 - cosine, plus `variation` times the images' total variation, by
+    Adam on signs (Geiping et al. 2020). Of `restarts` starts it keeps the one that reaches the
+    smallest value. A value below `near` ends the search before the remaining starts. After a value
+    below `explains`, no further search is run.
     """
 
     distance: Literal["squared", "cosine"]
@@ -67,7 +67,7 @@ class Reconstruction:
     """Reconstructed examples and labels, and how close their update is to the observed one.
 
     `by` is the `distance` of the search that found them, and `value` the smallest value that it
-    found. Without a search, they are "guess" and infinity.
+    found. If no search ran, `by` is "guess" and `value` is infinite.
     """
 
     examples: Float64s
@@ -86,11 +86,11 @@ def reconstruct(
     """Reconstruct the examples behind an observed update.
 
     The `searches` minimise the distance between the examples' update and the observed one, from
-    starts drawn with `draw`. They run in order until one finds a value below its `explains`,
-    without those by squared distance if `reading.scaled` is False. The result is that of the last
-    search that ran, or `known.prior` for each example if none ran or `reading` reveals nothing.
-    `labels` are the examples' labels. None recovers them first. With "joint", or with None and a
-    last layer that is not dense, a joint search with the examples finds them (Zhu et al.).
+    starts drawn with `draw`. They run in order until one finds a value below its `explains`.
+    Searches by squared distance are skipped if `reading.scaled` is False. The result is that of the
+    last search that ran, or `known.prior` for each example if none ran or `reading` reveals
+    nothing. `labels` are the examples' labels, or None to get them from `recovered_labels`, or
+    "joint" to search for labels and examples together first (Zhu et al.).
     """
     if not (reading.weight * reading.estimate**2).any():
         return _guess(known)
@@ -111,7 +111,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer, or "joint" if that is not dense."""
+    """Return the labels recovered from the last layer, or "joint" if it is not dense."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

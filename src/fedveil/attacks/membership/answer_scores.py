@@ -24,7 +24,7 @@ def calibrated_loss(answers: Answers, references: References) -> Float64s:
 
     Source: Watson et al. 2022, "On the importance of difficulty calibration in membership inference
     attacks". A loss reveals a member if it is small relative to the example's difficulty. The
-    models are the references.
+    models trained without the example are among the references.
     """
     return answers.truth - references.outside(lambda given: given.truth)[0]
 
@@ -34,8 +34,8 @@ def lira(answers: Answers, references: References) -> Float64s:
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section VI
     (offline LiRA): the margin ln(p / (1 - p)) of the true class is nearly normal over models
-    trained without the example. The unit is the standard deviation of these margins, one for all
-    examples.
+    trained without the example. The unit is the standard deviation of these margins, one number for
+    all examples.
     """
     mean, deviation = references.outside(lambda given: given.margin)
     return (answers.margin - mean) / deviation
@@ -60,7 +60,7 @@ def _log_density(values: Float64s, means: Float64s, deviations: Float64s) -> Flo
 
 
 def rmia(answers: Answers, references: References) -> Float64s:
-    """Return the share of other examples that each example beats, by its relative probability.
+    """Return the share of other examples that each example beats, by relative probability.
 
     Source: Zarifzadeh et al. 2024, "Low-cost high-power membership inference attacks" (online
     RMIA). The relative probability is p(true class) under the attacked model, divided by its mean

@@ -126,7 +126,7 @@ class Case:
     def on_round(self, most: int) -> tuple[list[Measured], bool]:
         """Return the metrics of the attacks on the reports of at most `most` clients in a round.
 
-        Also returns True if reports reveal nothing, so that their sum is attacked.
+        Also returns True if their sum is attacked, because single reports reveal nothing.
         """
         x, y = self.pool.x, self.pool.y
         scores = ReportScores(self.target.model, self.target.weights)

@@ -61,10 +61,10 @@ class References:
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
         """Return the mean and standard deviation of each example's score over models.
 
-        `of` computes the scores of all examples from one model's answers. If `member`, the models
-        that were trained on the example count, otherwise the others. With few references, all
-        examples have the same standard deviation. Otherwise an example's own variance is shrunk
-        towards the common one (Smyth 2004).
+        `of` computes the scores of all examples from one model's answers. If `member` is True, only
+        models that were trained on the example count, otherwise only the others. With few
+        references, all examples have the same standard deviation. Otherwise an example's own
+        variance is shrunk towards the common one (Smyth 2004).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -94,7 +94,7 @@ Method: TypeAlias = Callable[[Answers, References], Float64s]
 
 
 def halves(examples: int, models: int, entropy: Entropy) -> Bools:
-    """Draw random halves of the examples as training data of `models` models, an even number.
+    """Draw random halves of the examples, as training data for an even number of `models`.
 
     Returns a mask [models, examples]. Every example is in exactly half of the models' training
     data.

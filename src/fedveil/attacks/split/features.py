@@ -202,7 +202,7 @@ class Aim:
 
     @property
     def _numbers(self) -> int | None:
-        """The number of numeric inputs, if words follow them. None if all inputs are numeric."""
+        """The number of numeric inputs if words follow them, or None if all inputs are numeric."""
         if not isinstance(module_of(self.part), Deep):
             return None
         return _columns(self.target, self.part, "train", 1)[0].shape[1]
@@ -233,7 +233,7 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return the parts that this attack can reconstruct. Raises `AttackImpossible` without any."""
+    """Return all parts that can be attacked. Raises `AttackImpossible` if there are none."""
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:

@@ -89,7 +89,7 @@ class _Begun:
 
     `windows` has the gradients' directions, with one window for each group of consecutive steps.
     `norms[i]` is the result of `by_norm` for example i, added up over the steps. `true[i]` is its
-    true label. `added` is the result of `_added`.
+    true label. `added` has each example's summaries over the steps (`_added`).
     """
 
     windows: list[Window]
@@ -209,9 +209,9 @@ def _added(
 ) -> dict[str, Float64s]:
     """Return two summaries, [examples, values], of each example's gradients over the steps.
 
-    `came` has the numbers of each step's examples, and `looks` the gradients received in it. In the
-    result, `sum` is the sum over the steps, in which noise that is drawn anew averages out.
-    `change` is the mean over the later half of the steps minus that over the earlier half, in which
+    `came` has the indices of each step's examples, and `looks` the gradients received in that step.
+    The summary "sum" is the sum over the steps, in which noise that is drawn anew averages out.
+    "change" is the mean over the later half of the steps minus that over the earlier half, in which
     constant noise cancels.
     """
     width = sum(look.shape[1] for look in looks[0])

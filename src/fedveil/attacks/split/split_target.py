@@ -117,7 +117,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the first crossing of a part's output. Raises `AttackImpossible` without any."""
+        """Return the first crossing of a part's output. Raises `AttackImpossible` if none."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -144,7 +144,7 @@ class SplitTarget:
         return self._step(self._parties(), positions, step)
 
     def begun(self, steps: int) -> Iterator[tuple[Positions, Crossed]]:
-        """Train copies of the parts for `steps` steps. Yields the examples and messages of each."""
+        """Train copies of the parts for `steps` steps. Yields each step's examples and messages."""
         order = Order(self.job.seed, self.examples, self.job.batch_size)
         parties = self._parties()
         for step in range(1, steps + 1):

@@ -38,7 +38,7 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """Return the probability that EmbeddingDP with parameter `eps` sends a 1 for each of `values`.
+    """Return, for each of `values`, Pr[EmbeddingDP with parameter `eps` sends a 1].
 
     `values` are the attacker's estimates, whose errors have the standard deviation `blur`.
     """

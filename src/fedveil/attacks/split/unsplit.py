@@ -1,4 +1,4 @@
-"""UnSplit: finds inputs and a model part that fit the reports, knowing only the architecture.
+"""UnSplit: finds inputs and a model part that fit the reports, given only the architecture.
 
 Source: E. Erdogan, A. Kupcu, A. E. Cicek, UnSplit: data-oblivious model inversion, model stealing,
 and label inference attacks against split learning, 2022, algorithm 1. Added here: several starts
@@ -52,8 +52,8 @@ def invert(
     """Find inputs and a model part that fit the evidence, by optimising one and then the other.
 
     The inputs are [examples, *shape], with values from `low` to `high`. `make(number)` returns a
-    part of the right architecture with other initial weights for every number. The best of `starts`
-    parts is improved for `rounds` rounds. `tell` is called in every round.
+    part of the right architecture with different initial weights for each number. The best of
+    `starts` parts is improved for `rounds` rounds. `tell` is called in every round.
     """
     short = max(1, rounds // 3)
     total = starts * short + rounds

@@ -5,10 +5,10 @@ are divided into cells. A row of the layer responds to the examples in its cell,
 gradients are sums over these: of delta * x for the weights, and of delta, the loss's derivative,
 for the bias. For an example that is alone in its cell, their quotient is the example, exactly.
 
-With the form `relu`, a row responds to all statistics above its threshold, and a cell is the
-difference of two rows. This form needs a single local step. With `window`, a row responds only
-between two bounds. The first step on an example in its cell moves the row so far that it responds
-to no later example, so the row stays unchanged through all further steps of a client.
+In the form `relu`, a row responds to all statistics above its threshold, and a cell is the
+difference of two rows. This form needs a single local step. In the form `window`, a row responds
+only between two bounds. The first step on an example in its cell moves the row so far that it
+responds to no later example, so the row stays unchanged through all further steps of a client.
 """
 
 from __future__ import annotations

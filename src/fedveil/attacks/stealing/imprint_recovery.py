@@ -30,7 +30,7 @@ _PEELABLE = 0.05
 
 
 def cells_needed(examples: int, statistics: int) -> int:
-    """Return the argument `cells` of `Imprint.of` with which most of the examples are recovered."""
+    """Return the number of cells (for `Imprint.of`) at which most examples are recovered."""
     return math.ceil(4 * examples if statistics == 1 else 1.6 * examples / statistics) + 8
 
 
@@ -74,7 +74,7 @@ def _peeled(
 ) -> tuple[Float64s, Int64s]:
     """Find examples that are alone in a cell, and subtract them from their other cells.
 
-    `there` marks the non-empty cells. Returns these examples, and the cells that hold others.
+    `there` marks the non-empty cells. Returns the examples found, and the cells that hold others.
     """
     deltas, weights = cells.biases.copy(), cells.weights.copy()
     nothing = np.empty((0, weights.shape[1])), np.flatnonzero(there)

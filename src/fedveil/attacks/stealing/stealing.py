@@ -51,7 +51,7 @@ class Loot:
     def figures(self) -> list[Measured]:
         """Return the share of originals recovered, their PSNR, and the share of right candidates.
 
-        The last two are left out if nothing was recovered.
+        If nothing was recovered, only the share of originals is returned.
         """
         pairs = matched(self.originals, self.offered)
         cases = len(self.originals)
@@ -66,7 +66,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of originals above the nearest candidates. None without these or images."""
+        """Return a PNG of original images above their nearest candidates, if there are any."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]

@@ -68,7 +68,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
-        """Return the calls that have finished: at least one, or none after `timeout_s` seconds."""
+        """Return finished calls: at least one, unless none finishes within `timeout_s` seconds."""
 
     @abstractmethod
     def close(self) -> None:

@@ -41,8 +41,8 @@ class MachineSetup:
 
     `dimension` is the number of entries of an update. `own` are the user's own functions and
     classes, pickled. `batch` holds the examples on which `machine_check` trains. If clients keep a
-    state, the machine must share the run's folder `run`. `proof` is then a random text, by which
-    the machine recognises this folder: the folder's file PROOF has the same text.
+    state, the machine must share the run's folder `run`. `proof` is then a random text that the
+    folder's file PROOF also has, so that the machine recognises the folder.
     """
 
     job: Job
@@ -86,10 +86,10 @@ class Request:
 class Work:
     """One phase of a round for some of a machine's clients.
 
-    With `fold` the machine returns the sum of the reports instead of each report. `before` are
-    earlier phases of this round, which the machine repeats for clients of a lost machine. `coming`
-    are examples that the machine does not have yet. The clients `leaving` now train on another
-    machine.
+    If `fold` is True, the machine returns the sum of the reports instead of each report. `before`
+    are earlier phases of this round, which the machine repeats for clients of a lost machine.
+    `coming` are examples that the machine does not have yet. The clients `leaving` now train on
+    another machine.
     """
 
     context: RoundContext
@@ -152,7 +152,7 @@ class Machine:
             return error
 
     def give(self, piece: Piece) -> None:
-        """Store the examples in `piece`. This machine trains their clients from now on."""
+        """Store the examples in `piece`. This machine trains the piece's clients from now on."""
         copied = {name: np.array(value) for name, value in vars(piece).items() if value is not None}
         self._shards.add(Piece(**copied))
         self._renew()

@@ -28,7 +28,7 @@ _PAUSE_S = 1.0
 class Member:
     """A machine of the run. `alive` is False once it is lost.
 
-    `pulse` is the unfinished call, from `asked_at`, that tests if the machine still runs, or None.
+    `pulse` is an unfinished call, begun at `asked_at`, to test if the machine still runs, or None.
     """
 
     place: Place

@@ -48,7 +48,7 @@ class Expected(Generic[M]):
         return self._factor.get(client, 1.0) * self._examples(client)
 
     def speeds(self, cores: Mapping[M, int]) -> dict[M, float]:
-        """Return each machine's speed: its cores, less if it is slower than the fastest one."""
+        """Return each machine's number of cores, reduced if it is slower than the fastest one."""
         usual = median(self._pace.values()) if self._pace else 1.0
         paces = {machine: self._pace.get(machine, usual) for machine in cores}
         fastest = min(paces.values(), default=1.0)

@@ -34,7 +34,7 @@ class RayCluster(Cluster):
     """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
     A machine here is a process of fedveil on a node of the cluster. It uses `workers` of the node's
-    cores (None: all). With `gpus`, it also has one GPU.
+    cores (None: all). If `gpus`, it also has one GPU.
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:

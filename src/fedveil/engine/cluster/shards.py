@@ -99,7 +99,7 @@ class Shards:
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's data, to train with `entropy`. Copies it unless left `unchanged`."""
+        """Return the client's data, to train with `entropy`. Copies it if not `unchanged`."""
         piece, mine = self._of[client]
         x, y = piece.x[mine], piece.y[mine]
         if not unchanged:

@@ -86,7 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return the client's data, to train with `entropy`. Copies it unless left `unchanged`."""
+        """Return the client's data, to train with `entropy`. Copies it if not `unchanged`."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns
@@ -143,7 +143,7 @@ class Training(ABC):
 class LocalTraining(Training):
     """Trains each client on its own examples.
 
-    `scale` maps a client's number of examples to the factor by which its update is multiplied.
+    `scale` maps a client's number of examples to the factor that multiplies its update.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class ClientSide:
         yield from ((client, None) for client in asked if client not in learning)
 
     def answer(self, client: ClientId, message: Message, trained: Answer | None) -> Answer:
-        """Return a client's answer to `message`. `trained` is the result of training, if any."""
+        """Return a client's answer to `message`. `trained` is training's result or None."""
         if trained is None:
             return self._reply(message, client)
         if isinstance(trained, Trained) or self.protection.always_reports:

@@ -47,7 +47,7 @@ class ClientStates:
             make_inner_folder(self._folder)
 
     def load(self, client: ClientId, round: int, dimension: int) -> Float32s | None:
-        """Return the client's newest state from before `round`, of length `dimension`, or None."""
+        """Return the client's newest state from before `round`, of length `dimension`, if any."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return None
@@ -77,7 +77,7 @@ class ClientStates:
         self._drop((client, round) for client, round in self._files() if round > done)
 
     def forget_before(self, done: int) -> None:
-        """Delete the states that are older than a client's newest one up to round `done`."""
+        """Delete each client's states up to round `done`, except for the newest of them."""
         newest = {client: max(self._rounds(client, done), default=0) for client in self.clients()}
         self._drop((client, round) for client, round in self._files() if round < newest[client])
 

@@ -32,7 +32,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add the report in `answer` to `server`. Returns `answer` without it, or `Refused`."""
+    """Add a `Made` report to `server`. Returns `Folded` or `Refused`, or any other `answer`."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort

@@ -50,7 +50,7 @@ class Way(Protocol):
         """
 
     def next(self, kept: Float32s | None, change: Float32s, carried: Float32s) -> Float32s:
-        """Return the client's new state after its report. `kept` is its state before, or None.
+        """Return the client's new state after its report. `kept` is its old state, None at first.
 
         `carried` is the update in the report after the protection's clipping, without noise.
         `change` is the change of the weights by training.

@@ -8,7 +8,7 @@ computed in floating point.
 
 Walker's alias method puts the weights into 2^b columns of equal weight. Two symbols share each
 column, divided by a threshold. One draw reads 32 bits. b of them choose the column, and the others
-are compared with the upper bits of its threshold. If they are equal, 32 more bits decide.
+are compared with the upper bits of its threshold. If both are equal, 32 more bits decide.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AliasTables:
     """Draws exactly from several distributions over the same outcomes (symbols).
 
     `probabilities[row]` is a distribution in floating point. No entry may be above (1 + ACCURACY)
-    times the exact probability. `exact(row)` returns the exact distribution as integer weights. The
-    callers of `draw` number rows from `first_row` and symbols from `first_symbol`.
+    times the exact probability. `exact(row)` returns the exact distribution as integer weights. In
+    `draw`, rows are numbered from `first_row`, and symbols from `first_symbol`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class AliasTables:
         return bisect_right(list(accumulate(remainders)), entropy.integer(sum(remainders)))
 
     def weights(self, row: int) -> list[int]:
-        """Return the weights of a row's symbols, then what they leave of 2^64, the remainder."""
+        """Return the weights of a row's symbols, then the remainder: 2^64 minus their sum."""
         capacity = 1 << (64 - self._bits)
         weights = [0] * (1 << self._bits)
         for column in range(1 << self._bits):

@@ -29,7 +29,7 @@ def _cells_numpy(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64
 
 @compiled(_cells_numpy)
 def choose_cells(words: Uint64s, thresholds: Uint64s, guide: Uint16s, out: Int64s) -> int:
-    """Write the cell (high part of |x|) that each random word chooses to `out`.
+    """Write to `out` the cell (high part of |x|) that each random word chooses.
 
     A word chooses the first cell y with `thresholds[y]` above the word's first 63 bits. `guide`
     maps the word's first 16 bits to the first possible cell. A word is undecided, and gets -1, if

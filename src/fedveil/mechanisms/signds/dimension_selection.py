@@ -23,7 +23,7 @@ from fedveil.privacy.loss import PrivacyLoss
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The public parameters of a selection of dimensions: its size and its distribution."""
+    """The public parameters of a selection of dimensions: its size and distribution."""
 
     #: Size of the top-k set: floor(k * dim), at least 1.
     topk: int
@@ -80,8 +80,7 @@ class SignDS:
 
     Without `dim_out`, h is the largest number for which the best threshold gives an expected share
     E[|J & S|] / h of at least `thr_ratio`. If there is no such number, h is 1 and a
-    `FedveilWarning` states the share to expect. `thr_ratio` = 1 cannot be reached with a finite
-    eps.
+    `FedveilWarning` states the share to expect. No finite eps reaches `thr_ratio` = 1.
 
     Source: MindSpore Federated's document on SignDS, "dimension selection based on the exponential
     mechanism".

@@ -145,7 +145,7 @@ class ThresholdSearch:
     def reaches(self, dim_out: int, ratio: float) -> bool:
         """Return True if the best threshold gives an expected share of at least `ratio`.
 
-        The share is the part of the `dim_out` selected dimensions that is in the top-k set.
+        The share is the fraction of the `dim_out` selected dimensions that are in the top-k set.
         """
         mean, slack = self._best_mean(dim_out)
         goal = ratio * dim_out

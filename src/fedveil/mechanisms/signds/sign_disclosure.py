@@ -13,8 +13,8 @@ class SignTold(NamedTuple):
     """The information in one SignDS report about the sign of one weight's change.
 
     `selected` is the probability that the change has the report's sign if the report selects the
-    weight. `passed` is this probability if the report does not select the weight. `log_ratio` is
-    the largest log likelihood ratio between the two signs. These three are for an attacker who
+    weight. `passed` is the same probability if the report does not select the weight. `log_ratio`
+    is the largest log likelihood ratio between the two signs. These three are for an attacker who
     knows nothing about the other weights. `worst` is the largest log likelihood ratio for an
     attacker who knows the changes of all other weights.
     """

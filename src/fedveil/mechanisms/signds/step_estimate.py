@@ -103,7 +103,7 @@ class MagnitudeEstimator:
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
         """Return the step size of the server, 2 * estimate * participants.
 
-        With `reporters` below 5% of the participants, returns `sign_global_lr` instead.
+        If `reporters` are fewer than 5% of the participants, returns `sign_global_lr` instead.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

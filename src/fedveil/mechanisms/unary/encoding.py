@@ -153,7 +153,7 @@ class UnaryEncoding:
     def encode(self, values: npt.ArrayLike, entropy: Entropy | None = None) -> States:
         """Return the state of every value: cells * value / value_range, clipped and rounded.
 
-        The rounding `nearest` gives the nearest state, and of two equally near ones the even one.
+        The rounding `nearest` gives the nearest state, or the even one of two equally near states.
         `stochastic` rounds up or down at random with `entropy`. The expected state is then the
         number before rounding. Infinities are clipped. NaN is refused.
         """
@@ -230,7 +230,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Add each code's sum of states whose bits are 1 to `running` (None: 0), and return it."""
+        """Return `running` (None: 0) plus each code's sum of the states whose bits are 1."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -272,7 +272,7 @@ class UnaryEncoding:
 
         The result has a row for each parameter and a column for each state. An estimate is
         (frequency - q) / (p - q), where frequency is the share of reports in which the state's bit
-        is 1, and p and q are this encoding's probabilities. Needs `report="bits"`.
+        is 1, and p and q are this encoding's probabilities. Reports must be bits (`report="bits"`).
         """
         if self.report != "bits":
             raise InvalidValue("report = 'sum' holds no frequencies: they need report = 'bits'")

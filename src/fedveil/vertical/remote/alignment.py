@@ -4,7 +4,7 @@ There are two methods: `intersection` for secret ids, and `digests` for ids that
 Under `digests`, a follower sends a keyed digest of each id, with a new key each time. This reveals:
 
 - to the leader: which of its own examples each follower has, how many other examples the follower
-  has, and which of these the leader can guess by their ids;
+  has, and each of their ids that the leader can guess;
 - to a follower: which of its own examples all parties have, in the leader's order, and nothing
   about any other id.
 """
@@ -55,9 +55,9 @@ def align_found(
 
     `found[follower]` has, for each of the leader's ids, its position among the follower's examples,
     or -1. `sizes` has each party's number of examples. A party with 0 examples has no data and
-    takes part in all examples. If the leader has 0 examples, at most one follower can have any.
-    Returns where each party has the common examples in its data, and a sentence on each follower
-    whose examples differ from the leader's. The sentences name the `subset`.
+    takes part in all examples. If the leader has 0 examples, at most one follower may have
+    examples. Returns where each party has the common examples in its data, and a sentence on each
+    follower whose examples differ from the leader's. The sentences name the `subset`.
     """
     having = [party for party in sizes if sizes[party]]
     if not having:

@@ -220,7 +220,7 @@ def _too_many(many: int, own: Standing) -> str:
 
 
 def _brought(own: Standing, party: str, counts: Mapping[Subset, int]) -> int:
-    """Add the numbers of ids that `party` sends, `counts`, to its saved total, and return it."""
+    """Add `counts`, numbers of ids that `party` sends, to its saved total. Returns the total."""
     own.brought[party] = own.brought.get(party, 0) + sum(counts.values())
     own.keep_brought()
     return own.brought[party]
@@ -335,7 +335,7 @@ def _understood(
 
 
 def _guesses(own: Standing, exchanged: Mapping[Subset, intersection.Exchanged]) -> Iterator[str]:
-    """Yield a log sentence on how many ids each peer has sent so far. Each id may be a guess."""
+    """Yield a log sentence on how many ids each peer has sent so far. An id may be a guess."""
     for party, many in own.brought.items() if exchanged else ():
         yield (
             f"{party} has brought {many:,} ids in all, and knows of each whether {own.party} has "
@@ -361,7 +361,7 @@ def _checked_rows(
 ) -> Positions:
     """Return this party's rows of the common examples, from the leader's message `agreed`.
 
-    The leader has `leads` ids. With `exchanged`, the record of an intersection, raises
+    The leader has `leads` ids. If `exchanged`, an intersection's record, is given, raises
     `MessageInvalid` for rows whose ids the leader has not proved to have sent.
     """
     rows: Positions = take(agreed, f"rows_{subset}", np.ndarray)

@@ -4,7 +4,7 @@ For every set of examples, such as the training examples, the parties send in ba
 the exponents of leader and follower, see `blinding`):
 
     blinded   leader -> follower   H(y)^k of the leader's ids y, in its order
-    raised    follower -> leader   these to the power of l, and H(x)^l of the follower's ids x, in
+    raised    follower -> leader   H(y)^(k l), and H(x)^l of the follower's ids x, in
                                    an order that the follower draws
 
 The leader raises H(x)^l to the power of k and compares: H(x)^(l k) = H(y)^(k l) if x = y. The

@@ -313,7 +313,7 @@ class Machine:
         return run
 
     def _farewell(self, run: PartyRun, channels: Mapping[str, Channel]) -> Exchange[None]:
-        """Wait for all parties' files, because a restarted party still needs the other parties."""
+        """Wait until all parties have written their files. A restarted party needs the others."""
         count, head = run.log.head
         log: dict[str, Value] = {"lines": count, "head": head}
         done: dict[str, Value] = {"kind": "done", "step": run.done}

@@ -1,8 +1,8 @@
 """One party of a vertical run on a machine of its own, linked to the others.
 
-The leader listens and each follower connects to it. They agree on the job, the examples and the
-step (`handshake`) at the start and whenever a party has restarted. So a killed party does not
-change the resulting weights.
+The leader listens and each follower connects to it. All parties agree on the job, the examples and
+the step (`handshake`) at the start and whenever a party has restarted. So the resulting weights do
+not change if a party is killed and restarted.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def serve(machine: Machine, meeting: Meeting) -> NoReturn:
 
 
 def follow(machine: Machine, meeting: Meeting, *, looks: bool = False) -> Session:
-    """Run a follower's side of a session: training or, with `looks`, any purpose but training."""
+    """Run a follower's side of a session: training, or if `looks` any other purpose."""
     leader = machine.split.leader
     link = Link(leader, patience_s=meeting.patience_s)
     with (

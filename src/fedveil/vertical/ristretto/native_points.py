@@ -194,7 +194,7 @@ def _are_points(words: Array) -> bool:
 
 
 def _memory(scalar: bytes) -> Array:
-    """Return aligned memory with 16 masks per digit of `scalar`. Only the digit's own is set."""
+    """Return aligned memory with 16 masks per digit of `scalar`. Only the digit's mask is set."""
     words = MASKS + WINDOWS * ENTRIES
     memory = np.zeros(words + LANES, np.uint64)
     memory = memory[-memory.ctypes.data // 8 % LANES :][:words]

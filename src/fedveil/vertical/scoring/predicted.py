@@ -28,8 +28,8 @@ Columns = Mapping[str, Sequence[str]]
 class Decision:
     """Turns a model's outputs into the columns of a table with predictions.
 
-    For classes, the columns are the predicted class and the probabilities of all classes. They are
-    calibrated if the bundle has a calibrator.
+    For classes, the columns are the predicted class and the probabilities of all classes. The
+    probabilities are calibrated if the bundle has a calibrator.
     """
 
     def __init__(self, leader: Scorer) -> None:

@@ -112,7 +112,7 @@ class ScoredExamples:
         self._file.close()
 
     def _most(self, states: Iterable[list[int]]) -> list[list[int]]:
-        """Return [state], the costliest of `states`: times sent, 1 if labelled, times scored."""
+        """Return a list of the costliest state alone: times sent, 1 if labelled, times scored."""
 
         def epsilon(state: list[int]) -> float:
             times, label, scored = state

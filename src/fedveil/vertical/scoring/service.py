@@ -157,7 +157,7 @@ class PredictionService:
     def _predicted(
         self, ids: Sequence[str], own: Mapping[str, str], who: str, probabilities: bool
     ) -> list[dict[str, Any]]:
-        """Return the answer for each of the `ids`. `own` has the form of each id in the file."""
+        """Return the answer for each of the `ids`. `own` maps each to its form in the file."""
         known = [one for one in dict.fromkeys(own.values()) if one in self._row]
         rows = np.array([self._row[one] for one in known], np.int64)
         outputs, refused = self._answers.of_rows(rows)
@@ -180,7 +180,7 @@ class PredictionService:
         return [{"id": one, **found.get(own[one], {"error": _UNKNOWN})} for one in ids]
 
     def _count_guesses(self, who: str, missing: int) -> bool:
-        """Add `missing` to a client's unknown ids. Returns False if they are now too many."""
+        """Add `missing` to a client's number of unknown ids. Returns False if it is too large."""
         if who not in self._guesses and len(self._guesses) >= _MOST_CLIENTS:
             who = "all others"
         self._guesses[who] += missing

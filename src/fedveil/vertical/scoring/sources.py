@@ -45,7 +45,7 @@ class Source(Protocol):
 
     @property
     def common(self) -> Positions:
-        """The positions, in the leader's file, of the rows that all parties have, in order."""
+        """The positions of the rows that all parties have, in the leader's file, ascending."""
 
     @property
     def is_connected(self) -> bool:
