@@ -153,6 +153,16 @@ def test_classes_without_enough_examples_are_refused() -> None:
         attack(Target.of(job()), "quick", Watch())
 
 
+def test_a_claim_about_examples_is_not_compared_with_what_one_client_holds() -> None:
+    of_examples = job(
+        privacy={"unit": "example"},
+        training={"sampling_rate": 0.5, "batch_size": 10, "lr": 0.1},
+        protection={"name": "dp_encrypt"},
+    )
+    with pytest.raises(AttackImpossible, match="it asks what one client holds, and under privacy"):
+        attack(Target.of(of_examples), "quick", Watch())
+
+
 def test_an_observer_reads_a_sum_with_others_and_each_report_by_itself() -> None:
     """Without a readable report it is the sum with as many others as the protection needs."""
     few = {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 2}}

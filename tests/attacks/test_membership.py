@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -167,6 +168,8 @@ def test_rmia_counts_the_examples_that_are_half_as_likely() -> None:
     expected = [sum(ratio[i] / ratio[j] >= 2 for j in range(6) if j != i) / 5 for i in range(6)]
     assert rmia(given(truth=list(asked)), known) == pytest.approx(expected)
     assert 0 < max(expected) < 1
+    even = References([given(truth=[0.0, 0.0])] * 2, halves(2, 2, Seeded(1)), known.y[:2])
+    assert rmia(given(truth=[0.0, -math.log(2)]), even).tolist() == [1, 0]  # twice as likely
 
 
 @pytest.mark.parametrize("method", [online_lira, rmia])

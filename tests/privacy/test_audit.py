@@ -198,6 +198,9 @@ def test_the_bound_is_clopper_and_pearson_s():
     assert found == pytest.approx(math.log(least / most), rel=1e-9)
     at_delta = lower_bound(Counted(), "a", "b", trials=2 * tested, delta=0.1)
     assert at_delta == pytest.approx(math.log((least - 0.1) / most), rel=1e-9)
+    odd = lower_bound(Counted(), "a", "b", trials=2 * tested + 1)  # the odd one is counted
+    least, most = stats.beta.ppf(error, 401, 101), stats.beta.ppf(1 - error, 102, 400)
+    assert odd == pytest.approx(math.log(least / most), rel=1e-9)
 
 
 def test_the_confidence_is_the_one_that_is_asked_for():
@@ -215,6 +218,10 @@ def test_the_confidence_is_the_one_that_is_asked_for():
 def test_a_mapping_s_order_tells_nothing():
     one, other = as_rows([{"a": 1, "b": [2, 3]}, {"b": [2, 3], "a": 1}])
     assert one.tolist() == other.tolist() == [3, 1, 2, 3]
+
+
+def test_a_zeros_sign_tells_nothing():
+    assert lower_bound(lambda x, _: 0.0 * x, 1.0, -1.0, trials=200) == 0
 
 
 def test_delta_excuses_what_it_covers():
@@ -278,12 +285,16 @@ def test_a_tester_s_own_score():
         bits[-1] = bits[:-1].sum() % 2 ^ given ^ int(source.bernoulli(sigmoid(-2.0), 1)[0])
         return bits
 
+    def odd(bits):
+        return bits.sum() % 2
+
     blind = lower_bound(parity, 0, 1, trials=4000, entropy=entropy("parity"))
-    told = lower_bound(
-        parity, 0, 1, trials=4000, entropy=entropy("parity"), score=lambda bits: bits.sum() % 2
-    )
+    told = lower_bound(parity, 0, 1, trials=4000, entropy=entropy("parity"), score=odd)
     assert blind < 0.5
     assert 1.6 < told < 2.0
+    tested = run(parity, 0, 1, claim=1.5, trials=4000, entropy=entropy("parity"), score=odd)
+    assert tested.refuted
+    assert tested.bound == told
 
 
 def test_a_weak_leak_in_many_coordinates_adds_up():

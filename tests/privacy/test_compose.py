@@ -431,6 +431,14 @@ def test_mirrored_pairs_are_left_out_without_loss():
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-12)
 
 
+def test_no_pair_is_left_out_of_a_table_that_is_not_its_mirror_image():
+    """Its first and last row hold the same values, forwards, or in another order."""
+    every = set(itertools.permutations(range(3), 2))
+    for last in ([0.5, 0.3, 0.2], [0.3, 0.5, 0.2]):
+        table = np.array([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], last])
+        assert {tuple(pair) for pair in pairwise_curve.ordered_pairs(table).tolist()} == every
+
+
 def test_a_described_release_is_worked_out_when_it_is_composed():
     class Coin:
         asked = 0

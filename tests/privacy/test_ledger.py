@@ -302,6 +302,11 @@ def test_adaptive_deltas_add_and_the_release_is_left_out():
     ledger.record_many([(COIN, 1)], round=3, clients=[7])  # its own deltas are few
     assert math.isinf(ledger.epsilon("run", 2e-6))
     assert ledger.epsilon("run", 4e-6) == pytest.approx(9 + 6 * COIN.epsilon)
+    whole = PrivacyLoss(9.0, 1e-5, release=Gaussian(1.7), part=COIN)
+    ((stored, _),) = ledger.charges([(whole, 1)])
+    assert stored == PrivacyLoss(
+        9.0, 1e-5, part=PrivacyLoss(COIN.epsilon, per="parameter", part=BIT)
+    )
     infinite = Ledger(adaptive=True)
     for number in range(2):
         infinite.record_many([(NOTHING, 1)], round=number, clients=[0])
@@ -372,8 +377,20 @@ def mixed_ledger(adaptive=False):
     return ledger
 
 
+def crossed_ledger(adaptive=False):
+    """The rounds that had both kinds of charges come last, and are one more than the first."""
+    ledger = Ledger(adaptive=adaptive)
+    for number, groups in enumerate([[0], [0, 0], [1], [0, 1], [0, 1], [0, 1], [1, 0]]):
+        for client, kind in enumerate(groups):
+            spent = [(SELECTION, 2), (BIT, 3)][kind]
+            ledger.record_many([spent], round=number, clients=[client + 10 * kind])
+    return ledger
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("make", [mixed_ledger, lambda adaptive: Ledger(adaptive=adaptive)])
+@pytest.mark.parametrize(
+    "make", [mixed_ledger, crossed_ledger, lambda adaptive: Ledger(adaptive=adaptive)]
+)
 def test_state_survives_a_checkpoint(make, adaptive):
     ledger = make(adaptive)
     data = encode(ledger.to_state())
@@ -397,6 +414,31 @@ def test_a_state_is_a_snapshot():
     ledger.record_many([(SELECTION, 1), (BIT, 1)], round=10, clients=[0, 1, 2**64 - 1])
     ledger.record_many([(SELECTION, 1), (BIT, 1)], round=11, clients=[0, 1, 2**64 - 1])
     assert encode(state) == data
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_nothing_that_is_asked_changes_a_ledger(adaptive):
+    """Rounds of the same kinds and clients, which a ledger counts up where it has them already."""
+    pair = [(BIT, 3)], [(SELECTION, 1), (COIN, 2)]
+    plan = [(pair[number % 2], [0, 2 + number % 3]) for number in range(7)]
+
+    def recorded(rounds):
+        ledger = Ledger(adaptive=adaptive)
+        for number, (spendings, clients) in enumerate(rounds):
+            ledger.record_many(spendings, round=number, clients=clients)
+        return ledger
+
+    ledger = Ledger(adaptive=adaptive)
+    for number, (spendings, clients) in enumerate(plan):
+        before = ledger.figures(DELTA)
+        state, twin = ledger.to_state(), ledger.copy()
+        written = encode(state)
+        for ahead in (max(number - 1, 0), number):
+            ledger.preview([(SELECTION, 1)], round=ahead, clients=[0, 3], delta=DELTA)
+        ledger.record_many(spendings, round=number, clients=clients)
+        assert ledger.figures(DELTA) == recorded(plan[: number + 1]).figures(DELTA)
+        assert twin.figures(DELTA) == before
+        assert encode(twin.to_state()) == encode(state) == written
 
 
 def test_a_foreign_state_is_refused():
@@ -424,6 +466,9 @@ def test_a_described_release_is_stored_worked_out():
     one, other = Ledger(), Ledger()
     one.record(described, round=0, client=0, count=30)
     other.record(COIN, round=0, client=0, count=30)
+    for ledger, release in ((one, Described()), (other, COIN.release)):
+        bit = PrivacyLoss(COIN.epsilon, per="bit", release=release)
+        ledger.record(PrivacyLoss(9.0, per="parameter", part=bit), round=1, client=0, count=2)
     assert encode(one.to_state()) == encode(other.to_state())
     assert isinstance(one._kinds[0][0][0].release, LossDistribution)
 
@@ -448,6 +493,12 @@ def test_a_projection_is_a_run_in_which_a_client_is_always_drawn():
     assert found == {name: expected[name] for name in found}
     adaptive = project([Spending(PARAMETER, 40)], 12, DELTA, adaptive=True)
     assert adaptive["run_every_round"] == Figure(480.0, 0.0)
+    spendings = [(NOISE, 1), (COIN, 7)]
+    ledger = Ledger(adaptive=True)
+    for number in range(3):
+        ledger.record_many(spendings, round=number, clients=[0])
+    expected = {**ledger.figures(1e-4), "run_most_drawn": None}
+    assert project(spendings, 3, 1e-4, adaptive=True) == expected
     with pytest.raises(InvalidValue, match="rounds = 0 is outside"):
         project(spendings, 0, DELTA)
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
+from scipy.stats import chi2, t
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
@@ -94,6 +94,15 @@ def test_how_far_clients_move_it_is_measured_and_not_believed() -> None:
     wide, uncertain = moved(draw, 2.0, 300)
     assert wide > 1.5 * true
     assert 0 < uncertain < 0.3 * true
+
+
+def test_half_of_the_error_is_the_means_and_half_the_noises() -> None:
+    moves, noise = np.array([3.0, 4.5, 2.5, 5.0]), measured(3, np.array([40.0, 9.0]))
+    found, uncertain = moved_distance(moves, 5, noise, error=0.1)
+    sigma = math.sqrt(49.0 / chi2.ppf(0.05, 6))
+    reach = t.ppf(0.95, 3) * moves.std(ddof=1) / 2
+    scale = 2 * math.sqrt(5) / sigma
+    assert (found, uncertain) == pytest.approx((scale * (moves.mean() - reach), scale * reach))
 
 
 def test_of_one_client_nobody_can_say_how_far_it_moves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,19 @@ def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
             ComparisonFolder.reopen(tmp_path / "c", stack)
     assert not told  # nothing was looked for again
     assert (tmp_path / "c" / IMPORTS).read_text() == f"{Path(parts.__file__).parent}\n"
+
+
+def test_a_comparison_finds_its_own_modules_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        comparison = Comparison(small_job(), Asked(protections=["not_encrypt"]))
+        ComparisonFolder.open(tmp_path / "c", comparison, stack).cells(lambda text: None)
+    root = str(Path(parts.__file__).parent)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != root])
+    with ExitStack() as stack:
+        ComparisonFolder.reopen(tmp_path / "c", stack)
+    assert root in sys.path
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
