@@ -100,6 +100,22 @@ def test_cells_are_equally_likely_by_the_public_examples() -> None:
         assert len(counts) == 8
         assert counts.min() >= 48
         assert counts.max() <= 52
+        values, edges = PUBLIC @ imprint.directions[kind], imprint.edges[kind]
+        spread = np.ptp(values)
+        outer = [values.min() - spread, values.max() + spread, values.max() + 2 * spread]
+        assert edges[[0, -2, -1]] == pytest.approx(outer, abs=1e-6 * spread)
+
+
+def test_rows_of_all_statistics_are_as_loud() -> None:
+    """Statistics of ranges 3 and 50: at its upper end a row gives 0.25, at its bound nothing."""
+    edges = np.array([[0.0, 1.0, 3.0], [10.0, 20.0, 60.0]])
+    for form, at, expected in (
+        ("relu", [3.0, 60.0], [0.25, 0.25 * 2 / 3, 0.0, 0.25, 0.25 * 4 / 5, 0.0]),
+        ("window", [3.0, 60.0], [0.75, 0.25, 1.25, 0.25]),  # before it is cut off at 0.25
+        ("window", [1.0, 20.0], [0.25, 0.0, 0.25, 0.0]),
+    ):
+        weights, biases = Imprint(np.eye(2), edges, form).layer(0.25)
+        assert weights @ np.array(at) + biases == pytest.approx(np.array(expected))
 
 
 def test_an_example_is_taken_off_where_it_surely_is() -> None:

@@ -277,6 +277,15 @@ def test_outputs_of_many_kinds(wrap):
     assert 1.6 < bound < 2.0
 
 
+def test_an_output_that_is_missing_is_no_small_number():
+    """Among so many other numbers, no two outputs are equal."""
+
+    def tells(given, source):
+        return [None if given else -9.0, *source.generator().standard_normal(20)]
+
+    assert lower_bound(tells, 1, 0, trials=400, entropy=entropy("missing")) > 2.5
+
+
 def test_a_tester_s_own_score():
     """A leak in the parity of many coordinates, which none of the scores looks at."""
 

@@ -228,6 +228,12 @@ def test_what_is_unseen_is_the_epsilon_whose_expected_guesses_just_refute() -> N
     assert blind.unseen == blind.unseen_alone == math.inf
 
 
+def test_a_pure_claim_is_about_no_gaussian_noise() -> None:
+    included = coins(70, "pure")
+    scores, claim = gaussian_scores(included, 1.5, "pure"), Figure(0.75, 0.0)
+    assert audit_run(scores, included, claim, gaussian=True) == audit_run(scores, included, claim)
+
+
 def test_what_is_unseen_under_gaussian_noise_follows_from_its_distance() -> None:
     m, claim = 900, Figure(2.0, DELTA)
     included = coins(m, "unseen")

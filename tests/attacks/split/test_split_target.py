@@ -108,6 +108,7 @@ def test_nothing_is_learnt_and_other_steps_draw_other_reports() -> None:
     assert reports.shape == (2, SIZE, 8)
     assert not torch.equal(reports[0], reports[1])
     assert torch.equal(target.outputs("left", AT)[0], reports[0])
+    assert torch.equal(target.crossed(AT).outputs["left"], reports[0]), "a run's first report"
     after = target.split.joined().state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
