@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -88,6 +89,31 @@ def test_examples_of_several_inputs_are_refused_by_their_names() -> None:
     )
     with pytest.raises(AttackImpossible, match=r"the inputs turn, words$"):
         Target.of(job).needs_classes("membership")
+
+
+def test_a_finding_has_the_delta_of_its_epsilon(target: Target) -> None:
+    """Nothing is promised at any delta where the server that adds the noise reads the reports."""
+    finding = target.under("central_gaussian").finding("some", "quick", [], rounds=2)
+    assert (finding.epsilon, finding.delta) == (np.inf, 0.0)
+    noised = target.under("dp_encrypt")
+    finding = noised.finding("some", "quick", [], rounds=2)
+    assert (finding.epsilon, finding.delta) == noised.promised(2)
+    assert finding.delta == noised.job.privacy.delta > 0
+
+
+def test_texts_are_attacked_only_by_attacks_that_read_them() -> None:
+    texts: Any = SimpleNamespace(
+        job=SimpleNamespace(task="sequence_classification"),
+        dataset=SimpleNamespace(example_shape=(12,)),
+    )
+    Target.needs_classes(texts, "membership", of_texts=True)
+    with pytest.raises(AttackImpossible, match=r"task is sequence_classification$"):
+        Target.needs_classes(texts, "gradient")
+    texts.job.task = "regression"
+    with pytest.raises(
+        AttackImpossible, match=r"the membership attack is on .* task is regression$"
+    ):
+        Target.needs_classes(texts, "membership", of_texts=True)
 
 
 def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:

@@ -392,3 +392,5 @@ def test_scores_that_are_none_are_refused() -> None:
         of_scores(np.ones(400), np.zeros(300), claim=PrivacyLoss(1.0))
     with pytest.raises(InvalidValue, match="a score is NaN"):
         of_scores(np.full(400, np.nan), np.zeros(400), claim=PrivacyLoss(1.0))
+    with pytest.raises(InvalidValue, match="a score is NaN"):
+        of_scores(np.zeros(400), np.append(np.zeros(399), np.nan), claim=PrivacyLoss(1.0))

@@ -67,6 +67,15 @@ def test_a_round_that_was_cut_off_is_charged_ahead_and_once_more_when_it_comes()
     assert ledger.epsilon("round") == 1.5
 
 
+def test_two_reports_of_a_round_add_up_before_a_round_that_was_cut_off():
+    ledger = Ledger()
+    ledger.record_many([(PrivacyLoss(0.5), 1)], round=3, clients=[0, 1], ahead=True)
+    for loss in (PrivacyLoss(1.0), PrivacyLoss(0.25)):
+        ledger.record_many([(loss, 1)], round=1, clients=[0])
+    assert ledger.epsilon("round") == 1.25
+    assert ledger.epsilon_every_round() == ledger.epsilon("run") == 1.75
+
+
 def test_unary_reports_cost_what_the_table_says():
     """100 parameters of two bits each, eps = 0.5 per bit: 51.97 by bits, 79.84 by parameters."""
     by_parameter, by_bit = Ledger(), Ledger()
@@ -355,6 +364,10 @@ def test_refused_records_change_nothing():
             ledger.record_many([(BIT, 1)], **bad)
     with pytest.raises(InvalidValue, match="count = 0 is outside"):
         ledger.record(BIT, round=1, client=0, count=0)
+    with pytest.raises(InvalidValue, match="count = 9007199254740993 is outside"):
+        ledger.record(BIT, round=1, client=0, count=2**53 + 1)
+    with pytest.raises(InvalidValue, match=r"delta = 1\.0 is outside"):
+        ledger.epsilon_every_round(1.0)
     with pytest.raises(InvalidValue, match=r"loss = 0\.5 is not a PrivacyLoss"):
         ledger.record(0.5, round=1, client=0)
     with pytest.raises(InvalidValue, match="per = 'week' is not one of bit, parameter, round, run"):
@@ -447,14 +460,31 @@ def test_a_foreign_state_is_refused():
     state = mixed_ledger().to_state()
     paid, rows = np.zeros_like(state["tally.counts"]), np.array(state["open.rows"])
     rows[:, 0] -= 1
+    beyond = np.array(state["open.rows"])
+    beyond[-1, 1] = len(state["kind.sizes"])
     assert state["first_open"] == rows[0, 0] + 1 == 2
     for changed, why in (
         ({"tally.counts": paid}, "clients have not paid what its rounds cost"),
         ({"first_open": 1}, "rounds that are over = 2 is outside"),
         ({"open.rows": rows}, "round = 1 is outside"),
+        ({"open.rows": beyond}, "kind = 5 is outside"),
+        ({"closed.kinds": "0 5"}, "kind = 5 is outside"),
+        ({"closed.kinds": "1 0"}, "it is not written as a ledger writes it"),
+        ({"release.9.ratio": 0.5}, "it is not written as a ledger writes it"),
     ):
         with pytest.raises(InvalidValue, match=why):
             Ledger.from_state({**state, **changed})
+    for number in range(len(state["tally.clients"]) - 1):
+        twice = state["tally.clients"].copy()
+        twice[number] = twice[number + 1]
+        with pytest.raises(InvalidValue, match="clients are not in their order, or twice"):
+            Ledger.from_state({**state, "tally.clients": twice})
+    adaptive = mixed_ledger(adaptive=True).to_state()
+    sums = adaptive["tally.sums"]
+    less = np.where(sums == sums.max(), -1.0, sums)
+    for paid in (less, np.full_like(sums, np.nan), np.vstack([sums, sums])):
+        with pytest.raises(InvalidValue, match="is not two sums each"):
+            Ledger.from_state({**adaptive, "tally.sums": paid})
 
 
 def test_a_described_release_is_stored_worked_out():

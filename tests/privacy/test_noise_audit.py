@@ -67,6 +67,8 @@ def test_nothing_seen_says_nothing() -> None:
     assert bound(MeasuredNoise(10)) == 0
     with pytest.raises(InvalidValue, match="error = 0 is outside"):
         bound(measured(10, np.ones(3)), 0)
+    with pytest.raises(InvalidValue, match=r"error = 1\.0 is outside"):
+        measured(10, np.ones(3)).distance_of_least(2.0, error=1.0)
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
@@ -76,6 +78,10 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     taken.restore(measured(9, np.array([3.0])).state())
     taken.add(2.0)
     assert taken == whole
+    for name in ("releases", "squares", "fewest"):
+        state = whole.state()
+        with pytest.raises(ValueError, match=f"{name} = -2"):
+            MeasuredNoise(9).restore({**state, name: type(state[name])(-2)})
 
 
 def moved(draw: np.random.Generator, clip: float, clients: int) -> tuple[float, float]:

@@ -193,6 +193,12 @@ def test_what_is_no_audit_is_refused() -> None:
         audit_run(np.zeros(4), included[:3], Figure(1.0, DELTA))
     with pytest.raises(InvalidValue, match="right = 5 is outside"):
         lower_bound(4, 4, 5, delta=0.0)
+    with pytest.raises(InvalidValue, match="right = 5 is outside"):
+        lower_bound(9, 4, 5, delta=0.0)
+    with pytest.raises(InvalidValue, match="guesses = 5 is outside"):
+        gaussian_lower_bound(4, 5, 2, delta=DELTA)
+    with pytest.raises(InvalidValue, match=r"included is int64 \(4,\), a bit a score is due"):
+        audit_run(np.zeros(4), included.astype(np.int64), Figure(1.0, DELTA))
     with pytest.raises(InvalidValue, match="delta = 0 is promised by no Gaussian noise"):
         gaussian_lower_bound(4, 4, 4, delta=0.0)
 
