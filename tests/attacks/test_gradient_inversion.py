@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
-from fedveil.attacks.effort import Watch
+from fedveil.attacks.effort import Effort, Watch
 from fedveil.attacks.gradient import inversion, reconstruction
 from fedveil.attacks.gradient.inversion import Bounds, attack
 from fedveil.attacks.gradient.matching import Distance, Found, by_lbfgs, by_signed_adam
@@ -30,6 +30,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.models import lenet_smooth, logistic
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.finding import EFFORTS
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.reading import Reading
 
@@ -295,6 +296,19 @@ def test_a_plain_report_is_inverted(target: Target) -> None:
     assert finding.figure("label accuracy").value == 1
     assert finding.settings["found by"] == {"squared": 3}
     assert finding.epsilon == np.inf
+
+
+def test_more_effort_means_more_of_everything() -> None:
+    def amounts(effort: Effort) -> np.ndarray:
+        found = inversion.bounds(effort)
+        squared, cosine = found.searches
+        assert (squared.distance, cosine.distance, cosine.variation) == ("squared", "cosine", 0.1)
+        work = squared.iterations, squared.restarts, cosine.iterations
+        return np.array([found.cases, found.at_once, found.steps, *work])
+
+    quick, standard, full = map(amounts, EFFORTS)
+    assert (quick < standard).all()
+    assert (standard < full).all()
 
 
 def test_what_no_effort_reaches_is_said() -> None:

@@ -243,6 +243,15 @@ def test_more_trials_can_show_more():
     assert longer.refuted
 
 
+def test_what_can_be_shown_at_a_delta_is_shown_by_a_mechanism_that_hides_nothing():
+    claim = PrivacyLoss(3.0, 0.3)
+    exposed = run(lambda x, _: x, 0, 1, claim=claim, trials=201)
+    scored = of_scores(np.ones(201), np.zeros(201), claim=claim)
+    assert exposed.reachable == pytest.approx(exposed.bound)
+    assert scored.reachable == pytest.approx(scored.bound) == pytest.approx(exposed.bound)
+    assert exposed.bound < run(lambda x, _: x, 0, 1, claim=3.0, trials=201).reachable
+
+
 def test_repeats_with_a_seed_and_draws_secure_randomness_without():
     args = (Response(1.0), TRUE, FALSE)
     first, second = (lower_bound(*args, trials=500, entropy=entropy("same")) for _ in "ab")

@@ -66,6 +66,17 @@ def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
     }
 
 
+def test_the_share_of_time_is_that_of_all_rounds_of_all_seeds() -> None:
+    names = [f"seconds_{part}" for part in ("training", "protection", "aggregation")]
+    seconds = (8.0, 1.0, 1.0), (4.0, 3.0, 3.0), (4.0, 0.5, 0.5)
+    one, two, three = (
+        record(1 + place % 2, 0.5, **dict(zip(names, each, strict=True)))
+        for place, each in enumerate(seconds)
+    )
+    quality, _ = tables([line(run(one, two), run(three))])
+    assert row(quality)["share"] == "18.0%"
+
+
 def test_the_largest_epsilon_of_the_seeds_is_the_lines() -> None:
     small, large = record(1, 0.5), record(1, 0.5, epsilon_run_every_round=3.0)
     for runs in ((small, large), (large, small)):
