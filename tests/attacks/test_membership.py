@@ -172,6 +172,21 @@ def test_rmia_counts_the_examples_that_are_half_as_likely() -> None:
     assert rmia(given(truth=[0.0, -math.log(2)]), even).tolist() == [1, 0]  # twice as likely
 
 
+def test_a_threshold_is_found_without_the_model_whose_members_are_asked_about() -> None:
+    held = np.eye(3, dtype=np.bool_)
+    every = [given(truth=[-one, -2.0 * one, -3.0 * one]) for one in (1.0, 2.0, 4.0)]
+    asked: list[tuple[float, list[float]]] = []
+
+    def method(answers: Answers, references: References) -> Float64s:
+        others = [float(one.truth[0]) for one in references.answers]
+        asked.append((float(answers.truth[0]), others))
+        return answers.truth
+
+    found = threshold(method, References(every, held, np.zeros(3, np.int64)))
+    assert asked == [(-1.0, [-2.0, -4.0]), (-2.0, [-1.0, -4.0]), (-4.0, [-1.0, -2.0])]
+    assert found == -1.5  # members score -1, -4 and -12, others -2, -3, -2, -6, -4 and -8
+
+
 @pytest.mark.parametrize("method", [online_lira, rmia])
 def test_an_example_that_no_reference_holds_is_refused(method: Method) -> None:
     held = np.array([[True, False], [False, False]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fedveil.engine.budget import prepared
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
+from fedveil.studies import comparison
 from fedveil.studies.comparison import Asked, Cell, Comparison, Goal, Setting
 
 
@@ -103,6 +105,16 @@ def test_what_was_solved_for_is_not_solved_for_again(monkeypatch: pytest.MonkeyP
     again = jobs(list(Comparison(small_job(), asked, once.solutions).cells(told.append)))
     assert len(told) == 1
     assert again == first
+
+
+def test_a_key_that_a_search_clears_is_written_as_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"protection.central_gaussian.target_epsilon": 0.75,
+            "protection.central_gaussian.noise_multiplier": None}  # fmt: skip
+    monkeypatch.setattr(comparison, "solve", lambda *_: SimpleNamespace(keys=keys))
+    (cell,) = cells(small_job(), "central_gaussian", epsilons=[2.0])
+    assert cell.job is not None
+    settings = cell.job.protection.settings.model_dump()
+    assert (settings["target_epsilon"], settings["noise_multiplier"]) == (0.75, None)
 
 
 def test_every_position_that_the_job_cannot_have_is_named() -> None:

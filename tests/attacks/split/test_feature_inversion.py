@@ -369,7 +369,8 @@ def test_the_epsilon_beside_the_figures_is_that_of_the_most_exposed_part(
     target = SplitTarget.of(own)
     monkeypatch.setattr(features, "by_effort", lambda *_: 1)
     finding = features.attack(target, "quick", Watch())
-    assert finding.epsilon == target.promised("right", 10).epsilon
+    assert (finding.epsilon, finding.delta) == target.promised("right", 10)
+    assert finding.delta == own.privacy.delta > 0
     assert finding.epsilon > target.promised("left", 10).epsilon > 0
 
 

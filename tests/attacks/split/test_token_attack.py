@@ -152,6 +152,9 @@ def test_what_is_known_of_the_text_and_repetition_help(
     assert one < many <= reached.figure("likeliest of 10 reports with habits").value
     assert one == pytest.approx(reached.figure("nearest, known table").value, abs=0.02)
     assert reached.settings["windows"] == 16
+    under = target.under(PrivacySettings(embedding_dp={"eps": 1.5}))
+    assert (reached.epsilon, reached.delta) == under.promised("embedding", 10)
+    assert reached.delta == under.job.privacy.delta > 0
     words = target.rows["train"][target.split.leader]
     drawn = Seeded(0, "tokens").generator().permutation(target.examples)[:16]
     (column,) = target.split.by_name["embedding"].columns
