@@ -31,7 +31,7 @@ from fedveil.attacks.target import Target
 from fedveil.entropy import Seeded
 from fedveil.errors import AttackImpossible
 from fedveil.learning.weight_layout import Layout
-from fedveil.privacy.finding import Finding
+from fedveil.privacy.finding import Finding, Measured
 from fedveil.privacy.guarantee_strength import attacker_wrong
 from fedveil.protections.reading import Reading
 
@@ -153,6 +153,16 @@ def test_classes_without_enough_examples_are_refused() -> None:
         attack(Target.of(job()), "quick", Watch())
 
 
+def test_a_claim_about_examples_is_not_compared_with_what_one_client_holds() -> None:
+    of_examples = job(
+        privacy={"unit": "example"},
+        training={"sampling_rate": 0.5, "batch_size": 10, "lr": 0.1},
+        protection={"name": "dp_encrypt"},
+    )
+    with pytest.raises(AttackImpossible, match="it asks what one client holds, and under privacy"):
+        attack(Target.of(of_examples), "quick", Watch())
+
+
 def test_an_observer_reads_a_sum_with_others_and_each_report_by_itself() -> None:
     """Without a readable report it is the sum with as many others as the protection needs."""
     few = {"name": "pw_encrypt", "pw_encrypt": {"reconstruct_secrets_threshold": 2}}
@@ -195,11 +205,13 @@ def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.Monk
         1: ([[4.0, 6.0], [0.0, 2.0]], [[9.0, 2.5], [1.0, 8.0]]),
         3: ([[40.0, 60.0], [0.0, 20.0]], [[31.0, 90.0], [29.0, 29.5]]),
     }
-    monkeypatch.setattr(
-        Classes,
-        "scores",
-        lambda self, wanted, shadows, cases: [[*map(np.array, side)] for side in scores[wanted]],
-    )
+    asked: list[tuple[int, int]] = []
+
+    def given(self: Classes, wanted: int, shadows: int, cases: int) -> Any:
+        asked.append((shadows, cases))
+        return [[*map(np.array, side)] for side in scores[wanted]]
+
+    monkeypatch.setattr(Classes, "scores", given)
     target = Target.of(job(clients={"number": 30}))
     monkeypatch.setattr(Classes, "of", lambda target, most: Classes(target, 8, [1, 3], Seeded(1)))
     right, area, *_ = property_figures(target, "quick", Watch())
@@ -207,6 +219,21 @@ def test_scores_are_scaled_and_judged_by_shadow_clients(monkeypatch: pytest.Monk
     assert (right.value, right.cases) == (3 / 4, 8)
     # In spreads from the middle: 2.68, -0.22, 0.04, 2.68; -0.89, 2.24, -0.04, -0.02.
     assert area.value == 12 / 16
+    property_figures(target, "full", Watch())
+    assert asked == [(8, 10)] * 2 + [(32, 40)] * 2
+
+
+def test_both_questions_are_asked_at_the_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target.of(job(clients={"number": 30}))
+    monkeypatch.setattr(
+        class_shares, "count_figures", lambda given, effort: [Measured(f"counts, {effort}", 0.5)]
+    )
+    monkeypatch.setattr(
+        class_shares, "property_figures", lambda given, effort, watch: [Measured(effort, 0.25)]
+    )
+    found = attack(target, "standard", Watch())
+    assert [figure.name for figure in found.figures] == ["counts, standard", "standard"]
+    assert (found.effort, found.epsilon) == ("standard", np.inf)
 
 
 def test_counts_are_asked_over_all_local_steps_and_beside_a_guess(

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from test_membership import EXAMPLES, job
+from test_membership import EXAMPLES, job, owned
 
 from fedveil.attacks.effort import Watch
+from fedveil.attacks.membership import client_membership
 from fedveil.attacks.membership.client_evidence import Evidence, View, log_odds, views
 from fedveil.attacks.membership.client_membership import Game, attack
 from fedveil.attacks.server_view import Seen
@@ -137,6 +138,32 @@ def test_an_owner_is_there_with_all_examples_or_with_none() -> None:
     here, there = ({rows[row.tobytes()] for row in side} for side in sides)
     assert not here & there
     assert len(here) == len(there) == 2
+
+
+def five_owners() -> dict[str, object]:
+    parts = owned()
+    return parts | {"client_ids": np.arange(EXAMPLES) % 5}
+
+
+def test_as_many_strangers_are_asked_about_as_members() -> None:
+    """Two of five owners take part, and three do not."""
+    data = {"name": "test_client_membership:five_owners", "split": "by_client"}
+    made = job(data=data, clients={})
+    game = Game.of(Target.of(made), 9, Seeded(2, "game"))
+    assert (game.present.partition.clients, game.absent.partition.clients) == (2, 3)
+    assert len(game.members) == len(game.strangers) == 2
+    assert len(Game.of(Target.of(job()), 3, Seeded(2, "game")).strangers) == 3
+
+
+def test_a_finding_claims_the_epsilon_of_the_rounds_that_were_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Target.of(job(protection={"name": "dp_encrypt"}, rounds=9))
+    monkeypatch.setattr(client_membership, "measured", lambda *_: ([], 3))
+    finding = attack(target, "quick", Watch())
+    assert (finding.epsilon, finding.delta) == target.promised(3)
+    assert target.promised(1).epsilon < finding.epsilon < target.promised(9).epsilon
+    assert finding.saw.startswith("3 rounds, ")
 
 
 @pytest.mark.parametrize(

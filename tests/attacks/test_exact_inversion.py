@@ -112,6 +112,17 @@ def test_a_direction_that_rests_on_one_neuron_counts_half() -> None:
     assert list(refined.scores) == [6, 2.5]
 
 
+def test_alike_directions_are_one_and_the_best_come_first() -> None:
+    some = np.array([[0.0, 2.0], [-6.0, -8.02], [1.0, 0.0], [3.0, 4.0]]).T
+    first = exact_inversion._Found(some[:, :1], np.array([5.0]))
+    found = exact_inversion._distinct(
+        first, exact_inversion._Found(some[:, 1:], np.array([8.0, 2.0, 9.0]))
+    )
+    assert found.scores.tolist() == [9.0, 5.0, 2.0]
+    expected = np.array([[0.6, 0.8], [0.0, 1.0], [1.0, 0.0]])
+    assert np.abs(found.directions.T) == pytest.approx(expected)
+
+
 def test_a_common_factor_changes_nothing() -> None:
     """An update is the gradient times the learning rate; a direction has any length."""
     batch, gradient = batch_and_gradient(3)
@@ -182,6 +193,15 @@ def test_a_reading_of_nothing_gives_nothing() -> None:
 def test_a_model_without_a_dense_first_layer_is_refused() -> None:
     with pytest.raises(AttackImpossible, match="does not begin with a dense layer"):
         first_layer(Target.of(job(model="lenet")).model)
+    for layers in (
+        [nn.Linear(6, 4, bias=False), nn.ReLU()],  # nothing scales the examples
+        [nn.Linear(6, 4), nn.Tanh()],
+        [nn.Flatten(), nn.Flatten(), nn.Linear(6, 4), nn.ReLU()],
+    ):
+        with pytest.raises(AttackImpossible, match="a dense layer, its bias and a ReLU"):
+            first_layer(nn.Sequential(*layers, nn.Linear(4, 3)))
+    first = nn.Linear(6, 4)
+    assert first_layer(nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(4, 3))) is first
 
 
 def test_the_attack_is_a_finding_and_stops_where_nothing_is_seen(

@@ -64,6 +64,14 @@ def test_a_model_that_knows_a_phrase_exposes_it_and_no_other() -> None:
     ]
 
 
+def test_a_phrase_is_extracted_by_its_whole_secret_alone() -> None:
+    row = phrases(1).rows[0]
+    for place in range(BEGINNING, BEGINNING + SECRET):
+        other = row.copy()
+        other[place] = (row[place] + 1) % TOKENS
+        assert not extraction.extracted(Knows(other[None]), row)
+
+
 def test_an_untrained_model_exposes_one_bit_in_the_median() -> None:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Embedding(TOKENS, 7), nn.Linear(7, TOKENS))

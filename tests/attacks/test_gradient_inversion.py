@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from fedveil.attacks.attack_randomness import generator
-from fedveil.attacks.effort import Watch
+from fedveil.attacks.effort import Effort, Watch
 from fedveil.attacks.gradient import inversion, reconstruction
 from fedveil.attacks.gradient.inversion import Bounds, attack
 from fedveil.attacks.gradient.matching import Distance, Found, by_lbfgs, by_signed_adam
@@ -30,6 +30,7 @@ from fedveil.federated.job import Job
 from fedveil.learning.models import lenet_smooth, logistic
 from fedveil.learning.trainer import TrainingPlan
 from fedveil.learning.weight_layout import Layout
+from fedveil.privacy.finding import EFFORTS
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.reading import Reading
 
@@ -297,6 +298,19 @@ def test_a_plain_report_is_inverted(target: Target) -> None:
     assert finding.epsilon == np.inf
 
 
+def test_more_effort_means_more_of_everything() -> None:
+    def amounts(effort: Effort) -> np.ndarray:
+        found = inversion.bounds(effort)
+        squared, cosine = found.searches
+        assert (squared.distance, cosine.distance, cosine.variation) == ("squared", "cosine", 0.1)
+        work = squared.iterations, squared.restarts, cosine.iterations
+        return np.array([found.cases, found.at_once, found.steps, *work])
+
+    quick, standard, full = map(amounts, EFFORTS)
+    assert (quick < standard).all()
+    assert (standard < full).all()
+
+
 def test_what_no_effort_reaches_is_said() -> None:
     job = Job(model="logistic", clients={"number": 10}, data={"name": "digits"})
     with pytest.raises(AttackImpossible) as told:
@@ -360,6 +374,44 @@ def sight() -> inversion.Sight:
     target = Target.of(job)
     uneven = Partition(np.arange(9) * 3 + 5, np.array([0, 1, 4, 6, 7, 9]))
     return inversion.Sight(replace(target, partition=uneven), Bounds(6, 2, 1, ()))
+
+
+def test_what_is_found_beyond_the_range_of_the_data_counts_as_its_end(
+    sight: inversion.Sight,
+) -> None:
+    x = sight.target.dataset.train.x
+    low, high = float(x.min()), float(x.max())
+    beyond = np.array([low - 3.0, low, (low + 3 * high) / 4, high, high + 0.5])
+    assert sight.scaled(beyond) == pytest.approx([0, 0, 0.75, 1, 1])
+
+
+def test_an_attack_ends_at_its_limit_and_compares_what_it_found_on_one_scale(
+    sight: inversion.Sight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search finds the data's largest value everywhere. Clients have one example each."""
+    target = replace(sight.target, partition=Partition(np.arange(5) * 7, np.arange(6)))
+    target = target.under("dp_encrypt")
+    scores: list[Score] = []
+    whole = Score.figures
+    monkeypatch.setattr(Score, "figures", lambda self: scores.append(self) or whole(self))
+    monkeypatch.setattr(inversion, "bounds", lambda effort: Bounds(7, 2, 1, ()))
+
+    def found(reading: Reading, known: Knowledge, *more: Any) -> reconstruction.Reconstruction:
+        examples = np.full((1, *known.prior.shape), known.box[1])
+        return reconstruction.Reconstruction(examples, np.array([2]), 0.0, "squared")
+
+    monkeypatch.setattr(inversion, "reconstruct", found)
+    x = target.dataset.train.x * 3 - 1
+    target = replace(target, dataset=replace(
+        target.dataset, train=replace(target.dataset.train, x=x)
+    ))  # fmt: skip
+    finding = attack(target, "quick", Watch())
+    (score,) = scores
+    assert (np.min(score.found), np.max(score.found)) == (1.0, 1.0)
+    assert (np.min(score.originals), np.max(score.originals)) == (0.0, 1.0)
+    assert finding.figure("label accuracy").cases == 7
+    assert finding.settings == {**target.settings, "found by": {"squared": 7}}
+    assert finding.settings["dp_eps"] == target.job.protection.settings.dp_eps
 
 
 def test_clients_of_no_example_or_too_many_steps_are_not_sought(sight: inversion.Sight) -> None:
@@ -444,3 +496,7 @@ def test_a_search_keeps_its_best_point_and_stays_in_the_box() -> None:
     assert by_signed_adam(apart, torch.tensor([0.5, 0.2]), 60, (0.0, 1.0)).point[1].item() == 1.0
     least = by_lbfgs(lambda point: (point - 3).square().sum(), torch.zeros(2), 20)
     assert least.point.tolist() == pytest.approx([3, 3], abs=1e-4)
+    visited.clear()
+    least = by_lbfgs(apart, torch.tensor([0.3, 1.0]), 3)
+    assert least.value == min(visited) < visited[-1]
+    assert least.value == apart(least.point).item()

@@ -122,6 +122,20 @@ def test_noise_on_the_bias_is_averaged_over_the_rows() -> None:
     assert right >= 15
 
 
+def test_a_last_layer_has_the_means_over_all_probes() -> None:
+    model, probes = net(), 40 * images(9) - 20  # far apart, so that their answers differ
+    layer = layer_of(model, probes)
+    with torch.no_grad():
+        hidden = model[:3](probes).double()
+        answers = model(probes).double().softmax(1)
+    assert layer.inputs == pytest.approx(hidden.mean(0).numpy())
+    assert layer.guesses == pytest.approx(answers.mean(0).numpy())
+    vector = Layout(model).vector()
+    assert np.array_equal(vector[layer.weight], model[3].weight.detach().numpy().ravel())
+    assert layer.bias is not None
+    assert np.array_equal(vector[layer.bias], model[3].bias.detach().numpy())
+
+
 def test_a_model_that_ends_otherwise_has_no_last_layer() -> None:
     scaled = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES), nn.Tanh())
     convolution = nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())

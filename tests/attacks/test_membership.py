@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -167,6 +168,23 @@ def test_rmia_counts_the_examples_that_are_half_as_likely() -> None:
     expected = [sum(ratio[i] / ratio[j] >= 2 for j in range(6) if j != i) / 5 for i in range(6)]
     assert rmia(given(truth=list(asked)), known) == pytest.approx(expected)
     assert 0 < max(expected) < 1
+    even = References([given(truth=[0.0, 0.0])] * 2, halves(2, 2, Seeded(1)), known.y[:2])
+    assert rmia(given(truth=[0.0, -math.log(2)]), even).tolist() == [1, 0]  # twice as likely
+
+
+def test_a_threshold_is_found_without_the_model_whose_members_are_asked_about() -> None:
+    held = np.eye(3, dtype=np.bool_)
+    every = [given(truth=[-one, -2.0 * one, -3.0 * one]) for one in (1.0, 2.0, 4.0)]
+    asked: list[tuple[float, list[float]]] = []
+
+    def method(answers: Answers, references: References) -> Float64s:
+        others = [float(one.truth[0]) for one in references.answers]
+        asked.append((float(answers.truth[0]), others))
+        return answers.truth
+
+    found = threshold(method, References(every, held, np.zeros(3, np.int64)))
+    assert asked == [(-1.0, [-2.0, -4.0]), (-2.0, [-1.0, -4.0]), (-4.0, [-1.0, -2.0])]
+    assert found == -1.5  # members score -1, -4 and -12, others -2, -3, -2, -6, -4 and -8
 
 
 @pytest.mark.parametrize("method", [online_lira, rmia])

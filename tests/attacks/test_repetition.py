@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedveil.attacks import repetition
 from fedveil.attacks.distinguishing import Pair
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.repetition import (
@@ -101,7 +102,10 @@ def test_an_average_weighs_entries_by_what_they_are_worth() -> None:
     average.add(Reading(np.array([3.0, 1.0, 9.0]), np.array([1.0, 1.0, 0.0])))
     assert average.estimate.tolist() == [2.0, 4.0, 0.0]
     average.add(Reading(np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]), scaled=False))
-    assert average.estimate.tolist() == [5.0, 16.0, 0.0]  # a direction: what is named more, more
+    before = average.estimate
+    assert before.tolist() == [5.0, 16.0, 0.0]  # a direction: what is named more, more
+    average.add(Reading(np.ones(3), np.ones(3), scaled=False))
+    assert before.tolist() == [5.0, 16.0, 0.0]
 
 
 def test_likeness_has_no_direction_where_there_is_none() -> None:
@@ -112,8 +116,9 @@ def test_likeness_has_no_direction_where_there_is_none() -> None:
 
 @pytest.mark.parametrize("eps", [1.0, 2.0])
 def test_embedding_bits_by_majority_follow_the_binomial(eps: float) -> None:
-    vectors = Seeded(2).generator().normal(size=(40, 50))
-    found = embedding_repeated(vectors, eps, counts=(1, 5, 30), entropy=ENTROPY)
+    vectors = Seeded(2).generator().normal(size=(40, 50)) + 1  # most true bits are 1
+    found = embedding_repeated(vectors, eps, counts=(1, 2, 5, 30), entropy=ENTROPY)
+    assert [*found] == [1, 2, 5, 30]
     p = 1 / (1 + math.exp(-eps / 2))
     for count, share in found.items():
         law = stats.binom(count, p)
@@ -151,6 +156,22 @@ def test_against_a_job() -> None:
     assert cosines == sorted(cosines)
     assert finding.figure("right guesses after 100 reports").low > 0.5
     assert finding.figure("right guesses after 1 report").guess == 0.5
+
+
+def test_both_updates_are_reported_as_often_as_the_largest_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[float, int]] = []
+    play = repetition.repeated
+
+    def repeated(protection: Any, model: Any, update: Any, times: int, entropy: Any) -> Any:
+        sent.append((float(update[0]), times))
+        return play(protection, model, update, times, entropy)
+
+    monkeypatch.setattr(repetition, "repeated", repeated)
+    found = after("not_encrypt", (4, 1, 2), trials=2)
+    assert sent == 2 * [(float(RAMP[0]), 4), (float(OTHER[0]), 4)]
+    assert [(one.count, len(one.cosines)) for one in found] == [(1, 4), (2, 4), (4, 4)]
 
 
 def test_each_measure_is_shown_under_its_own_name() -> None:

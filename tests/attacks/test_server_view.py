@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedveil.learning.weight_layout import Layout
 from fedveil.protections.base import ClientContext, JobContext, RoundContext
 from fedveil.protections.catalog import POSITIONS
 from fedveil.protections.not_encrypt import NotEncrypt
+from fedveil.record.run_folder import IMPORTS, JOB, MODEL
 
 CLIENTS = 3
 
@@ -88,6 +91,69 @@ def test_examples_of_several_inputs_are_refused_by_their_names() -> None:
     )
     with pytest.raises(AttackImpossible, match=r"the inputs turn, words$"):
         Target.of(job).needs_classes("membership")
+
+
+def test_a_finding_has_the_delta_of_its_epsilon(target: Target) -> None:
+    """Nothing is promised at any delta where the server that adds the noise reads the reports."""
+    finding = target.under("central_gaussian").finding("some", "quick", [], rounds=2)
+    assert (finding.epsilon, finding.delta) == (np.inf, 0.0)
+    noised = target.under("dp_encrypt")
+    finding = noised.finding("some", "quick", [], rounds=2)
+    assert (finding.epsilon, finding.delta) == noised.promised(2)
+    assert finding.delta == noised.job.privacy.delta > 0
+
+
+def test_a_run_of_an_own_model_is_attacked_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its module lies beside the run, where nothing but the run's folder tells to look."""
+    run, own = tmp_path / "run", tmp_path / "own"
+    run.mkdir()
+    own.mkdir()
+    (own / "attacked_own_model.py").write_text(
+        "from torch import nn\n\n\n"
+        "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    )
+    (run / JOB).write_text("model: attacked_own_model:net\nclients: {number: 30}\n")
+    (run / IMPORTS).write_text(f"{own}\n")
+    (run / MODEL).touch()
+    read: list[Path] = []
+    monkeypatch.setattr(target_module, "read_model", lambda path, model: read.append(path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        found = Target.of_run(run, ["clients.number=15"])
+    finally:
+        sys.modules.pop("attacked_own_model", None)
+    assert (found.trained, found.partition.clients, len(found.weights)) == (True, 15, 7850)
+    assert read == [run / MODEL]
+
+
+def test_what_clients_hold_out_is_held_out_once() -> None:
+    """An attack that plays the job again distributes all examples that are left."""
+    settings = {"model": "logistic", "clients": {"number": 30, "fraction": 1.0}}
+    whole, found = (
+        Target.of(Job(**settings, evaluation={"clients": share})) for share in (0.0, 0.25)
+    )
+    left = len(found.dataset.train)
+    assert 0.7 * len(whole.dataset.train) < left < 0.8 * len(whole.dataset.train)
+    assert sorted(found.partition.indices) == [*range(left)]
+    again = Target.of(found.job)
+    assert len(again.dataset.train) == len(again.partition.indices) == len(whole.dataset.train)
+
+
+def test_texts_are_attacked_only_by_attacks_that_read_them() -> None:
+    texts: Any = SimpleNamespace(
+        job=SimpleNamespace(task="sequence_classification"),
+        dataset=SimpleNamespace(example_shape=(12,)),
+    )
+    Target.needs_classes(texts, "membership", of_texts=True)
+    with pytest.raises(AttackImpossible, match=r"task is sequence_classification$"):
+        Target.needs_classes(texts, "gradient")
+    texts.job.task = "regression"
+    with pytest.raises(
+        AttackImpossible, match=r"the membership attack is on .* task is regression$"
+    ):
+        Target.needs_classes(texts, "membership", of_texts=True)
 
 
 def test_other_reports_are_drawn_for_a_repetition(target: Target) -> None:

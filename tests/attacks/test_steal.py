@@ -12,7 +12,7 @@ import torch
 from fedveil.attacks.effort import Watch
 from fedveil.attacks.stealing import stealing
 from fedveil.attacks.stealing.imprint_layer import Cells, Form, Imprint
-from fedveil.attacks.stealing.imprint_recovery import _places, cells_needed, examples_in
+from fedveil.attacks.stealing.imprint_recovery import _deltas, _places, cells_needed, examples_in
 from fedveil.attacks.stealing.public_prior import PublicLaw
 from fedveil.attacks.stealing.stealing import Loot, attack, matched, steal, with_examples
 from fedveil.attacks.target import Target
@@ -100,6 +100,39 @@ def test_cells_are_equally_likely_by_the_public_examples() -> None:
         assert len(counts) == 8
         assert counts.min() >= 48
         assert counts.max() <= 52
+        values, edges = PUBLIC @ imprint.directions[kind], imprint.edges[kind]
+        spread = np.ptp(values)
+        outer = [values.min() - spread, values.max() + spread, values.max() + 2 * spread]
+        assert edges[[0, -2, -1]] == pytest.approx(outer, abs=1e-6 * spread)
+
+
+def test_a_cells_delta_is_read_from_its_bias_and_from_its_weights() -> None:
+    """Each example is in the middle of its cell, where the weights say what the bias says."""
+    direction, true = np.array([0.2, 0.3, 0.5]), np.array([4.0, -3.0, 5.0])
+    imprint = Imprint(direction[None], np.array([[0.0, 2.0, 3.0, 7.0]]))
+    middle = np.array([1.0, 2.5, 5.0])
+    weights = true[:, None] * middle[:, None] * np.ones(3)  # the direction's entries sum to 1
+    known = np.ones((3, 3), np.bool_)
+    deltas, errors = _deltas(imprint, Cells(weights, true, known, 0.5))
+    assert deltas == pytest.approx(true)
+    told = np.sum(direction**2) * 0.5**2 + (4.0 * np.array([2.0, 1.0, 4.0])) ** 2 / 12
+    assert errors == pytest.approx((0.5**-2 + middle**2 / told) ** -0.5)
+    known[1, 2] = False  # an entry of noise is missing from what the row says
+    told[1] -= direction[2] ** 2 * 0.5**2
+    _, errors = _deltas(imprint, Cells(weights, true, known, 0.5))
+    assert errors == pytest.approx((0.5**-2 + middle**2 / told) ** -0.5)
+
+
+def test_rows_of_all_statistics_are_as_loud() -> None:
+    """Statistics of ranges 3 and 50: at its upper end a row gives 0.25, at its bound nothing."""
+    edges = np.array([[0.0, 1.0, 3.0], [10.0, 20.0, 60.0]])
+    for form, at, expected in (
+        ("relu", [3.0, 60.0], [0.25, 0.25 * 2 / 3, 0.0, 0.25, 0.25 * 4 / 5, 0.0]),
+        ("window", [3.0, 60.0], [0.75, 0.25, 1.25, 0.25]),  # before it is cut off at 0.25
+        ("window", [1.0, 20.0], [0.25, 0.0, 0.25, 0.0]),
+    ):
+        weights, biases = Imprint(np.eye(2), edges, form).layer(0.25)
+        assert weights @ np.array(at) + biases == pytest.approx(np.array(expected))
 
 
 def test_an_example_is_taken_off_where_it_surely_is() -> None:
@@ -212,6 +245,27 @@ def test_the_attack_is_a_finding(target: Target) -> None:
     assert finding.attack == "steal"
     assert finding.figure("recovered").value > 0.7
     assert finding.pictures == ["steal-not_encrypt.png"] == list(pictures)
+
+
+def test_a_finding_is_about_the_model_that_was_sent_and_as_many_examples_as_its_effort(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under rr each parameter costs, and the sent model has more of them."""
+    target = under(target, "rr")
+    trapped = replace(target, model=torch.nn.Sequential(target.model, torch.nn.Linear(10, 7)))
+    some = np.linspace(0, 1, 3 * 784).reshape(3, 784)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        stealing, "with_examples", lambda given, wanted: asked.append(wanted) or given
+    )
+    monkeypatch.setattr(
+        stealing, "steal", lambda given, watch: (Loot(some, some, some, "a report"), trapped)
+    )
+    for effort in ("quick", "standard", "full"):
+        finding = attack(target, effort, Watch())
+        assert finding.epsilon == trapped.promised().epsilon > target.promised().epsilon
+        assert (finding.effort, finding.saw) == (effort, "a report")
+    assert asked == [200, 1000, 4000]
 
 
 @pytest.mark.parametrize(("form", "loud"), [("window", 15), ("relu", 15**0.5)])

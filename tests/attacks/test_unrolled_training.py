@@ -60,6 +60,19 @@ def test_the_update_is_the_trainers_on_the_same_order(changes: dict[str, object]
     assert np.allclose(unrolled(model, steps, client), real, rtol=1e-3, atol=2e-6)
 
 
+def test_it_starts_from_the_weights_that_it_is_given() -> None:
+    """Its own copy of the model has them, and the model itself keeps others."""
+    model, other, steps = small(), small(1), plan(epochs=2, batch_size=3)
+    (client,) = clients((1, 8, 8), CLASSES, (7,))
+    before = Layout(model).vector()
+    training = UnrolledTraining(model, steps, Layout(other).vector())
+    targets = nn.functional.one_hot(client.y, CLASSES).float()
+    found = training.update(client.x, targets).detach().numpy()
+    assert np.array_equal(found, unrolled(other, steps, client))
+    assert not np.allclose(found, unrolled(model, steps, client), atol=1e-4)
+    assert np.array_equal(Layout(model).vector(), before)
+
+
 def test_no_order_matters_where_a_batch_holds_everything() -> None:
     model, steps = small(), plan(epochs=4, batch_size=7)
     (client,) = clients((1, 8, 8), CLASSES, (7,))

@@ -198,6 +198,9 @@ def test_the_bound_is_clopper_and_pearson_s():
     assert found == pytest.approx(math.log(least / most), rel=1e-9)
     at_delta = lower_bound(Counted(), "a", "b", trials=2 * tested, delta=0.1)
     assert at_delta == pytest.approx(math.log((least - 0.1) / most), rel=1e-9)
+    odd = lower_bound(Counted(), "a", "b", trials=2 * tested + 1)  # the odd one is counted
+    least, most = stats.beta.ppf(error, 401, 101), stats.beta.ppf(1 - error, 102, 400)
+    assert odd == pytest.approx(math.log(least / most), rel=1e-9)
 
 
 def test_the_confidence_is_the_one_that_is_asked_for():
@@ -217,6 +220,10 @@ def test_a_mapping_s_order_tells_nothing():
     assert one.tolist() == other.tolist() == [3, 1, 2, 3]
 
 
+def test_a_zeros_sign_tells_nothing():
+    assert lower_bound(lambda x, _: 0.0 * x, 1.0, -1.0, trials=200) == 0
+
+
 def test_delta_excuses_what_it_covers():
     def leaks_sometimes(given, source):
         return given if source.integer(20) == 0 else 0
@@ -234,6 +241,15 @@ def test_more_trials_can_show_more():
     assert 2.0 < exposed.bound < 3.0 < longer.bound < math.log(20_000 / 15) + 0.1
     assert not exposed.refuted
     assert longer.refuted
+
+
+def test_what_can_be_shown_at_a_delta_is_shown_by_a_mechanism_that_hides_nothing():
+    claim = PrivacyLoss(3.0, 0.3)
+    exposed = run(lambda x, _: x, 0, 1, claim=claim, trials=201)
+    scored = of_scores(np.ones(201), np.zeros(201), claim=claim)
+    assert exposed.reachable == pytest.approx(exposed.bound)
+    assert scored.reachable == pytest.approx(scored.bound) == pytest.approx(exposed.bound)
+    assert exposed.bound < run(lambda x, _: x, 0, 1, claim=3.0, trials=201).reachable
 
 
 def test_repeats_with_a_seed_and_draws_secure_randomness_without():
@@ -270,6 +286,15 @@ def test_outputs_of_many_kinds(wrap):
     assert 1.6 < bound < 2.0
 
 
+def test_an_output_that_is_missing_is_no_small_number():
+    """Among so many other numbers, no two outputs are equal."""
+
+    def tells(given, source):
+        return [None if given else -9.0, *source.generator().standard_normal(20)]
+
+    assert lower_bound(tells, 1, 0, trials=400, entropy=entropy("missing")) > 2.5
+
+
 def test_a_tester_s_own_score():
     """A leak in the parity of many coordinates, which none of the scores looks at."""
 
@@ -278,12 +303,16 @@ def test_a_tester_s_own_score():
         bits[-1] = bits[:-1].sum() % 2 ^ given ^ int(source.bernoulli(sigmoid(-2.0), 1)[0])
         return bits
 
+    def odd(bits):
+        return bits.sum() % 2
+
     blind = lower_bound(parity, 0, 1, trials=4000, entropy=entropy("parity"))
-    told = lower_bound(
-        parity, 0, 1, trials=4000, entropy=entropy("parity"), score=lambda bits: bits.sum() % 2
-    )
+    told = lower_bound(parity, 0, 1, trials=4000, entropy=entropy("parity"), score=odd)
     assert blind < 0.5
     assert 1.6 < told < 2.0
+    tested = run(parity, 0, 1, claim=1.5, trials=4000, entropy=entropy("parity"), score=odd)
+    assert tested.refuted
+    assert tested.bound == told
 
 
 def test_a_weak_leak_in_many_coordinates_adds_up():
@@ -372,3 +401,5 @@ def test_scores_that_are_none_are_refused() -> None:
         of_scores(np.ones(400), np.zeros(300), claim=PrivacyLoss(1.0))
     with pytest.raises(InvalidValue, match="a score is NaN"):
         of_scores(np.full(400, np.nan), np.zeros(400), claim=PrivacyLoss(1.0))
+    with pytest.raises(InvalidValue, match="a score is NaN"):
+        of_scores(np.zeros(400), np.append(np.zeros(399), np.nan), claim=PrivacyLoss(1.0))

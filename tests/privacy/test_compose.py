@@ -431,6 +431,14 @@ def test_mirrored_pairs_are_left_out_without_loss():
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-12)
 
 
+def test_no_pair_is_left_out_of_a_table_that_is_not_its_mirror_image():
+    """Its first and last row hold the same values, forwards, or in another order."""
+    every = set(itertools.permutations(range(3), 2))
+    for last in ([0.5, 0.3, 0.2], [0.3, 0.5, 0.2]):
+        table = np.array([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], last])
+        assert {tuple(pair) for pair in pairwise_curve.ordered_pairs(table).tolist()} == every
+
+
 def test_a_described_release_is_worked_out_when_it_is_composed():
     class Coin:
         asked = 0
@@ -464,6 +472,13 @@ def test_a_described_release_is_worked_out_when_it_is_composed():
         ),
         (lambda: PrivacyLoss(1.0, per="bit", part=PrivacyLoss(1.0, per="bit")), "not smaller"),
         (lambda: compose([], 1.0), "delta = 1.0 is outside"),
+        (lambda: PrivacyLoss(-0.5), r"epsilon = -0\.5 is outside"),
+        (lambda: PrivacyLoss(math.nan), "epsilon = nan is outside"),
+        (lambda: PrivacyLoss(0.5, 1.5), r"delta = 1\.5 is outside"),
+        (lambda: PrivacyLoss(0.5, per="week"), "per = 'week' is not one of bit"),
+        (lambda: PrivacyLoss(0.5, neighbours="add"), "neighbours = 'add' is not 'replace'"),
+        (lambda: LossDistribution(0.1, 0, np.array([0.75, 0.5])), r"sum to 1\.25"),
+        (lambda: PrivacyLoss.from_laws([[0.5, 0.75], [0.9, 0.1]]), r"sums to 1\.25"),
     ],
 )
 def test_bad_input_gets_a_sentence(make, sentence):

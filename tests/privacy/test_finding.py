@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from fedveil.privacy.finding import Finding, Measured
+from fedveil.privacy import finding as module
+from fedveil.privacy.finding import Finding, Measured, timed
 
 
 def finding(*figures: Measured) -> Finding:
@@ -20,6 +23,8 @@ def test_any_excess_of_any_bound_refutes() -> None:
     assert finding(below, own, other).refutes
     assert finding(below, own, other).excesses == [own]
     assert finding(below, own).refutation == "epsilon at least, a bit 9.61 where 9.6 is claimed"
+    close = Measured("epsilon at least", 1.2345678, epsilon=1.23456)
+    assert finding(close).refutation == "epsilon at least 1.23456 where 1.23456 is claimed"
     by_a_hair = Measured("epsilon at least", 100.0 + 1e-9)
     assert finding(by_a_hair).refutes
     assert not finding(Measured("epsilon at least", 100.0)).refutes
@@ -80,6 +85,18 @@ def test_guessing_is_beaten_by_a_whole_interval(
 ) -> None:
     assert Measured(name, 0.7, low, high, guess=0.5).beats_guessing == beats
     assert not Measured(name, 0.7, low, high).beats_guessing
+
+
+def test_a_finding_has_an_effort_that_there_is() -> None:
+    with pytest.raises(ValueError, match="effort = 'slow' is not one of quick, standard, full"):
+        Finding("canaries", "slow", "rr", [])
+
+
+def test_a_finding_says_how_long_its_attack_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([40.25, 42.75])
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    found = timed(lambda: finding(Measured("auc", 0.75)))
+    assert found == replace(finding(Measured("auc", 0.75)), seconds=2.5)
 
 
 def test_a_finding_tells_each_of_its_figures() -> None:

@@ -67,6 +67,15 @@ def test_a_round_that_was_cut_off_is_charged_ahead_and_once_more_when_it_comes()
     assert ledger.epsilon("round") == 1.5
 
 
+def test_two_reports_of_a_round_add_up_before_a_round_that_was_cut_off():
+    ledger = Ledger()
+    ledger.record_many([(PrivacyLoss(0.5), 1)], round=3, clients=[0, 1], ahead=True)
+    for loss in (PrivacyLoss(1.0), PrivacyLoss(0.25)):
+        ledger.record_many([(loss, 1)], round=1, clients=[0])
+    assert ledger.epsilon("round") == 1.25
+    assert ledger.epsilon_every_round() == ledger.epsilon("run") == 1.75
+
+
 def test_unary_reports_cost_what_the_table_says():
     """100 parameters of two bits each, eps = 0.5 per bit: 51.97 by bits, 79.84 by parameters."""
     by_parameter, by_bit = Ledger(), Ledger()
@@ -302,6 +311,11 @@ def test_adaptive_deltas_add_and_the_release_is_left_out():
     ledger.record_many([(COIN, 1)], round=3, clients=[7])  # its own deltas are few
     assert math.isinf(ledger.epsilon("run", 2e-6))
     assert ledger.epsilon("run", 4e-6) == pytest.approx(9 + 6 * COIN.epsilon)
+    whole = PrivacyLoss(9.0, 1e-5, release=Gaussian(1.7), part=COIN)
+    ((stored, _),) = ledger.charges([(whole, 1)])
+    assert stored == PrivacyLoss(
+        9.0, 1e-5, part=PrivacyLoss(COIN.epsilon, per="parameter", part=BIT)
+    )
     infinite = Ledger(adaptive=True)
     for number in range(2):
         infinite.record_many([(NOTHING, 1)], round=number, clients=[0])
@@ -350,6 +364,10 @@ def test_refused_records_change_nothing():
             ledger.record_many([(BIT, 1)], **bad)
     with pytest.raises(InvalidValue, match="count = 0 is outside"):
         ledger.record(BIT, round=1, client=0, count=0)
+    with pytest.raises(InvalidValue, match="count = 9007199254740993 is outside"):
+        ledger.record(BIT, round=1, client=0, count=2**53 + 1)
+    with pytest.raises(InvalidValue, match=r"delta = 1\.0 is outside"):
+        ledger.epsilon_every_round(1.0)
     with pytest.raises(InvalidValue, match=r"loss = 0\.5 is not a PrivacyLoss"):
         ledger.record(0.5, round=1, client=0)
     with pytest.raises(InvalidValue, match="per = 'week' is not one of bit, parameter, round, run"):
@@ -372,8 +390,20 @@ def mixed_ledger(adaptive=False):
     return ledger
 
 
+def crossed_ledger(adaptive=False):
+    """The rounds that had both kinds of charges come last, and are one more than the first."""
+    ledger = Ledger(adaptive=adaptive)
+    for number, groups in enumerate([[0], [0, 0], [1], [0, 1], [0, 1], [0, 1], [1, 0]]):
+        for client, kind in enumerate(groups):
+            spent = [(SELECTION, 2), (BIT, 3)][kind]
+            ledger.record_many([spent], round=number, clients=[client + 10 * kind])
+    return ledger
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("make", [mixed_ledger, lambda adaptive: Ledger(adaptive=adaptive)])
+@pytest.mark.parametrize(
+    "make", [mixed_ledger, crossed_ledger, lambda adaptive: Ledger(adaptive=adaptive)]
+)
 def test_state_survives_a_checkpoint(make, adaptive):
     ledger = make(adaptive)
     data = encode(ledger.to_state())
@@ -399,20 +429,62 @@ def test_a_state_is_a_snapshot():
     assert encode(state) == data
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_nothing_that_is_asked_changes_a_ledger(adaptive):
+    """Rounds of the same kinds and clients, which a ledger counts up where it has them already."""
+    pair = [(BIT, 3)], [(SELECTION, 1), (COIN, 2)]
+    plan = [(pair[number % 2], [0, 2 + number % 3]) for number in range(7)]
+
+    def recorded(rounds):
+        ledger = Ledger(adaptive=adaptive)
+        for number, (spendings, clients) in enumerate(rounds):
+            ledger.record_many(spendings, round=number, clients=clients)
+        return ledger
+
+    ledger = Ledger(adaptive=adaptive)
+    for number, (spendings, clients) in enumerate(plan):
+        before = ledger.figures(DELTA)
+        state, twin = ledger.to_state(), ledger.copy()
+        written = encode(state)
+        for ahead in (max(number - 1, 0), number):
+            ledger.preview([(SELECTION, 1)], round=ahead, clients=[0, 3], delta=DELTA)
+        ledger.record_many(spendings, round=number, clients=clients)
+        assert ledger.figures(DELTA) == recorded(plan[: number + 1]).figures(DELTA)
+        assert twin.figures(DELTA) == before
+        assert encode(twin.to_state()) == encode(state) == written
+
+
 def test_a_foreign_state_is_refused():
     with pytest.raises(InvalidValue, match="state is not one of a ledger"):
         Ledger.from_state({"adaptive": False})
     state = mixed_ledger().to_state()
     paid, rows = np.zeros_like(state["tally.counts"]), np.array(state["open.rows"])
     rows[:, 0] -= 1
+    beyond = np.array(state["open.rows"])
+    beyond[-1, 1] = len(state["kind.sizes"])
     assert state["first_open"] == rows[0, 0] + 1 == 2
     for changed, why in (
         ({"tally.counts": paid}, "clients have not paid what its rounds cost"),
         ({"first_open": 1}, "rounds that are over = 2 is outside"),
         ({"open.rows": rows}, "round = 1 is outside"),
+        ({"open.rows": beyond}, "kind = 5 is outside"),
+        ({"closed.kinds": "0 5"}, "kind = 5 is outside"),
+        ({"closed.kinds": "1 0"}, "it is not written as a ledger writes it"),
+        ({"release.9.ratio": 0.5}, "it is not written as a ledger writes it"),
     ):
         with pytest.raises(InvalidValue, match=why):
             Ledger.from_state({**state, **changed})
+    for number in range(len(state["tally.clients"]) - 1):
+        twice = state["tally.clients"].copy()
+        twice[number] = twice[number + 1]
+        with pytest.raises(InvalidValue, match="clients are not in their order, or twice"):
+            Ledger.from_state({**state, "tally.clients": twice})
+    adaptive = mixed_ledger(adaptive=True).to_state()
+    sums = adaptive["tally.sums"]
+    less = np.where(sums == sums.max(), -1.0, sums)
+    for paid in (less, np.full_like(sums, np.nan), np.vstack([sums, sums])):
+        with pytest.raises(InvalidValue, match="is not two sums each"):
+            Ledger.from_state({**adaptive, "tally.sums": paid})
 
 
 def test_a_described_release_is_stored_worked_out():
@@ -424,6 +496,9 @@ def test_a_described_release_is_stored_worked_out():
     one, other = Ledger(), Ledger()
     one.record(described, round=0, client=0, count=30)
     other.record(COIN, round=0, client=0, count=30)
+    for ledger, release in ((one, Described()), (other, COIN.release)):
+        bit = PrivacyLoss(COIN.epsilon, per="bit", release=release)
+        ledger.record(PrivacyLoss(9.0, per="parameter", part=bit), round=1, client=0, count=2)
     assert encode(one.to_state()) == encode(other.to_state())
     assert isinstance(one._kinds[0][0][0].release, LossDistribution)
 
@@ -448,6 +523,12 @@ def test_a_projection_is_a_run_in_which_a_client_is_always_drawn():
     assert found == {name: expected[name] for name in found}
     adaptive = project([Spending(PARAMETER, 40)], 12, DELTA, adaptive=True)
     assert adaptive["run_every_round"] == Figure(480.0, 0.0)
+    spendings = [(NOISE, 1), (COIN, 7)]
+    ledger = Ledger(adaptive=True)
+    for number in range(3):
+        ledger.record_many(spendings, round=number, clients=[0])
+    expected = {**ledger.figures(1e-4), "run_most_drawn": None}
+    assert project(spendings, 3, 1e-4, adaptive=True) == expected
     with pytest.raises(InvalidValue, match="rounds = 0 is outside"):
         project(spendings, 0, DELTA)
 

@@ -56,6 +56,23 @@ def test_a_statement_that_its_distribution_contradicts_is_refused():
         f"epsilon = 1.0 at delta = {above * 0.99!r} is more than its release promises: at that "
         f"epsilon its delta is {format_delta(release.delta(1.0))}"
     )
+    failing = LossDistribution(0.5, 0, np.array([0.25, 0.5]), infinite=0.25)
+    with pytest.raises(InvalidValue, match=r"epsilon = 3\.0 is below .* largest loss, inf"):
+        PrivacyLoss(3.0, release=failing)
+    assert failing.delta(0.2) == pytest.approx(0.5 * -math.expm1(0.2 - 0.5) + 0.25)
+    assert failing.delta(9.0) == 0.25
+    with pytest.raises(InvalidValue, match="more than its release promises"):
+        PrivacyLoss(9.0, 0.2, release=failing)
+    PrivacyLoss(9.0, 0.25, release=failing)
+
+
+def test_a_distribution_keeps_masses_of_its_own():
+    masses = np.array([0.25, 0.75])
+    release = LossDistribution(0.5, 0, masses)
+    masses[:] = 0.5, 0.5  # the caller's array is still the caller's
+    assert release.masses.tolist() == [0.25, 0.75]
+    with pytest.raises(ValueError, match="read-only"):
+        release.masses[0] = 1.0
 
 
 def test_a_described_release_is_held_to_its_statement_when_it_is_worked_out():

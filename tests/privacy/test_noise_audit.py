@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
+from scipy.stats import chi2, t
 
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue
@@ -67,6 +67,8 @@ def test_nothing_seen_says_nothing() -> None:
     assert bound(MeasuredNoise(10)) == 0
     with pytest.raises(InvalidValue, match="error = 0 is outside"):
         bound(measured(10, np.ones(3)), 0)
+    with pytest.raises(InvalidValue, match=r"error = 1\.0 is outside"):
+        measured(10, np.ones(3)).distance_of_least(2.0, error=1.0)
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
@@ -76,6 +78,10 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     taken.restore(measured(9, np.array([3.0])).state())
     taken.add(2.0)
     assert taken == whole
+    for name in ("releases", "squares", "fewest"):
+        state = whole.state()
+        with pytest.raises(ValueError, match=f"{name} = -2"):
+            MeasuredNoise(9).restore({**state, name: type(state[name])(-2)})
 
 
 def moved(draw: np.random.Generator, clip: float, clients: int) -> tuple[float, float]:
@@ -94,6 +100,15 @@ def test_how_far_clients_move_it_is_measured_and_not_believed() -> None:
     wide, uncertain = moved(draw, 2.0, 300)
     assert wide > 1.5 * true
     assert 0 < uncertain < 0.3 * true
+
+
+def test_half_of_the_error_is_the_means_and_half_the_noises() -> None:
+    moves, noise = np.array([3.0, 4.5, 2.5, 5.0]), measured(3, np.array([40.0, 9.0]))
+    found, uncertain = moved_distance(moves, 5, noise, error=0.1)
+    sigma = math.sqrt(49.0 / chi2.ppf(0.05, 6))
+    reach = t.ppf(0.95, 3) * moves.std(ddof=1) / 2
+    scale = 2 * math.sqrt(5) / sigma
+    assert (found, uncertain) == pytest.approx((scale * (moves.mean() - reach), scale * reach))
 
 
 def test_of_one_client_nobody_can_say_how_far_it_moves() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +181,8 @@ def test_independent_outcomes_are_bounded_by_clopper_and_pearson() -> None:
     assert distance(found) == pytest.approx(2 * stats.norm.ppf(least))
     assert independent_lower_bound(100, 50, delta=DELTA, gaussian=True) == 0
     assert independent_lower_bound(100, 0, delta=0.0, gaussian=False) == 0
+    found = independent_lower_bound(100, 70, delta=0.1, gaussian=False)
+    assert found == pytest.approx(math.log((least - 0.1) / (1 - least)))
 
 
 def test_what_is_no_audit_is_refused() -> None:
@@ -189,6 +193,12 @@ def test_what_is_no_audit_is_refused() -> None:
         audit_run(np.zeros(4), included[:3], Figure(1.0, DELTA))
     with pytest.raises(InvalidValue, match="right = 5 is outside"):
         lower_bound(4, 4, 5, delta=0.0)
+    with pytest.raises(InvalidValue, match="right = 5 is outside"):
+        lower_bound(9, 4, 5, delta=0.0)
+    with pytest.raises(InvalidValue, match="guesses = 5 is outside"):
+        gaussian_lower_bound(4, 5, 2, delta=DELTA)
+    with pytest.raises(InvalidValue, match=r"included is int64 \(4,\), a bit a score is due"):
+        audit_run(np.zeros(4), included.astype(np.int64), Figure(1.0, DELTA))
     with pytest.raises(InvalidValue, match="delta = 0 is promised by no Gaussian noise"):
         gaussian_lower_bound(4, 4, 4, delta=0.0)
 
@@ -222,6 +232,30 @@ def test_what_is_unseen_is_the_epsilon_whose_expected_guesses_just_refute() -> N
     assert audit.reachable == lower_bound(40, 40, 40, delta=0.0, confidence=0.95)
     blind = audit_run(scores[:3], included[:3], claim, confidence=0.9)
     assert blind.unseen == blind.unseen_alone == math.inf
+
+
+def test_a_pure_claim_is_about_no_gaussian_noise() -> None:
+    included = coins(70, "pure")
+    scores, claim = gaussian_scores(included, 1.5, "pure"), Figure(0.75, 0.0)
+    assert audit_run(scores, included, claim, gaussian=True) == audit_run(scores, included, claim)
+
+
+def test_what_is_unseen_under_gaussian_noise_follows_from_its_distance() -> None:
+    m, claim = 900, Figure(2.0, DELTA)
+    included = coins(m, "unseen")
+    audit = audit_run(gaussian_scores(included, 2.0), included, claim, gaussian=True)
+    known = {"delta": DELTA, "confidence": 0.975}
+
+    def first(bound: Callable[[int], float], most: int) -> int:
+        return bisect_left(range(most + 1), True, key=lambda right: bound(right) > claim.epsilon)
+
+    assert audit.guesses < m
+    hits = first(lambda n: gaussian_lower_bound(m, audit.guesses, n, **known), audit.guesses)
+    share = expected_share(distance(audit.unseen), audit.guesses / m)
+    assert share * audit.guesses == pytest.approx(hits, rel=1e-6)
+    alone = first(lambda n: independent_lower_bound(m, n, gaussian=True, **known), m)
+    mu = distance(audit.unseen_alone)
+    assert stats.norm.cdf(mu / 2) * m == pytest.approx(alone, rel=1e-6)
 
 
 def test_an_audit_tells_each_of_its_numbers() -> None:

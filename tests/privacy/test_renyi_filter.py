@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from fedveil.errors import InvalidValue
 from fedveil.privacy import Gaussian, LossDistribution, PrivacyLoss, SampledGaussian, compose
 from fedveil.privacy.renyi_filter import filtered_epsilon
 
@@ -48,6 +49,14 @@ def test_what_promises_nothing_is_infinite() -> None:
     assert filtered_epsilon([(PrivacyLoss(math.inf, 1.0), 1)], 1e-6) == math.inf
     assert filtered_epsilon([(PrivacyLoss(0.1, 1e-7), 11)], 1e-6) == math.inf
     assert filtered_epsilon([(PrivacyLoss(0.1, 1e-7), 9)], 1e-6) < 5
+    failing = LossDistribution(0.1, 0, np.array([0.3, 0.7 - 1e-7]), infinite=1e-7)
+    assert filtered_epsilon([(PrivacyLoss.of_release(failing), 11)], 1e-6) == math.inf
+    assert filtered_epsilon([(PrivacyLoss.of_release(failing), 9)], 1e-6) < 5
+
+
+def test_a_delta_is_a_probability() -> None:
+    with pytest.raises(InvalidValue, match=r"delta = 1\.5 is outside"):
+        filtered_epsilon([(PrivacyLoss(0.1), 1)], 1.5)
 
 
 def test_an_analyst_who_chooses_in_view_of_answers_stays_within_the_limit() -> None:

@@ -132,6 +132,16 @@ def test_a_round_states_no_more_than_it_promises(ratio: float, rate: float, epsi
     assert loss.resolved().epsilon == loss.epsilon  # which checks it against the distribution
 
 
+def test_a_sampled_round_is_amplified_and_of_the_unit_that_was_asked_for() -> None:
+    for epsilon in (0.7, 3.0):
+        loss = sampled_loss(epsilon, 0.2, 0.8, 0.25, "row")
+        assert loss.epsilon == pytest.approx(math.log(1 + 0.25 * (math.exp(epsilon) - 1)))
+        assert (loss.delta, loss.per) == (pytest.approx(0.05), "row")
+    assert sampled_loss(0.7, 0.2, 0.8, 0.25).per == "example"
+    whole = sampled_loss(0.7, 0.2, 3.0, 1.0, "row")
+    assert (whole.epsilon, whole.delta, whole.per) == (0.7, 0.2, "row")
+
+
 def test_noise_beyond_the_table_has_no_gain() -> None:
     assert sampled_release(1e-3, 0.1) == Gaussian(1e-3)
     assert sampled_release(1e7, 0.1) == Gaussian(1e7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from fedveil.engine.budget import prepared
 from fedveil.engine.target_epsilon import whole_run
 from fedveil.errors import JobError
 from fedveil.federated.job import Job
-from fedveil.studies.comparison import Asked, Cell, Comparison, Goal
+from fedveil.studies import comparison
+from fedveil.studies.comparison import Asked, Cell, Comparison, Goal, Setting
 
 
 def cells(job: Job, *protections: str, **asked: Any) -> list[Cell]:
@@ -105,6 +107,16 @@ def test_what_was_solved_for_is_not_solved_for_again(monkeypatch: pytest.MonkeyP
     assert again == first
 
 
+def test_a_key_that_a_search_clears_is_written_as_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"protection.central_gaussian.target_epsilon": 0.75,
+            "protection.central_gaussian.noise_multiplier": None}  # fmt: skip
+    monkeypatch.setattr(comparison, "solve", lambda *_: SimpleNamespace(keys=keys))
+    (cell,) = cells(small_job(), "central_gaussian", epsilons=[2.0])
+    assert cell.job is not None
+    settings = cell.job.protection.settings.model_dump()
+    assert (settings["target_epsilon"], settings["noise_multiplier"]) == (0.75, None)
+
+
 def test_every_position_that_the_job_cannot_have_is_named() -> None:
     with pytest.raises(JobError) as refused:
         cells(
@@ -120,6 +132,21 @@ def test_every_position_that_the_job_cannot_have_is_named() -> None:
     )
 
 
+def test_positions_with_one_problem_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Comparison, position: str) -> list[Setting]:
+        if position == "not_encrypt":
+            return [Setting(position)]
+        raise JobError(["a round is too small"])
+
+    monkeypatch.setattr(Comparison, "_of_position", refused)
+    with pytest.raises(JobError) as told:
+        cells(small_job(), "rr", "not_encrypt", "signds")
+    assert told.value.problems == ("rr, signds cannot be compared here: a round is too small",)
+    with pytest.raises(JobError) as told:
+        cells(small_job(), "rr", "signds")
+    assert told.value.problems == ("a round is too small",)
+
+
 def test_buffers_are_refused_before_anything_is_trained() -> None:
     with pytest.raises(JobError, match=r"^rr cannot be compared here: .* 1\.running_mean"):
         cells(small_job(model="parts:net"), "not_encrypt", "rr")
@@ -131,6 +158,8 @@ def test_buffers_are_refused_before_anything_is_trained() -> None:
         ({"sweep": {"training.rate": ["1"]}}, "training.rate = 1 is not a known key"),
         ({"sweep": {"training.lr": ["-1"]}}, "training.lr = -1 is outside"),
         ({"sweep": {"training.lr": ["1", "1"]}}, "--sweep training.lr has 1 twice"),
+        ({"epsilons": [2.5, 1.0, 2.5]}, "--epsilons has 2.5 twice"),
+        ({"protections": ["rr", "dp_encrypt", "rr"]}, "--protections has rr twice"),
         ({"target": "speed=3"}, "--target speed=3 is not FIGURE=NUMBER with one of accuracy"),
         ({"target": "accuracy=high"}, "--target accuracy=high is not FIGURE=NUMBER"),
         ({"target": "loss=nan"}, "--target loss=nan is not FIGURE=NUMBER"),
@@ -142,7 +171,7 @@ def test_buffers_are_refused_before_anything_is_trained() -> None:
 )
 def test_what_cannot_be_asked_has_a_sentence(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(JobError) as refused:
-        cells(small_job(), "dp_encrypt", **asked)
+        cells(small_job(), *asked.pop("protections", ["dp_encrypt"]), **asked)
     (problem,) = refused.value.problems
     assert problem.startswith(sentence)  # what no position can have is not one's own
 
@@ -162,3 +191,20 @@ def test_a_loss_is_reached_from_above() -> None:
     assert Goal.of("loss=0.5").reached(0.5)
     assert Goal.of("loss=0.5").reached(0.4)
     assert not Goal.of("loss=0.5").reached(0.6)
+
+
+def test_a_goal_is_one_of_the_tasks_own_metrics_in_its_direction() -> None:
+    asked = Asked(protections=["not_encrypt"], target="rmse=2.5")
+    goal = Comparison(small_job(task="regression"), asked).goal
+    assert goal == Goal("rmse", 2.5, "lower")
+    assert goal.reached(2.4)
+    assert not goal.reached(2.6)
+    assert Goal.of("r2=0.5", {"r2": "higher"}).reached(0.6)
+    with pytest.raises(JobError, match="not FIGURE=NUMBER with one of rmse, loss"):
+        Goal.of("accuracy=0.9", {"rmse": "lower"})
+
+
+def test_a_setting_is_told_with_all_that_it_changes() -> None:
+    changes = {"training.lr": "0.25", "rounds": "30"}
+    assert str(Setting("rr", changes, 2.125)) == "rr, training.lr 0.25, rounds 30, epsilon 2.13"
+    assert str(Setting("rr")) == "rr"

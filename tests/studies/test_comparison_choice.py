@@ -57,6 +57,35 @@ def test_a_diverged_run_is_never_taken() -> None:
     assert (lost.value, "no run has a result" in lost.text) == ("no result", True)
 
 
+def test_the_best_of_an_error_is_the_smallest() -> None:
+    """The metric of these runs is called accuracy, and yet it is an error."""
+    found = [line("dp_encrypt", 2.0, 0.25, 0.2), line("distributed_dp", 2.0, 0.1, 0.2),
+             line("rr", 2.0, 0.29)]  # fmt: skip
+    for tested in (test for one in found for run in one.runs for test in run.records):
+        tested["measures"] = {"accuracy": "lower"}
+    card = choice(found)
+    assert card is not None
+    assert card.value == "distributed_dp at epsilon 2"
+
+
+def test_if_every_protection_trusts_the_server_the_best_of_all_is_taken() -> None:
+    found = [line("central_gaussian", 2.0, 0.5), line("central_gaussian", 2.0, 0.75),
+             line("central_gaussian", 2.0, 0.625)]  # fmt: skip
+    card = choice(found)
+    assert card is not None
+    assert "take central_gaussian, epsilon 2: accuracy 75.0%." in card.text
+    assert "but trusts the server" not in card.text
+
+
+def test_the_card_is_as_good_as_its_promise_and_compares_with_finished_runs_alone() -> None:
+    lost = line("not_encrypt", None, 0.97, math.nan, spent=math.inf)
+    for spent, tone in ((1.999, "good"), (5.5, "fair"), (9.5, "poor")):
+        card = choice([lost, line("rr", 9.0, 0.5, spent=spent)])
+        assert card is not None
+        assert (card.value, card.tone) == ("rr at epsilon 9", tone)
+        assert "Without protection" not in card.text
+
+
 def test_a_model_that_noise_has_undone_is_named_as_such() -> None:
     card = choice([line("oue", 2.0, 0.29, 0.3)])
     assert card is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from fedveil.attacks.membership import membership
 from fedveil.engine import simulation
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.federation import Federation
+from fedveil.entry import simulation as entry
 from fedveil.errors import AttackImpossible, FolderInUse, RunFolderError, RunStopped
 from fedveil.protections.base import RoundContext
 from fedveil.record.finding_lines import FINDINGS
-from fedveil.record.run_folder import IMPORTS, METRICS, MODEL
-from fedveil.studies import comparison
-from fedveil.studies.comparison import Asked, Comparison
-from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder
+from fedveil.record.run_folder import IMPORTS, JOB, METRICS, MODEL
+from fedveil.studies import comparison, several_runs
+from fedveil.studies.comparison import Asked, Cell, Comparison, Setting
+from fedveil.studies.comparison_folder import COMPARISON, ComparisonFolder, Result
 from fedveil.studies.comparison_table import _remarks
-from fedveil.studies.several_runs import other_than, resumed_by
+from fedveil.studies.several_runs import ended_run, other_than, resumed_by
 
 
 def test_all_positions_of_a_seed_begin_alike(
@@ -148,6 +150,19 @@ def test_a_comparison_is_what_its_folder_has_kept(tmp_path: Path) -> None:
     assert (tmp_path / "c" / IMPORTS).read_text() == f"{Path(parts.__file__).parent}\n"
 
 
+def test_a_comparison_finds_its_own_modules_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        comparison = Comparison(small_job(), Asked(protections=["not_encrypt"]))
+        ComparisonFolder.open(tmp_path / "c", comparison, stack).cells(lambda text: None)
+    root = str(Path(parts.__file__).parent)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != root])
+    with ExitStack() as stack:
+        ComparisonFolder.reopen(tmp_path / "c", stack)
+    assert root in sys.path
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(RunFolderError, match=r"it has no comparison\.yaml"):
         ComparisonFolder.reopen(tmp_path, stack)
@@ -221,6 +236,33 @@ def test_a_number_of_clients_that_a_run_found_is_no_other_job(tmp_path: Path) ->
     assert other_than(job, tmp_path) == []
     assert len(other_than(job.with_(rounds=5), tmp_path)) == 1
     assert other_than(job.with_clients(9), tmp_path) == ["clients.number = 9 where the run has 8"]
+
+
+def test_a_run_that_cannot_be_has_its_reason(tmp_path: Path) -> None:
+    cell = Cell(Setting("rr", {}, 2.0), 7, None, "no noise is enough")
+    with ExitStack() as stack:
+        comparison = Comparison(small_job(), Asked(protections=["rr"]))
+        folder = ComparisonFolder.open(tmp_path / "c", comparison, stack)
+        assert folder.run(cell, lambda record: None) == Result(cell, None, "no noise is enough")
+        assert not folder._path(cell).exists()
+
+
+def test_a_run_tells_its_progress_when_it_begins_and_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def progress(record: Any) -> None:
+        """Stands for the display of a round."""
+
+    job, told = small_job(), list[Any]()
+    monkeypatch.setattr(entry, "simulate", lambda *given, progress: told.append((given, progress)))
+    monkeypatch.setattr(entry, "resume", lambda *given, progress: told.append((given, progress)))
+    monkeypatch.setattr(several_runs, "read_run", lambda folder: folder)
+    assert ended_run(job, tmp_path, progress) == tmp_path
+    (tmp_path / JOB).touch()
+    assert ended_run(job, tmp_path, progress) == tmp_path
+    (tmp_path / MODEL).touch()
+    assert ended_run(job, tmp_path, progress) == tmp_path
+    assert told == [((job, tmp_path), progress), ((tmp_path,), progress)]
 
 
 def test_an_error_that_names_a_command_names_that_of_the_study() -> None:

@@ -42,6 +42,7 @@ def test_the_text_names_the_files_of_its_plots(made: Page) -> None:
     text = markdown(made)
     assert "| not_encrypt |" in text
     assert "| rounds to accuracy 12.5% |" in text
+    assert "| epsilon of the whole run |" in text
     assert "](report-accuracy.svg)" in text
     assert "](report-accuracy-epsilon.svg)" in text
 

@@ -66,6 +66,17 @@ def test_a_line_has_the_mean_and_the_spread_over_the_seeds() -> None:
     }
 
 
+def test_the_share_of_time_is_that_of_all_rounds_of_all_seeds() -> None:
+    names = [f"seconds_{part}" for part in ("training", "protection", "aggregation")]
+    seconds = (8.0, 1.0, 1.0), (4.0, 3.0, 3.0), (4.0, 0.5, 0.5)
+    one, two, three = (
+        record(1 + place % 2, 0.5, **dict(zip(names, each, strict=True)))
+        for place, each in enumerate(seconds)
+    )
+    quality, _ = tables([line(run(one, two), run(three))])
+    assert row(quality)["share"] == "18.0%"
+
+
 def test_the_largest_epsilon_of_the_seeds_is_the_lines() -> None:
     small, large = record(1, 0.5), record(1, 0.5, epsilon_run_every_round=3.0)
     for runs in ((small, large), (large, small)):
@@ -142,6 +153,30 @@ def test_a_failed_cell_is_a_line_with_its_reason() -> None:
     assert not [*plots(lines(results))]
 
 
+def test_each_setting_has_the_runs_and_the_remarks_of_its_own_seeds() -> None:
+    event = "2026-11-26T10:00:00 ended after 2 rounds: no round"
+    ended = ReadRun(Path("run"), {}, [record(1, 0.5), record(2, 0.25)], (), [event])
+    rr, oue = Setting("rr", {"rounds": "9"}), Setting("oue")
+    results = [
+        Result(Cell(rr, 3, None), run(record(1, 0.5))),
+        Result(Cell(oue, 3, None), run(record(1, 0.75)), unattacked="too few clients"),
+        Result(Cell(rr, 4, None), ended, unattacked="too few examples"),
+        Result(Cell(oue, 4, None), None, "a client is lost"),
+        Result(Cell(oue, 5, None), None, "a client is lost"),
+    ]
+    found = lines(results)
+    assert [(str(one.setting), one.last("accuracy")) for one in found] == [
+        ("rr, rounds 9", [0.5, 0.25]), ("oue", [0.75]),
+    ]  # fmt: skip
+    *_, remarks = tables(found)
+    assert remarks.rows == [
+        ["rr, rounds 9", "too few examples"],
+        ["rr, rounds 9", "ended after round 2: no round"],
+        ["oue", "too few clients"],
+        ["oue", "a client is lost"],
+    ]
+
+
 def test_no_table_has_a_nan() -> None:
     """A run has diverged, another has no figure of its upload or its time."""
     lost = line(run(record(1, 0.5)), run(record(1, math.nan)), run(record(1, 0.7)))
@@ -157,11 +192,12 @@ def test_accuracy_is_drawn_by_round_and_over_the_whole_runs_epsilon() -> None:
         line(run(record(1, 0.5), record(2, 0.8, epsilon_run_every_round=e)), epsilon=e)
         for e in (8.0, 2.0)
     ]
-    bare = line(run(record(1, 0.97, epsilon_run_every_round=float("inf"))))
+    bare = line(*(run(record(1, a, epsilon_run_every_round=math.inf)) for a in (0.96, 0.98)))
     by_round, over = plots([*found, bare])
     assert [len(curve.x) for curve in by_round.curves] == [2, 2, 1]
     curve, level = over.curves
-    assert ([*level.x], [*level.y], level.dashed) == ([2.0, 8.0], [0.97, 0.97], True)
+    assert ([*level.x], level.dashed) == ([2.0, 8.0], True)
+    assert [*level.y] == pytest.approx([0.97, 0.97])
     assert (curve.name, [*curve.x], over.x.log) == ("dp_encrypt", [2.0, 8.0], True)
     assert svg(over).startswith(b"<?xml")
 

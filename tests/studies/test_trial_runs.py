@@ -11,7 +11,7 @@ import pytest
 
 from comparing_parts import small_job
 from fedveil.engine.candidates import Candidate, candidates
-from fedveil.errors import InvalidValue
+from fedveil.errors import InvalidValue, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.federated.run_blocks import RecordSettings
 from fedveil.privacy.guarantee_strength import Figure
@@ -70,7 +70,10 @@ def test_a_trial_is_a_short_run_judged_on_what_clients_hold_out(
 
     monkeypatch.setattr(trial_runs, "simulate", simulate)
     told = {"callbacks": ["parts:told"], "tensorboard": True}
-    job = small_job(rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 3}, record=told)
+    job = small_job(
+        rounds=23, privacy={"max_epsilon": 4.0}, audit={"canaries": 3}, record=told,
+        simulation={"workers": 0, "masks": True}, stopping={"patience": 1, "keep": "best"},
+    )  # fmt: skip
     nothing = Figure(math.inf, 1e-5)
     tried = trial_runs._tried(job, "rr", None, nothing, 0.5)
     assert (tried.metric, tried.better, tried.rounds, tried.noise) == (
@@ -88,8 +91,18 @@ def test_a_trial_is_a_short_run_judged_on_what_clients_hold_out(
     )  # fmt: skip
     assert (short.privacy.max_epsilon, short.audit.canaries) == (None, 0)
     assert short.record == RecordSettings(page=False)
+    assert short.stopping == Job().stopping, "a trial has all of its rounds"
+    assert (short.simulation.masks, short.simulation.workers) == (False, 0)
     first = trial_runs._tried(small_job(rounds=4), UNTRAINED, None, nothing, None)
     assert (first.rounds, played[-1].rounds, played[-1].server.lr) == (4, 1, 1e-12)
+
+
+def test_buffers_are_refused_before_a_protection_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(trial_runs, "_tried", lambda job, name, *more: tried.append(name))
+    with pytest.raises(ModelInvalid, match=r"breaks the buffers 1\.running_mean"):
+        list(trial_runs.trials(small_job(model="parts:net"), 3.0, lambda text: None))
+    assert tried == [UNTRAINED, BARE]
 
 
 def test_where_nothing_can_be_learnt_nothing_is_best() -> None:
@@ -100,7 +113,10 @@ def test_where_nothing_can_be_learnt_nothing_is_best() -> None:
 def test_each_protection_is_tried_with_its_noise_among_all_training_examples(
     unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    under: list[str] = []
+
     def tried(job: Job, name: str, candidate: Candidate | None, *more: Any) -> Any:
+        under.append(job.protection.name)
         return name, job.privacy.unit, candidate, more
 
     monkeypatch.setattr(trial_runs, "_tried", tried)
@@ -112,6 +128,8 @@ def test_each_protection_is_tried_with_its_noise_among_all_training_examples(
     every: list[Any] = list(trial_runs.trials(small_job(**settings), 3.0, told.append))
     names = [name for name, *_ in every]
     assert names[:2] == [UNTRAINED, BARE]
+    assert under[:2] == ["not_encrypt", "not_encrypt"]
+    assert under[2:] == [name.removesuffix(", one example") for name in names[2:]]
     assert ("distributed_dp, one example" in names) == (unit == "client")
     assert [one[1] for one in every[2:]].count("example") == (1 if unit == "client" else 2)
     for _, _, candidate, (figure, noise) in every[2:]:

@@ -216,6 +216,24 @@ def test_of_starts_that_fit_equally_the_smooth_and_dark_one_is_taken() -> None:
     assert pair.cost - pair.misfit == pytest.approx(unlikely, rel=1e-3)
 
 
+def test_a_guess_of_the_mean_number_or_of_even_bits_has_a_misfit_of_1() -> None:
+    class Always(nn.Module):
+        def __init__(self, answer: float) -> None:
+            super().__init__()
+            self.answer = nn.Parameter(torch.full((2, 3), answer))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.answer + 0 * inputs
+
+    numbers = torch.tensor([[[4.0, 6.0, 9.0], [5.0, 5.0, 1.0]]])
+    bits = torch.tensor([[[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]])
+    for told, privacy, guess in ((numbers, None, 5.0), (bits, EmbeddingPrivacy(2.0), 0.0)):
+        evidence = Evidence.of(told, privacy)
+        pair = unsplit._Pair(Always(guess), torch.zeros(2, 3), evidence, -1.0, 3.0)
+        assert pair._fit(pair.inputs).item() == pytest.approx(1)
+        assert pair.inputs.detach() == pytest.approx(torch.full((2, 3), 1.0))
+
+
 def test_an_output_that_was_constant_among_public_examples_ruins_nothing() -> None:
     public = torch.randn(64, 2, generator=generator(1))
     outputs = torch.cat([public, torch.ones(64, 1)], dim=1)
@@ -233,6 +251,25 @@ def test_the_network_trains_on_reports_like_those_it_meets() -> None:
     assert drawn.mean().item() == pytest.approx(0.25, abs=0.02)
     for lie in (None, 0.0):
         assert auxiliary._drawn(seen, Evidence(torch.zeros(1, 3), 4, lie), chance) is seen
+
+
+def test_a_correction_is_learnt_from_noisy_reports_and_begins_with_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[int] = []
+    draw = auxiliary._drawn
+    monkeypatch.setattr(
+        auxiliary, "_drawn", lambda seen, *more: drawn.append(len(seen)) or draw(seen, *more)
+    )
+    public = torch.randn(30, 2, generator=generator(1))
+    evidence = Evidence(torch.zeros(3, 2), 4, 0.25)
+    learnt = auxiliary.invert(public, public, evidence, generator(2), steps=3, lr=0.1)
+    assert drawn == [27] * 3 + [3]  # 27 in one batch, and the others for the trial
+    torch.manual_seed(6)  # nothing else is drawn than by the generator
+    assert torch.equal(
+        auxiliary.invert(public, public, evidence, generator(2), steps=3, lr=0.1), learnt
+    )
+    assert not auxiliary._network(2, 3, generator(2))(public).any()
 
 
 def test_a_correction_counts_by_its_share_of_examples_that_it_was_not_trained_on(
@@ -332,7 +369,8 @@ def test_the_epsilon_beside_the_figures_is_that_of_the_most_exposed_part(
     target = SplitTarget.of(own)
     monkeypatch.setattr(features, "by_effort", lambda *_: 1)
     finding = features.attack(target, "quick", Watch())
-    assert finding.epsilon == target.promised("right", 10).epsilon
+    assert (finding.epsilon, finding.delta) == target.promised("right", 10)
+    assert finding.delta == own.privacy.delta > 0
     assert finding.epsilon > target.promised("left", 10).epsilon > 0
 
 
@@ -521,8 +559,9 @@ def test_each_method_is_given_what_its_attacker_knows(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(unsplit, "invert", noted("unsplit"))
     monkeypatch.setattr(auxiliary, "invert", noted("public examples"))
+    monkeypatch.setattr(whitebox_inversion, "invert", noted("known bottom"))
     evidence = aim.cases[""]
-    for name in ("unsplit", "public examples"):
+    for name in ("unsplit", "public examples", "known bottom"):
         aim.methods[name](evidence, print)
     bottom, told, shape, settings = asked["unsplit"]
     assert (bottom, told) == (aim._other_bottom, evidence), "whose weights it does not know"
@@ -535,7 +574,21 @@ def test_each_method_is_given_what_its_attacker_knows(monkeypatch: pytest.Monkey
     assert torch.equal(public, aim.public)
     assert torch.equal(outputs, aim._bottom(public))
     assert settings == {"steps": 600, "tell": print}
-    prior = aim.methods["known bottom"].args[0]  # type: ignore[attr-defined]
-    assert prior == Smooth(shape, low, high)
+    assert asked["known bottom"] == (
+        aim._bottom, evidence, Smooth(shape, low, high), {"steps": 600, "tell": print},
+    )  # fmt: skip
+    apart = target.rows["test"]["left"]
+    first = apart.batch(np.arange(min(2000, apart.count))).columns[aim.part.columns[0]]
+    assert torch.equal(aim.public, first), "none of them is attacked"
     held = target.rows["train"]["left"]
     assert torch.equal(aim.truth, held.batch(np.arange(16)).columns[aim.part.columns[0]])
+    for effort, examples, starts, steps in (("standard", 64, 5, 1500), ("full", 256, 10, 5000)):
+        harder = features.Aim(target, aim.part, effort)
+        for name in ("unsplit", "known bottom"):
+            harder.methods[name](evidence, print)
+        found = (
+            len(harder.truth),
+            asked["unsplit"][-1]["starts"],
+            asked["known bottom"][-1]["steps"],
+        )
+        assert found == (examples, starts, steps)

@@ -56,6 +56,16 @@ def test_label_dp_leaves_its_formula() -> None:
     assert reached.protection == "label_dp"
 
 
+def test_under_label_dp_the_known_labels_name_clusters_and_no_directions() -> None:
+    """Gradients follow the noisy labels, which differ from the known true ones."""
+    given: Any = labels._Begun([], np.ones(4), np.array([0, 1, 1, 0]))
+    known = np.array([2, 0])
+    follower: Any = SimpleNamespace(
+        eps=0.5, blind=lambda run, which: run.true[which] + 5, classes=2, shares=np.ones(2) / 2
+    )
+    assert labels._Follower.guesses(follower, given, known).tolist() == [6, 5]
+
+
 def test_without_a_gradient_the_most_common_class_is_guessed() -> None:
     reached = found({"embedding_dp": {"gradient": "none"}})
     for name in ("step 1", "10 labels known", "no label known"):

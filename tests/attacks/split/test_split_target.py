@@ -108,8 +108,21 @@ def test_nothing_is_learnt_and_other_steps_draw_other_reports() -> None:
     assert reports.shape == (2, SIZE, 8)
     assert not torch.equal(reports[0], reports[1])
     assert torch.equal(target.outputs("left", AT)[0], reports[0])
+    assert torch.equal(target.crossed(AT).outputs["left"], reports[0]), "a run's first report"
     after = target.split.joined().state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_another_privacy_block_leaves_the_weights_as_they_are() -> None:
+    target = SplitTarget.of(job())
+    with torch.no_grad():
+        for weight in target.split.joined().parameters():
+            weight.add_(0.5)  # as a run has left them
+    other = target.under(job(privacy={"embedding_dp": {"eps": 1.0}}).privacy)
+    assert other.job.privacy.embedding_dp is not None
+    kept, known = (one.split.joined().state_dict() for one in (other, target))
+    assert kept.keys() == known.keys()
+    assert all(torch.equal(kept[name], known[name]) for name in known)
 
 
 def test_a_report_that_is_reused_is_repeated_and_paid_once() -> None:

@@ -54,6 +54,49 @@ def test_gradients_are_read_by_the_table_that_an_attacker_has(
     }
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_vectors_are_read_with_what_each_attacker_knows(
+    monkeypatch: pytest.MonkeyPatch, reuse: bool
+) -> None:
+    """Own tables are from before the training, so half of their spread may be wrong."""
+    monkeypatch.setattr(tokens, "likeliest", lambda *given: given)
+    monkeypatch.setattr(tokens.Habits, "of", lambda aside, words: ("habits", aside, words))
+    own = np.array([1.0, 5.0]), np.array([2.0])
+    crossing = SimpleNamespace(privacy=SimpleNamespace(reuse=reuse))
+    cut: Any = SimpleNamespace(
+        word="word", position="position", fresh=own, aside="aside", shape=(7, 3), part="part",
+        likelihood=lambda *given: given, nearest=lambda *given: given, by_text=lambda *given: given,
+        target=SimpleNamespace(trained=True, crossing=lambda part: crossing),
+    )  # fmt: skip
+    read: Any = SimpleNamespace(first="first", together="all")
+    found = tokens._from_vectors(cut, read, "pairs")  # type: ignore[arg-type]
+    alone, habits = ("first", 1, "word", "position"), ("habits", "aside", 7)
+    added = alone if reuse else ("all", 10, "word", "position")
+    assert found == {
+        "nearest, known table": ("first", "word", "position"),
+        "likeliest, known table": (alone,),
+        "likeliest with habits": (alone, habits),
+        "likeliest of 10 reports": (added,),
+        "likeliest of 10 reports with habits": (added, habits),
+        "likeliest, known text": ("pairs", "first"),
+        "likeliest, own copy": (("first", 1, *own, 1.0),),
+    }
+
+
+def test_known_text_is_all_that_its_attacker_has() -> None:
+    """The text shows the first and the third of four words, near (6, 0) and (0, 6)."""
+    heard = np.array([[[6.0, 0.0], [0.0, 6.0]], [[0.0, 5.0], [5.0, 1.0]]])
+    pairs: Any = SimpleNamespace(first=heard, truth=np.array([[0, 2], [2, 0]]))
+    cut: Any = SimpleNamespace(shape=(4, 2), bits=False, word=np.eye(4, 2))
+    found = tokens._Cut.by_text(cut, pairs, np.array([[[5.0, 0.0], [0.0, 4.0], [4.0, 1.0]]]))
+    assert found.tolist() == [[0, 2, 0]]
+    cut.bits = True
+    pairs.first = np.array([[[1.0, 0.0]] * 4, [[0.0, 1.0]] * 4])
+    pairs.truth = np.repeat([[3], [1]], 4, axis=1)
+    found = tokens._Cut.by_text(cut, pairs, np.array([[[0.0, 1.0]], [[1.0, 0.0]]]))
+    assert found.tolist() == [[1], [3]]
+
+
 def test_a_mean_of_reports_is_blurred_by_less(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float]] = []
 
@@ -109,6 +152,9 @@ def test_what_is_known_of_the_text_and_repetition_help(
     assert one < many <= reached.figure("likeliest of 10 reports with habits").value
     assert one == pytest.approx(reached.figure("nearest, known table").value, abs=0.02)
     assert reached.settings["windows"] == 16
+    under = target.under(PrivacySettings(embedding_dp={"eps": 1.5}))
+    assert (reached.epsilon, reached.delta) == under.promised("embedding", 10)
+    assert reached.delta == under.job.privacy.delta > 0
     words = target.rows["train"][target.split.leader]
     drawn = Seeded(0, "tokens").generator().permutation(target.examples)[:16]
     (column,) = target.split.by_name["embedding"].columns

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from fedveil.attacks.split.token_reading import (
     Habits,
@@ -133,6 +134,36 @@ def test_an_older_table_does_better_where_it_is_known_to_be_older(
     assert right[1] > right[0]
     by_number = number_likelihood(now[text], table, 0.7)
     assert np.array_equal(by_number.argmax(axis=1), nearest(now[text], table))
+
+
+def test_likelihoods_are_those_of_normal_numbers_and_of_binomial_bits(
+    source: np.random.Generator,
+) -> None:
+    """Three tokens, five words, four values."""
+    given, known = source.standard_normal((3, 4)), source.standard_normal((5, 4))
+    found = number_likelihood(given, known, 0.6)
+    exact = stats.norm(known, 0.6).logpdf(given[:, np.newaxis]).sum(axis=2)
+    assert found - found[:, :1] == pytest.approx(exact - exact[:, :1])
+    ones, told = source.integers(0, 8, (3, 4)).astype(float), source.random((5, 4))
+    found = bit_likelihood(ones, 7, told)
+    exact = stats.binom(7, told).logpmf(ones[:, np.newaxis]).sum(axis=2)
+    assert found - found[:, :1] == pytest.approx(exact - exact[:, :1])
+
+
+def test_a_learnt_vector_is_drawn_to_the_mean_of_all() -> None:
+    given = np.array([[6.0, 0.0], [0.0, 3.0], [3.0, 9.0]])
+    vectors, counts = learnt(given, np.array([2, 0, 2]), 4)
+    assert counts.tolist() == [1, 0, 2, 0]
+    assert vectors.tolist() == [[1.5, 3.5], [3.0, 4.0], [4.0, 13 / 3], [3.0, 4.0]]
+
+
+def test_habits_count_what_follows_a_word() -> None:
+    """After the first of three words comes the second twice, and the third once."""
+    habits = Habits.of(np.array([0, 1, 0, 1, 2, 0, 2]), 3)
+    single = np.array([4, 3, 3]) / 10
+    assert habits.words == pytest.approx(single)
+    assert habits.after[0] == pytest.approx((np.array([0, 2, 1]) + 20 * single) / 23)
+    assert habits.after[2] == pytest.approx((np.array([1, 0, 0]) + 20 * single) / 21)
 
 
 def test_a_table_is_learnt_from_known_text(table: Float64s, text: Int64s) -> None:
