@@ -6,10 +6,12 @@ import itertools
 import logging
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from scipy import stats
 
@@ -17,6 +19,7 @@ from fedveil.base.message import decode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, MissingExtra, ModelInvalid
 from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.exchange import BATCH
 from fedveil.flower.own_account import OwnLedger
 from fedveil.mechanisms.gaussian import GaussianMechanism
@@ -276,6 +279,23 @@ def test_malformed_replies_are_refused_one_by_one_and_charged(spoil):
     assert charged_at_last(strategy) == set(grid.nodes)
 
 
+def test_metrics_in_another_kind_of_record_are_refused_and_the_round_goes_on():
+    grid = federation(run_config={"fedveil.reveal": "loss"})
+    bad = next(iter(grid.nodes))
+
+    def tamper(reply):
+        if reply.metadata.src_node_id == bad:
+            reply.content["metrics"] = ConfigRecord({"loss": "high"})
+        return reply
+
+    grid.tamper_reply = tamper
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss")
+    run(grid, strategy)
+    record = strategy.rounds[0]
+    assert (record.reports, record.metrics) == (5, {"loss": 1.5})
+    assert dict(record.rejected) == {"the reply holds metrics in clear that were not asked for": 1}
+
+
 def test_replies_are_folded_a_few_at_a_time_as_they_come():
     grid = federation(5 * BATCH + 1)
     strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1)
@@ -334,6 +354,42 @@ def test_a_strategy_that_sends_clients_different_arrays_is_refused():
         run(federation(), ProtectedStrategy(Personal(), protection="rr"))
 
 
+def test_a_training_of_the_apps_own_name_is_protected_as_any_other():
+    class Named(flower.FedAvg):
+        def configure_train(self, *args):
+            for message in super().configure_train(*args):
+                node = message.metadata.dst_node_id
+                yield Message(message.content, node, "train.last_layers")
+
+    grid = federation()
+    for node in grid.nodes.values():
+        node.app = ClientApp(mods=[ProtectMod()])
+
+        @node.app.train("last_layers")
+        def _train(message, context):
+            new = {n: a + np.float32(0.5) for n, a in arrays_of(message.content["arrays"]).items()}
+            metrics = MetricRecord({"num-examples": 3})
+            content = RecordDict({"arrays": record_of(new), "metrics": metrics})
+            return Message(content, reply_to=message)
+
+    strategy = ProtectedStrategy(Named(), **PW)
+    _, arrays = run(grid, strategy)
+    assert strategy.rounds[0].reports == 6
+    np.testing.assert_allclose(flat(arrays), flat(start_arrays()) + 0.5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("pins", "warned"),
+    [({}, 1), ({"reveal": "loss"}, 1), ({"max_epsilon": 1e9}, 1), ({"protection": "rr"}, 0)],
+)
+def test_a_client_that_demands_no_protection_says_so_once(pins, warned, caplog):
+    """Other demands set no least protection."""
+    mods = [ProtectMod(**pins)]
+    run(federation(2, mods), ProtectedStrategy(flower.FedAvg(), protection="rr"), rounds=2)
+    said = "this client pins nothing and takes the server's word for rr"
+    assert caplog.text.count(said) == warned
+
+
 def test_every_client_gets_the_settings_that_the_strategy_has_for_it():
     class Personal(flower.FedAvg):
         def configure_train(self, *args):
@@ -349,6 +405,47 @@ def test_every_client_gets_the_settings_that_the_strategy_has_for_it():
         told = [m for m in grid.sent if "config" in m.content]
         assert len(told) == 6
         assert all(m.content["config"]["for"] == m.metadata.dst_node_id for m in told)
+
+
+def test_a_message_keeps_its_settings_lifetime_kind_and_group():
+    """Clients of two kinds take turns. Each kind has one content, which its messages share."""
+
+    class Kinds(flower.FedAvg):
+        def configure_train(self, *args):
+            contents = {}
+            for place, message in enumerate(super().configure_train(*args)):
+                kind = place % 2
+                content = contents.setdefault(kind, RecordDict(dict(message.content.items())))
+                content["config"] = ConfigRecord({"kind": kind})
+                node = message.metadata.dst_node_id
+                yield Message(
+                    content, node, "train", ttl=900.0 + kind, group_id=f"{args[0]} of kind {kind}"
+                )
+
+    for settings in (PW, {"protection": "rr"}):
+        grid = federation()
+        run(grid, ProtectedStrategy(Kinds(), **settings))
+        kinds = {}
+        for message in (m for m in grid.sent if m.metadata.message_type == "train"):
+            said = message.metadata
+            kind = kinds.setdefault(said.dst_node_id, int(said.ttl - 900.0))
+            assert (said.ttl, said.group_id) == (900.0 + kind, f"1 of kind {kind}")
+            if "config" in message.content:
+                assert message.content["config"]["kind"] == kind
+        assert sorted(kinds.values()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_reply_with_two_records_of_arrays_is_not_half_reported():
+    """The second one would be lost."""
+
+    def second(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["head"] = record_of({"bias": np.ones(4, np.float32)})
+        return reply
+
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    run(federation(mods=[ProtectMod(), second]), strategy)
+    assert (strategy.rounds[0].reports, sum(strategy.rounds[0].withheld.values())) == (0, 6)
 
 
 def test_the_apps_own_mods_see_what_they_always_did():
@@ -544,6 +641,29 @@ def test_a_weight_that_cannot_be_used_is_withheld(count):
     assert sum(strategy.rounds[0].withheld.values()) == 6
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_weight_is_found_in_any_one_record_of_a_reply(twice):
+    """Two records with the weight are ambiguous, even if they agree."""
+
+    def apart(message, context, call_next):
+        reply = call_next(message, context)
+        count = reply.content["metrics"].pop("num-examples")
+        reply.content["sizes"] = MetricRecord({"num-examples": count})
+        if twice:
+            reply.content["metrics"]["num-examples"] = count
+        return reply
+
+    grid = federation(mods=[ProtectMod(), apart])
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    _, arrays = run(grid, strategy)
+    record = strategy.rounds[0]
+    assert (record.reports, sum(record.withheld.values())) == ((0, 6) if twice else (6, 0))
+    if not twice:
+        moved = flat(arrays) - flat(start_arrays())
+        expected = mean_drift(grid, [10 + node % 7 for node in grid.nodes])
+        np.testing.assert_allclose(moved, expected, atol=1e-4)
+
+
 def test_the_ledger_adds_up_and_a_limit_ends_the_rounds_in_good_order():
     grid = federation()
     settings = {"protection": "signds", "sign_k": 0.1, "sign_eps": 2.0, "sign_mag_eps": 1.0}
@@ -620,6 +740,19 @@ def test_a_second_start_goes_on_with_the_same_ledger():
     run(grid, strategy)
     assert strategy.ledger.epsilon("run") == pytest.approx(4.0, rel=1e-9)
     assert [r.round for r in strategy.rounds] == [1, 1]
+
+
+def test_the_line_of_a_round_has_every_number():
+    record = RoundRecord(3, 11, reports=4, dropped=1, void="the round is void: too few")
+    assert str(record) == (
+        "round 3: 4 reports of 11 clients; 1 without a reply; the round is void: too few"
+    )
+    record.rejected, record.withheld = Counter({"torn": 2}), Counter({"asleep": 1, "late": 5})
+    record.failed, record.void = Counter({"broken": 3}), None
+    assert str(record) == (
+        "round 3: 4 reports of 11 clients; 2 rejected (torn); 1 withheld (asleep); "
+        "5 withheld (late); 3 failed (broken); 1 without a reply"
+    )
 
 
 def test_flower_missing_is_one_sentence(monkeypatch):
