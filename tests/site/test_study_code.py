@@ -391,3 +391,35 @@ def test_a_system_without_isolation_refuses(
         isolation.working.cache_clear()
     (inside,) = isolation.reasons(Path(np.__file__).parent) if isolation.working() else ("move it",)
     assert "move it" in inside
+
+
+def test_a_site_is_hidden_unless_it_is_in_a_folder_that_a_process_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, link = tmp_path / "library", tmp_path / "link"
+    (library / "sites" / "north").mkdir(parents=True)
+    link.symlink_to(library / "sites")
+    own = isolation.Interpreter("python", [], [tmp_path / "other", library])
+    monkeypatch.setattr(isolation.Interpreter, "own", lambda: own)
+    monkeypatch.setattr(isolation, "working", lambda: ["namespaces"])
+    for site in (library, library / "sites" / "north", link / "north"):
+        (reason,) = isolation.reasons(site)
+        assert f"is in {library}, which every process may read" in reason
+    assert list(isolation.reasons(tmp_path / "library-2")) == []
+
+
+def test_a_process_reads_packages_and_none_of_the_users_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, user, packages = tmp_path / "base", tmp_path / "user", tmp_path / "env" / "site-packages"
+    for folder in (base / "lib", user, packages / "inner"):
+        folder.mkdir(parents=True)
+    path = [str(user), str(base / "lib"), str(packages), str(packages), str(base / "gone.zip")]
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(sys, "base_prefix", str(base))
+    system = (str(base), str(packages / "inner"), str(tmp_path / "gone"))
+    monkeypatch.setattr(isolation, "_SYSTEM", system)
+    ours = Path(isolation.__file__).parents[2]
+    own = isolation.Interpreter.own()
+    assert own.path == [*path[1:3], path[4], str(ours)]
+    assert own.reads == [base, packages, ours]
