@@ -46,6 +46,32 @@ def test_a_first_round_needs_its_clients_and_a_resumed_run_goes_on_without_some(
         assert waited == [(everybody, enough, wait_s), (everybody, enough, again_s)]
 
 
+def test_a_round_needs_its_own_clients_and_ends_the_others_last_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server waits for everybody once. Clients of the round forget by themselves."""
+    made, waited = executor(6, wait_s=7.5)
+    made._members.node_of, made._started = {client: 50 + client for client in range(6)}, False
+    made._protection: Any = SimpleNamespace(least_clients=3)
+    pushed: list[Any] = []
+    made._grid: Any = SimpleNamespace(push_messages=pushed.append)
+    monkeypatch.setattr(
+        grid_executor, "FlowerMessage",
+        lambda records, node, question, ttl: (node, question, named_clients(records)),
+    )  # fmt: skip
+    rounds = ((1, [0, 2, 4, 5], set[int]()), (2, [1, 3], {1, 4, 5}), (3, [4], {4}))
+    for round, cohort, unfinished in rounds:
+        made._unfinished = unfinished
+        context: Any = SimpleNamespace(round=round, cohort=cohort)
+        made.open(context)
+        assert (made._context, made._opening, made._unfinished) == (context, True, set())
+    everybody = (list(range(CLIENTS)), CLIENTS, 7.5)
+    assert waited == [
+        everybody, ([0, 2, 4, 5], 3, 7.5), ([1, 3], 2, 7.5), ([4], 1, 7.5)
+    ]  # fmt: skip
+    assert pushed == [[(54, "query.forget", [4]), (55, "query.forget", [5])]]
+
+
 def test_only_a_client_s_own_error_is_its_word() -> None:
     """Flower's own errors may have any text."""
     made, _ = executor(6)

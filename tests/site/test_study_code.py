@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
+import errno
 import json
 import os
 import pickle
@@ -28,7 +30,7 @@ from fedveil.engine.job_protection import make_protection
 from fedveil.errors import JobError, SiteRefused
 from fedveil.flower.job.client_training import Training
 from fedveil.protections.base import RoundContext
-from fedveil.site import code_folder, code_process, isolation
+from fedveil.site import code_folder, code_process, isolation, namespace_root, system_calls
 from fedveil.site.code_folder import Module, read
 from fedveil.site.code_process import CodeSandbox, CodeTraining, Process
 from fedveil.site.door import Door
@@ -377,6 +379,74 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def verdict(steps: list[tuple[int, int, int, int]], *, number: int, code: int, flags: int) -> int:
+    """Run a seccomp filter on a system call, as the kernel does, and return its answer."""
+    call, place, held = {0: number, 4: code, 16: flags}, 0, 0
+    while True:
+        kind, yes, no, operand = steps[place]
+        if kind == 0x06:
+            return operand
+        skipped = 0
+        if kind == 0x20:
+            held = call[operand]
+        else:
+            met = {0x15: held == operand, 0x35: held >= operand, 0x45: bool(held & operand)}[kind]
+            skipped = yes if met else no
+        place += 1 + skipped
+
+
+@pytest.mark.parametrize(("machine", "other"), [("x86_64", "aarch64"), ("aarch64", "x86_64")])
+def test_a_filter_forbids_every_call_that_is_listed_and_no_other(machine: str, other: str) -> None:
+    (code, numbers), steps = system_calls._MACHINES[machine], system_calls._filter(machine)
+    allowed, forbidden, unknown, ends = 0x7FFF0000, 0x50001, 0x50000 + errno.ENOSYS, 0x80000000
+
+    def said(number: int, flags: int = 0, of: int = code) -> int:
+        return verdict(steps, number=number, code=of, flags=flags)
+
+    clone, clone3, theirs = numbers["clone"], 435, system_calls._MACHINES[other][0]
+    listed = {*numbers.values(), *system_calls._NEWER}
+    assert {said(number) for number in listed - {clone}} == {forbidden}
+    assert {said(number) for number in set(range(600)) - listed - {clone3}} == {allowed}
+    assert (said(clone), said(clone, 0x10F00), said(clone3)) == (forbidden, allowed, unknown)
+    assert {said(0x40000000 + number) for number in (0, 1, clone)} == {forbidden}
+    assert {said(number, of=theirs) for number in (0, clone, clone3)} == {ends}
+
+
+def test_a_process_loses_every_privilege_and_its_files_are_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a call of the system fails, the process ends before it runs any code."""
+    calls: list[tuple[Any, ...]] = []
+
+    def recorded(name: str, result: int = 0) -> Any:
+        def call(*arguments: Any) -> int:
+            plain = [getattr(one, "value", one) for one in arguments]
+            calls.append((name, *(list(p) if isinstance(p, ctypes.Array) else p for p in plain)))
+            return result
+
+        return call
+
+    libc = SimpleNamespace(**{name: recorded(name) for name in ("mount", "prctl", "syscall")})
+    monkeypatch.setattr(namespace_root, "_libc", libc)
+    namespace_root._drop_privileges()
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    assert {call[2] for call in calls if call[1] == 24} >= set(range(last + 1))
+    assert [call[1:3] for call in calls if call[1] != 24] == [(38, 1), (1, signal.SIGKILL)]
+    calls.clear()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name in ("data", "file"):
+        namespace_root._show(str(tmp_path / name), str(tmp_path / "deep" / name))
+    assert (tmp_path / "deep/data").is_dir()
+    assert (tmp_path / "deep/file").is_file()
+    shown, sealed = calls[::2], calls[1::2]
+    assert [(call[0], call[4]) for call in shown] == [("mount", 0x1000 | 0x4000)] * 2
+    assert [(call[1], call[4], call[5]) for call in sealed] == [(442, 0x8000, [7, 0, 0, 0])] * 2
+    libc.mount = recorded("mount", -1)
+    with pytest.raises(OSError, match="mount"):
+        namespace_root._show(str(tmp_path / "data"), str(tmp_path / "other"))
 
 
 def test_a_system_without_isolation_refuses(
