@@ -143,6 +143,13 @@ def test_keys_lie_in_memory_where_they_can_and_accounts_on_the_disk(
     assert StateFolder.for_keys().path == tmp_path / "home" / "fedveil"
     for folder in (StateFolder.for_keys, StateFolder.for_accounts):
         assert folder(str(tmp_path / "named")).path == tmp_path / "named"
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for unset in ("", None):
+        monkeypatch.delenv("XDG_STATE_HOME")
+        if unset is not None:
+            monkeypatch.setenv("XDG_STATE_HOME", unset)
+        assert StateFolder.for_accounts().path == tmp_path / "user/.local/state/fedveil"
+        monkeypatch.setenv("XDG_STATE_HOME", "")
 
 
 # --- a lying server -----------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -25,12 +25,20 @@ import pytest
 pytest.importorskip("flwr")
 
 import hostile_code
+from fedveil.base.example_arrays import Targets
 from fedveil.base.message import decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.errors import JobError, SiteRefused
 from fedveil.flower.job.client_training import Training
 from fedveil.protections.base import RoundContext
-from fedveil.site import code_folder, code_process, isolation, namespace_root, system_calls
+from fedveil.site import (
+    code_child,
+    code_folder,
+    code_process,
+    isolation,
+    namespace_root,
+    system_calls,
+)
 from fedveil.site.code_folder import Module, read
 from fedveil.site.code_process import CodeSandbox, CodeTraining, Process
 from fedveil.site.door import Door
@@ -379,6 +387,76 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_package_is_written_with_its_folders(tmp_path: Path) -> None:
+    files = {"net.py": b"1", "lung/__init__.py": b"", "lung/deep/parts.py": b"2"}
+    Module(files).write(tmp_path / "code")
+    for name, data in files.items():
+        assert (tmp_path / "code" / name).read_bytes() == data
+
+
+def test_every_kind_of_targets_is_understood() -> None:
+    for kind in get_args(Targets):
+        assert code_process._targets({"targets": kind}) == kind
+    for other in ({}, {"targets": "other"}, {"targets": "own", "more": 1}):
+        with pytest.raises(SiteRefused, match="did not say what its targets are"):
+            code_process._targets(other)
+
+
+def test_a_round_of_code_has_the_limits_of_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    @contextmanager
+    def running(*limits: Any) -> Iterator[str]:
+        given.append(limits)
+        yield "process"
+
+    monkeypatch.setattr(code_process, "running", running)
+    monkeypatch.setattr(CodeTraining, "exchanged", lambda self, *asked: asked)
+    module, good = Module({"net.py": b""}), noised()
+    code = CodeSandbox([module], "bubblewrap", 7_000_000, 41.5)
+    asked = CodeTraining(code, good, training(good).common).update(3, "own:rows")
+    assert asked == ("process", 3, "own:rows")
+    assert given == [([module], "bubblewrap", 7_000_000, 41.5)]
+
+
+def test_a_process_that_has_ended_is_refused_in_both_directions() -> None:
+    (asked, send), (receive, said) = os.pipe(), os.pipe()
+    os.close(asked)
+    os.close(said)
+    try:
+        process = Process(send, receive, time.monotonic() + 20)
+        with pytest.raises(SiteRefused, match="ended without an update"):
+            process.send({"rows": 3})
+        with pytest.raises(SiteRefused, match="ended without an update"):
+            process.receive(99)
+    finally:
+        os.close(send)
+        os.close(receive)
+
+
+def test_examples_travel_without_python_objects() -> None:
+    rows = np.arange(6, dtype=np.int16).reshape(2, 3)
+    sent: Any = {"x": code_child.packed(rows)}
+    back = code_child.unpacked(sent, "x")
+    assert (back.dtype, back.tolist()) == (rows.dtype, rows.tolist())
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        code_child.packed(np.array([{"a": 1}, "b"], object))
+
+
+def test_isolation_needs_both_a_tool_and_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = {"namespaces"}
+    monkeypatch.setattr(isolation, "_works", lambda means: means in tools)
+    found = []
+    for filters in (True, False):
+        monkeypatch.setattr(system_calls, "can_forbid", lambda known=filters: known)
+        isolation.working.cache_clear()
+        try:
+            found.append(isolation.working())
+        finally:
+            isolation.working.cache_clear()
+    assert found == [["namespaces"], []]
 
 
 def verdict(steps: list[tuple[int, int, int, int]], *, number: int, code: int, flags: int) -> int:
