@@ -315,6 +315,28 @@ def test_the_metrics_of_a_refused_report_are_in_no_mean():
     assert result.train_metrics_clientapp[1] == {"loss": 1.5}
 
 
+def test_a_void_round_has_no_metrics_even_if_reports_arrived():
+    """All clients train, and no one helps to open the sum."""
+    grid = federation(run_config={"fedveil.reveal": "loss"})
+    trained = set()
+
+    def tamper(message):
+        node = message.metadata.dst_node_id
+        if message.content.array_records:
+            trained.add(node)
+        elif node in trained:
+            return None
+        return message
+
+    grid.tamper = tamper
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal", reveal="loss")
+    strategy.start(grid, record_of(start_arrays()), num_rounds=1, timeout=0.2)
+    (record,) = strategy.rounds
+    assert trained == set(grid.nodes)
+    assert (record.reports, record.metrics) == (0, {})
+    assert "0 clients answered in phase unmask" in record.void
+
+
 def test_replies_are_folded_a_few_at_a_time_as_they_come():
     grid = federation(5 * BATCH + 1)
     strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1)
