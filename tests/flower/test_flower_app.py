@@ -700,7 +700,10 @@ def test_a_report_that_promises_next_to_none_is_warned_of_once(eps, thin, caplog
 
 def test_what_a_report_promises_is_at_the_settings_delta(caplog):
     settings = {"sign_k": 0.1, "sign_eps": 100.0, "delta": 3e-3}
-    run(federation(), ProtectedStrategy(flower.FedAvg(), protection="signds", **settings))
+    with caplog.at_level(logging.INFO, "flwr.fedveil"):
+        run(federation(), ProtectedStrategy(flower.FedAvg(), protection="signds", **settings))
+    for name in ("per round", "run most drawn"):
+        assert f"fedveil: {name}: epsilon 200 at delta 0.003 " in caplog.text
     said = [r.getMessage() for r in caplog.records if "a single report is" in r.getMessage()]
     assert len(said) == 1
     assert "at delta 0.003 " in said[0]

@@ -370,11 +370,23 @@ def test_the_kernel_ends_a_supernode_with_its_site() -> None:
         assert process.wait(20) == signal.SIGKILL
 
 
-def test_a_line_of_the_log_is_one_line(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_line_of_the_log_is_one_line(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house = House(tmp_path / "site", stack, of_job(noised()))
     before = len(house.lines())
     house.log.line("refused\n2031-01-01T00:00:00Z sent run 1: \x1b[2J" + "x" * 999)
     house.log.line(450 * "\x1b")  # escapes are longer
     line, escaped = house.lines()[before:]
+    try:
+        with monkeypatch.context() as place:
+            place.setenv("TZ", "Pacific/Kiritimati")
+            time.tzset()
+            house.log.line("sent run 2")
+    finally:
+        time.tzset()
+    said = [next(word for word in one.split() if word[-1] == "Z") for one in house.lines()]
+    first, _, third = map(datetime.fromisoformat, said[before:])
+    assert timedelta(0) <= third - first < timedelta(hours=1)
     assert "\x1b" not in line
     assert max(len(line), len(escaped)) < 600
