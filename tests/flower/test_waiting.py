@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore.task_identity import TaskIdentity
+
 from fedveil.base.message import decode
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.flower.job import client_training, grid_executor, job_client
@@ -133,6 +135,23 @@ def test_only_clients_that_have_keys_and_a_node_are_told_to_forget_them(
     assert told == {7: [0], 5: [2, 4]}  # client 9 has no node
     assert len(list(made.ask("report", {client: {} for client in range(5)}))) == 5
     assert made._unfinished == {9}
+
+
+def test_whoever_is_asked_in_a_round_of_several_messages_has_to_end_it() -> None:
+    """This includes the first message, for which clients make their keys."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    for phases, unfinished in ((("keys", "report"), {1, 4}), (("report",), set())):
+        made, _ = executor(6)
+        made._opening, made._window_s, made._unfinished = True, 41.0, set()
+        made._protection: Any = SimpleNamespace(phases=phases, trains="report")
+        made._context: Any = SimpleNamespace(round=3, sent=np.zeros(5, np.float32))
+        made._common = lambda trains: {"opening": True}  # type: ignore[assignment, misc]
+        sent = list(made._outgoing(phases[0], {1: {}, 4: {}}, [(7, [1]), (5, [4])]))
+        assert made._unfinished == unfinished
+        assert [(m.metadata.dst_node_id, m.metadata.ttl, m.metadata.group_id) for m in sent] == [
+            (7, 341.0, "3"), (5, 341.0, "3"),
+        ]  # fmt: skip
+        assert {m.metadata.message_type for m in sent} == {f"train.{phases[0]}"}
 
 
 def test_a_node_counts_the_examples_of_each_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
