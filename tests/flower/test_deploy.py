@@ -28,12 +28,14 @@ def fedveil_command(*words: str) -> Any:
     return CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["small", "Ein Lauf (2. Versuch)", "~", "7" * 90])
+@pytest.mark.parametrize(
+    "name", ["small", "Ein Lauf (2. Versuch)", "~", "7" * 90, f"{'cut after a hyphen':x<31} y"]
+)
 def test_flower_takes_the_app_as_it_is(tmp_path: Path, name: str):
     folder, deployed = app_of(tmp_path / "app", job(name=name))
     config, warnings = load_and_validate(folder / "pyproject.toml")
     assert warnings == []
-    assert 0 < len(config["project"]["name"]) <= 32
+    assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?", config["project"]["name"])
     assert config["tool"]["flwr"]["app"]["components"] == {
         "serverapp": "server_app:app",
         "clientapp": "client_app:app",
@@ -78,6 +80,10 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path):
     with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
         app_of(tmp_path / "app", job(seed=1))
     assert read_job(folder).seed == 0
+    (tmp_path / "taken" / "job.yaml").mkdir(parents=True)
+    with pytest.raises(DeploymentError, match=r"holds job.yaml already, which would change"):
+        app_of(tmp_path / "taken", job())
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["job.yaml"]
 
 
 def test_a_package_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

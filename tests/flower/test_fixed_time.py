@@ -84,6 +84,11 @@ def test_what_is_not_ready_is_withheld(never: threading.Event) -> None:
         FixedTime(0.01).__enter__().trained(never.wait)
 
 
+def test_a_training_that_never_ends_does_not_keep_the_process_alive(slept: list[float]) -> None:
+    with FixedTime(60.0) as time:
+        assert time.trained(lambda: threading.current_thread().daemon)
+
+
 def test_the_time_of_a_training_begins_when_the_client_is_asked(
     slept: list[float], never: threading.Event
 ) -> None:
@@ -177,6 +182,32 @@ def test_every_client_of_an_app_answers_at_its_time(slept: list[float]) -> None:
     assert slept == [60.0] * 2
 
 
+def test_in_a_secure_sum_the_trained_report_alone_waits(
+    slept: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages about keys reveal nothing, and training follows the first of them."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    grid = FakeGrid(Node(n, client_app(stay, [ProtectMod()])) for n in range(1, 5))
+    strategy = ProtectedStrategy(
+        FedAvg(),
+        protection="pw_encrypt",
+        reconstruct_secrets_threshold=3,
+        weighting="equal",
+        answer_after_s=60.0,
+    )
+    waited: list[tuple[bool, int]] = []
+
+    def count(reply: Any) -> Any:
+        waited.append((bool(grid.sent[-1].content.array_records), len(slept)))
+        return reply
+
+    grid.tamper_reply = count
+    strategy.start(grid, record_of({"w": np.zeros(9, np.float32)}), num_rounds=1, timeout=5)
+    assert strategy.rounds[0].reports == 4
+    assert slept == [60.0] * 4
+    assert [n for trains, n in waited if trains] == [1, 2, 3, 4]
+
+
 def test_an_app_that_is_too_slow_gives_an_update_of_zero_and_no_metric(
     never: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,12 +229,17 @@ def test_every_client_of_an_app_evaluates_in_its_time(asks: str, slept: list[flo
     own = {"answer_after_s": 60.0} if asks == "the client" else {}
     theirs = {"answer_after_s": 60.0} if asks == "the server" else {}
 
+    seen: list[set[str]] = []
+
+    def spy(message: Any, context: Any, call_next: Any) -> Any:
+        seen.append(set(message.content))
+        return call_next(message, context)
+
     def failing(message: Any, context: Any, call_next: Any) -> Any:
-        assert set(message.content) == {"arrays", "config"}, "the app sees its own records alone"
         raise ValueError("patient 4711 has no label")
 
     nodes = [
-        Node(n, client_app(stay, [ProtectMod(reveal="loss", **own), *mods]))
+        Node(n, client_app(stay, [ProtectMod(reveal="loss", **own), spy, *mods]))
         for n, mods in ((1, []), (2, [failing]))
     ]
     grid = FakeGrid(nodes)
@@ -212,6 +248,7 @@ def test_every_client_of_an_app_evaluates_in_its_time(asks: str, slept: list[flo
     messages = list(strategy.configure_evaluate(1, arrays, ConfigRecord(), grid))
     replies = grid.send_and_receive(messages)
     assert slept == [60.0] * 2
+    assert seen == [{"arrays", "config"}] * 2, "the app sees its own records alone"
     assert [set(reply.content["metrics"]) for reply in replies] == [{"loss"}] * 2
     told = [account.in_clear for account in accounts_of(grid)]
     assert told == [("the metric loss (reveal)",)] * 2
@@ -238,7 +275,7 @@ def test_a_time_that_is_none_is_refused() -> None:
     times = [ConfigRecord({"answer_after_s": seconds}) for seconds in (-1.0, 1e300)]
     for time in (*times, ConfigRecord(), MetricRecord()):
         (reply,) = grid.send_and_receive([Message(RecordDict({TIME: time}), 1, "evaluate")])
-        assert reply.error.reason.startswith(WITHHELD)
+        assert reply.error.reason == f"{WITHHELD}{TIME} holds no answer_after_s in (0, 1e6]"
 
 
 def test_what_an_app_keeps_is_taken_over(slept: list[float]) -> None:
@@ -262,7 +299,8 @@ def test_the_longest_time_that_anybody_asks_for_holds() -> None:
     offers = [
         Offer(parse({"protection": "rr", **t}), "n", 9, 4) for t in ({}, {"answer_after_s": 5})
     ]
-    pins = [Pin("ProtectMod", parse({"answer_after_s": s})) for s in (3.0, 8.0)]
+    sources = (("ProtectMod", 3.0), ("the run configuration", 8.0))
+    pins = [Pin(source, parse({"answer_after_s": seconds})) for source, seconds in sources]
     assert [answer_after_s(offer.options, ()) for offer in offers] == [None, 5.0]
     assert [answer_after_s(offer.options, pins[:1]) for offer in offers] == [3.0, 5.0]
     assert [answer_after_s(offer.options, pins) for offer in offers] == [8.0, 8.0]

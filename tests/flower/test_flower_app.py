@@ -6,10 +6,12 @@ import itertools
 import logging
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from scipy import stats
 
@@ -17,8 +19,11 @@ from fedveil.base.message import decode
 from fedveil.entropy import Seeded
 from fedveil.errors import InvalidValue, MissingExtra, ModelInvalid
 from fedveil.flower import ProtectedStrategy, ProtectMod
+from fedveil.flower.app.field_names import OFFER
+from fedveil.flower.app.round_record import RoundRecord
 from fedveil.flower.exchange import BATCH
 from fedveil.flower.own_account import OwnLedger
+from fedveil.flower.records import MESSAGE
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from flower_app_parts import FakeGrid, Node, arrays_of, charged_at_last, client_app, record_of
 
@@ -276,6 +281,62 @@ def test_malformed_replies_are_refused_one_by_one_and_charged(spoil):
     assert charged_at_last(strategy) == set(grid.nodes)
 
 
+def test_metrics_in_another_kind_of_record_are_refused_and_the_round_goes_on():
+    grid = federation(run_config={"fedveil.reveal": "loss"})
+    bad = next(iter(grid.nodes))
+
+    def tamper(reply):
+        if reply.metadata.src_node_id == bad:
+            reply.content["metrics"] = ConfigRecord({"loss": "high"})
+        return reply
+
+    grid.tamper_reply = tamper
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss")
+    run(grid, strategy)
+    record = strategy.rounds[0]
+    assert (record.reports, record.metrics) == (5, {"loss": 1.5})
+    assert dict(record.rejected) == {"the reply holds metrics in clear that were not asked for": 1}
+
+
+def test_the_metrics_of_a_refused_report_are_in_no_mean():
+    grid = federation(run_config={"fedveil.reveal": "loss"})
+    bad = next(iter(grid.nodes))
+
+    def tamper(reply):
+        if reply.metadata.src_node_id == bad and "fedveil" in reply.content:
+            reply.content["fedveil"]["encoded"] = b"junk"
+            reply.content["metrics"]["loss"] = 1e6
+        return reply
+
+    grid.tamper_reply = tamper
+    strategy = ProtectedStrategy(flower.FedAvg(), protection="rr", reveal="loss")
+    result, _ = run(grid, strategy)
+    assert (strategy.rounds[0].reports, strategy.rounds[0].metrics) == (5, {"loss": 1.5})
+    assert result.train_metrics_clientapp[1] == {"loss": 1.5}
+
+
+def test_a_void_round_has_no_metrics_even_if_reports_arrived():
+    """All clients train, and no one helps to open the sum."""
+    grid = federation(run_config={"fedveil.reveal": "loss"})
+    trained = set()
+
+    def tamper(message):
+        node = message.metadata.dst_node_id
+        if message.content.array_records:
+            trained.add(node)
+        elif node in trained:
+            return None
+        return message
+
+    grid.tamper = tamper
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW, weighting="equal", reveal="loss")
+    strategy.start(grid, record_of(start_arrays()), num_rounds=1, timeout=0.2)
+    (record,) = strategy.rounds
+    assert trained == set(grid.nodes)
+    assert (record.reports, record.metrics) == (0, {})
+    assert "0 clients answered in phase unmask" in record.void
+
+
 def test_replies_are_folded_a_few_at_a_time_as_they_come():
     grid = federation(5 * BATCH + 1)
     strategy = ProtectedStrategy(flower.FedAvg(), protection="signds", sign_k=0.1)
@@ -321,17 +382,82 @@ def test_integer_arrays_are_refused_by_name_before_anything_is_sent_or_kept():
     assert after["bn.num_batches_tracked"] == 3
 
 
-def test_a_strategy_that_sends_clients_different_arrays_is_refused():
+def _other_arrays(content):
+    content["arrays"] = record_of({n: a + 1 for n, a in start_arrays().items()})
+
+
+def _more_arrays(content):
+    content["anchor"] = record_of(start_arrays())
+
+
+@pytest.mark.parametrize("place", [0, 2, -1])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_other_arrays, "does not send every client the global arrays and no others"),
+        (_more_arrays, "does not send every client the global arrays and no others"),
+        (lambda content: content.pop("arrays"), "the global arrays and no others"),
+        (
+            lambda content: content.update({MESSAGE: ConfigRecord()}),
+            "a record 'fedveil' of its own",
+        ),
+        (lambda content: content.update({OFFER: ConfigRecord()}), "'fedveil' of its own"),
+        (None, "asks a client twice in one round"),
+    ],
+)
+def test_a_strategy_whose_messages_do_not_fit_is_refused_before_any_is_sent(place, spoil, words):
+    """One message suffices, wherever it is."""
+
     class Personal(flower.FedAvg):
         def configure_train(self, *args):
             messages = list(super().configure_train(*args))
-            content = RecordDict(dict(messages[0].content.items()))
-            content["arrays"] = record_of({n: a + 1 for n, a in start_arrays().items()})
-            messages[0].content = content
+            if spoil is None:
+                return [*messages, messages[place]]
+            content = RecordDict(dict(messages[place].content.items()))
+            spoil(content)
+            messages[place].content = content
             return messages
 
-    with pytest.raises(InvalidValue, match="does not send every client the global arrays"):
-        run(federation(), ProtectedStrategy(Personal(), protection="rr"))
+    grid = federation(4)
+    with pytest.raises(InvalidValue, match=words):
+        run(grid, ProtectedStrategy(Personal(), protection="rr"))
+    assert not grid.sent
+
+
+def test_a_training_of_the_apps_own_name_is_protected_as_any_other():
+    class Named(flower.FedAvg):
+        def configure_train(self, *args):
+            for message in super().configure_train(*args):
+                node = message.metadata.dst_node_id
+                yield Message(message.content, node, "train.last_layers")
+
+    grid = federation()
+    for node in grid.nodes.values():
+        node.app = ClientApp(mods=[ProtectMod()])
+
+        @node.app.train("last_layers")
+        def _train(message, context):
+            new = {n: a + np.float32(0.5) for n, a in arrays_of(message.content["arrays"]).items()}
+            metrics = MetricRecord({"num-examples": 3})
+            content = RecordDict({"arrays": record_of(new), "metrics": metrics})
+            return Message(content, reply_to=message)
+
+    strategy = ProtectedStrategy(Named(), **PW)
+    _, arrays = run(grid, strategy)
+    assert strategy.rounds[0].reports == 6
+    np.testing.assert_allclose(flat(arrays), flat(start_arrays()) + 0.5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("pins", "warned"),
+    [({}, 1), ({"reveal": "loss"}, 1), ({"max_epsilon": 1e9}, 1), ({"protection": "rr"}, 0)],
+)
+def test_a_client_that_demands_no_protection_says_so_once(pins, warned, caplog):
+    """Other demands set no least protection."""
+    mods = [ProtectMod(**pins)]
+    run(federation(2, mods), ProtectedStrategy(flower.FedAvg(), protection="rr"), rounds=2)
+    said = "this client pins nothing and takes the server's word for rr"
+    assert caplog.text.count(said) == warned
 
 
 def test_every_client_gets_the_settings_that_the_strategy_has_for_it():
@@ -349,6 +475,75 @@ def test_every_client_gets_the_settings_that_the_strategy_has_for_it():
         told = [m for m in grid.sent if "config" in m.content]
         assert len(told) == 6
         assert all(m.content["config"]["for"] == m.metadata.dst_node_id for m in told)
+
+
+def test_a_message_keeps_its_settings_lifetime_kind_and_group():
+    """Clients of two kinds take turns. Each kind has one content, which its messages share."""
+
+    class Kinds(flower.FedAvg):
+        def configure_train(self, *args):
+            contents = {}
+            for place, message in enumerate(super().configure_train(*args)):
+                kind = place % 2
+                content = contents.setdefault(kind, RecordDict(dict(message.content.items())))
+                content["config"] = ConfigRecord({"kind": kind})
+                node = message.metadata.dst_node_id
+                yield Message(
+                    content, node, "train", ttl=900.0 + kind, group_id=f"{args[0]} of kind {kind}"
+                )
+
+    for settings in (PW, {"protection": "rr"}):
+        grid = federation()
+        run(grid, ProtectedStrategy(Kinds(), **settings))
+        kinds = {}
+        for message in (m for m in grid.sent if m.metadata.message_type == "train"):
+            said = message.metadata
+            kind = kinds.setdefault(said.dst_node_id, int(said.ttl - 900.0))
+            assert (said.ttl, said.group_id) == (900.0 + kind, f"1 of kind {kind}")
+            if "config" in message.content:
+                assert message.content["config"]["kind"] == kind
+        assert sorted(kinds.values()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_reply_with_two_records_of_arrays_is_not_half_reported():
+    """The second one would be lost."""
+
+    def second(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["head"] = record_of({"bias": np.ones(4, np.float32)})
+        return reply
+
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    run(federation(mods=[ProtectMod(), second]), strategy)
+    assert (strategy.rounds[0].reports, sum(strategy.rounds[0].withheld.values())) == (0, 6)
+
+
+def test_the_averaged_reply_has_the_strategys_own_names_and_counts_its_reports():
+    given = []
+
+    class Reads(flower.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            given.extend(reply.content for reply in replies)
+            return super().aggregate_train(server_round, replies)
+
+    grid = federation()
+    for node in grid.nodes.values():
+        node.app = ClientApp(mods=[ProtectMod(weight_key="rows")])
+
+        @node.app.train()
+        def _train(message, context):
+            record = record_of({n: a + 1 for n, a in arrays_of(message.content["model"]).items()})
+            content = RecordDict({"model": record, "sums": MetricRecord({"rows": 4})})
+            return Message(content, reply_to=message)
+
+    grid.silent = {min(grid.nodes)}
+    inner = Reads(arrayrecord_key="model", weighted_by_key="rows")
+    strategy = ProtectedStrategy(inner, takes_averages=True, **PW)
+    result = strategy.start(grid, record_of(start_arrays()), num_rounds=1, timeout=0.2)
+    (content,) = given
+    assert set(content.array_records) == {"model"}
+    assert [dict(record) for record in content.metric_records.values()] == [{"rows": 5}]
+    np.testing.assert_allclose(flat(arrays_of(result.arrays)), flat(start_arrays()) + 1, atol=1e-4)
 
 
 def test_the_apps_own_mods_see_what_they_always_did():
@@ -432,6 +627,8 @@ def test_a_server_cannot_ask_for_metrics_by_itself_nor_by_another_kind_of_messag
     result, _ = run(grid, strategy)
     assert not result.evaluate_metrics_clientapp
     assert not strategy.rounds[0].metrics
+    silent, _ = run(federation(), ProtectedStrategy(flower.FedAvg(), protection="rr"))
+    assert not silent.train_metrics_clientapp  # and no empty entry for the round
     content = RecordDict({"arrays": record_of(start_arrays()), "config": ConfigRecord()})
     for kind in ("evaluate", "query"):
         reply = _ask(grid, content, kind)
@@ -450,16 +647,17 @@ def test_clients_are_not_asked_to_evaluate_where_nothing_may_come_back():
     assert {m.metadata.message_type for m in grid.sent} == {"train"}
 
 
-def test_an_apps_error_says_its_kind_and_not_its_text():
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_an_apps_error_says_its_kind_and_not_its_text(kind):
     """This is without a guarantee. Under a guarantee there is no error."""
 
     def failing(arrays, node):
-        raise ValueError("patient 4711 has no label")
+        raise kind("patient 4711 has no label")
 
     grid = federation(train=failing)
     strategy = ProtectedStrategy(flower.FedAvg(), **PW)
     run(grid, strategy)
-    assert dict(strategy.rounds[0].failed) == {"the client's app failed with ValueError": 6}
+    assert dict(strategy.rounds[0].failed) == {f"the client's app failed with {kind.__name__}": 6}
     assert "patient" not in str(grid.replies)
     assert strategy.ledger.epsilon("run") == 0  # no report was sent, and the charge is refunded
 
@@ -498,6 +696,17 @@ def test_a_report_that_promises_next_to_none_is_warned_of_once(eps, thin, caplog
     )
     assert [said in record.getMessage() for record in caplog.records].count(True) == int(thin)
     assert ("is promised" in caplog.text) == thin
+
+
+def test_what_a_report_promises_is_at_the_settings_delta(caplog):
+    settings = {"sign_k": 0.1, "sign_eps": 100.0, "delta": 3e-3}
+    with caplog.at_level(logging.INFO, "flwr.fedveil"):
+        run(federation(), ProtectedStrategy(flower.FedAvg(), protection="signds", **settings))
+    for name in ("per round", "run most drawn"):
+        assert f"fedveil: {name}: epsilon 200 at delta 0.003 " in caplog.text
+    said = [r.getMessage() for r in caplog.records if "a single report is" in r.getMessage()]
+    assert len(said) == 1
+    assert "at delta 0.003 " in said[0]
 
 
 def test_the_weights_of_secure_aggregation_are_said_to_have_no_finite_epsilon():
@@ -544,15 +753,40 @@ def test_a_weight_that_cannot_be_used_is_withheld(count):
     assert sum(strategy.rounds[0].withheld.values()) == 6
 
 
-def test_the_ledger_adds_up_and_a_limit_ends_the_rounds_in_good_order():
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_weight_is_found_in_any_one_record_of_a_reply(twice):
+    """Two records with the weight are ambiguous, even if they agree."""
+
+    def apart(message, context, call_next):
+        reply = call_next(message, context)
+        count = reply.content["metrics"].pop("num-examples")
+        reply.content["sizes"] = MetricRecord({"num-examples": count})
+        if twice:
+            reply.content["metrics"]["num-examples"] = count
+        return reply
+
+    grid = federation(mods=[ProtectMod(), apart])
+    strategy = ProtectedStrategy(flower.FedAvg(), **PW)
+    _, arrays = run(grid, strategy)
+    record = strategy.rounds[0]
+    assert (record.reports, sum(record.withheld.values())) == ((0, 6) if twice else (6, 0))
+    if not twice:
+        moved = flat(arrays) - flat(start_arrays())
+        expected = mean_drift(grid, [10 + node % 7 for node in grid.nodes])
+        np.testing.assert_allclose(moved, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [6.0, 6.5])
+def test_the_ledger_adds_up_and_a_limit_ends_the_rounds_in_good_order(limit):
+    """A run may reach its limit exactly."""
     grid = federation()
     settings = {"protection": "signds", "sign_k": 0.1, "sign_eps": 2.0, "sign_mag_eps": 1.0}
-    strategy = ProtectedStrategy(flower.FedAvg(), **settings, max_epsilon=6.5, delta=0.0)
+    strategy = ProtectedStrategy(flower.FedAvg(), **settings, max_epsilon=limit, delta=0.0)
     _, arrays = run(grid, strategy, rounds=4)
     assert [r.reports for r in strategy.rounds] == [6, 6]
     assert strategy.ledger.epsilon("run") == pytest.approx(6.0, rel=1e-9)
     assert strategy.ledger.epsilon("round") == pytest.approx(3.0, rel=1e-9)
-    assert "above max_epsilon = 6.5" in strategy.stopped
+    assert f"above max_epsilon = {limit:g}" in strategy.stopped
     assert arrays is not None
 
 
@@ -620,6 +854,19 @@ def test_a_second_start_goes_on_with_the_same_ledger():
     run(grid, strategy)
     assert strategy.ledger.epsilon("run") == pytest.approx(4.0, rel=1e-9)
     assert [r.round for r in strategy.rounds] == [1, 1]
+
+
+def test_the_line_of_a_round_has_every_number():
+    record = RoundRecord(3, 11, reports=4, dropped=1, void="the round is void: too few")
+    assert str(record) == (
+        "round 3: 4 reports of 11 clients; 1 without a reply; the round is void: too few"
+    )
+    record.rejected, record.withheld = Counter({"torn": 2}), Counter({"asleep": 1, "late": 5})
+    record.failed, record.void = Counter({"broken": 3}), None
+    assert str(record) == (
+        "round 3: 4 reports of 11 clients; 2 rejected (torn); 1 withheld (asleep); "
+        "5 withheld (late); 3 failed (broken); 1 without a reply"
+    )
 
 
 def test_flower_missing_is_one_sentence(monkeypatch):

@@ -48,6 +48,36 @@ def test_a_difference_is_taken_in_the_arrays_own_type_if_that_is_wider():
     np.testing.assert_allclose(update, [1e-9, -5e-10], rtol=1e-6)
 
 
+def test_the_order_of_an_array_in_memory_changes_nothing():
+    """Sender and receiver may hold the same array by rows and by columns."""
+    rows = {"w": np.arange(6.0).reshape(2, 3), "b": np.float16([7, 8])}
+    columns = {name: array.copy(order="F") for name, array in rows.items()}
+    moves = np.arange(8) / 4
+    for old in (rows, columns):
+        layout = ArrayLayout(old)
+        assert layout.vector(old).tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
+        for new in (rows, columns):
+            doubled = {name: 2 * array for name, array in new.items()}
+            assert layout.update(old, doubled).tolist() == layout.vector(rows).tolist()
+        moved = arrays_of(layout.moved(record_of(old), moves))
+        assert moved["w"].tolist() == [[0, 1.25, 2.5], [3.75, 5, 6.25]]
+        assert moved["b"].tolist() == [8.5, 9.75]
+
+
+def test_a_sum_is_rounded_once_to_the_arrays_own_type():
+    """An update may exceed the type where the sum does not."""
+    old = {"w": np.float16([-60000.0, 1.0, 2048.0])}
+    moved = arrays_of(ArrayLayout(old).moved(record_of(old), np.array([90000.0, 3e-4, 1.001])))
+    assert moved["w"].tolist() == [30000.0, 1.0, 2050.0]
+
+
+def test_a_reply_may_have_another_type_of_float():
+    """Training in float64 turns a model of float32 into one of float64."""
+    old = {"w": np.ones(3, np.float32), "h": np.ones(2, np.float16)}
+    new = {"w": np.array([1.5, 2.0, 3.0]), "h": np.float32([1.25, 1.0])}
+    assert ArrayLayout(old).update(old, new).tolist() == [0.5, 1.0, 2.0, 0.25, 0.0]
+
+
 def test_a_zero_update_moves_nothing_not_even_a_last_bit():
     old = {"w": np.array([0.1, 1 / 3, 1e300]), "h": np.float16(0.1).reshape(())}
     layout = ArrayLayout(old)

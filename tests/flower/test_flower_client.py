@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 pytest.importorskip("flwr")
 
@@ -140,6 +143,13 @@ def test_keys_lie_in_memory_where_they_can_and_accounts_on_the_disk(
     assert StateFolder.for_keys().path == tmp_path / "home" / "fedveil"
     for folder in (StateFolder.for_keys, StateFolder.for_accounts):
         assert folder(str(tmp_path / "named")).path == tmp_path / "named"
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for unset in ("", None):
+        monkeypatch.delenv("XDG_STATE_HOME")
+        if unset is not None:
+            monkeypatch.setenv("XDG_STATE_HOME", unset)
+        assert StateFolder.for_accounts().path == tmp_path / "user/.local/state/fedveil"
+        monkeypatch.setenv("XDG_STATE_HOME", "")
 
 
 # --- a lying server -----------------------------------------------------------------------------
@@ -505,8 +515,11 @@ def test_a_member_is_what_its_node_s_operator_says(tmp_path: Path, monkeypatch: 
 def test_partition_id_is_a_name_of_client(tmp_path: Path):
     (member,) = members_of({"partition-id": 3, "state-folder": str(tmp_path / "s")}, job())
     assert member == 3
-    with pytest.raises(DeploymentError, match="data = 1, text is needed"):
-        members_of({"client": 0, "data": 1}, job())
+    (named,) = members_of({"partition-id": 3, "client": 5}, job())
+    assert named == 5
+    for value in (1, 0, False):
+        with pytest.raises(DeploymentError, match=f"data = {value}, text is needed"):
+            members_of({"client": 0, "data": value}, job())
 
 
 def test_a_client_with_data_of_its_own(tmp_path: Path):
@@ -526,13 +539,24 @@ def test_identities(tmp_path: Path):
     assert Identity(read_identity(path)).public.hex() == public
     with pytest.raises(DeploymentError, match="never overwritten"):
         make_identity(path)
-    path.chmod(0o644)
-    with pytest.raises(DeploymentError, match="open to other users: its mode is 644"):
-        read_identity(path)
-    (tmp_path / "text").write_text("no key")
-    (tmp_path / "text").chmod(0o600)
-    with pytest.raises(DeploymentError, match="does not hold an Ed25519 key"):
-        read_identity(tmp_path / "text")
+    for mode in (0o640, 0o620, 0o604):
+        path.chmod(mode)
+        with pytest.raises(DeploymentError, match=f"open to other users: its mode is {mode:o}"):
+            read_identity(path)
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked = serialization.BestAvailableEncryption(b"a password")
+    for number, text in enumerate(
+        (
+            b"no key",
+            Ed25519PrivateKey.generate().private_bytes(pem, pkcs8, locked),
+            X25519PrivateKey.generate().private_bytes(pem, pkcs8, serialization.NoEncryption()),
+        )
+    ):
+        other = tmp_path / f"other-{number}"
+        other.write_bytes(text)
+        other.chmod(0o600)
+        with pytest.raises(DeploymentError, match="does not hold an Ed25519 key"):
+            read_identity(other)
     with pytest.raises(DeploymentError, match="cannot be read"):
         read_identity(tmp_path / "none")
 

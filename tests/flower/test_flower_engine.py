@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,14 @@ from fedveil import run_display
 from fedveil.base.message import decode, encode
 from fedveil.base.quiet import Quiet
 from fedveil.engine.cohorts import Cohorts
-from fedveil.errors import DeploymentError, MessageTooLong, ModelInvalid, RunFailed, RunStopped
+from fedveil.errors import (
+    DeploymentError,
+    FolderInUse,
+    MessageTooLong,
+    ModelInvalid,
+    RunFailed,
+    RunStopped,
+)
 from fedveil.flower.job import client_training, flower_engine
 from fedveil.flower.records import COMMON, MESSAGE, encoded_records
 from fedveil.record.run_folder import TRACEBACK
@@ -543,3 +551,39 @@ def test_neither_side_is_silent_while_a_client_trains(
     assert "round 1: client 0 trains on its examples" in caplog.text
     assert "round 1: still training, 0 s so far" in caplog.text
     assert "waiting for clients and reports of round 1/1: 0.0 s so far" in capsys.readouterr().out
+
+
+def test_a_runs_folder_is_one_servers_until_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was just killed still has the folder for a moment."""
+    settings, path = job(rounds=1), tmp_path / "run"
+    app, deployed = app_of(tmp_path / "app", settings)
+    serve(app, LocalGrid(app, tmp_path / "state"), path)
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(flower_engine, "time", clock)
+    folder = flower_engine.open_folder(path, deployed)
+    with pytest.raises(FolderInUse):
+        flower_engine.open_folder(path, deployed)
+    assert 60.0 <= sum(slept) <= 62.0
+    monkeypatch.setattr(clock, "sleep", lambda seconds: folder.close())
+    flower_engine.open_folder(path, deployed).close()
+
+
+@pytest.mark.parametrize(("on_a_node", "own_layers"), [(1, []), (2, []), (1, ["*bias"])])
+def test_a_server_says_who_shares_a_node_and_whose_layers_it_shows(
+    on_a_node: int, own_layers: list[str]
+) -> None:
+    engine = flower_engine.FlowerEngine.__new__(flower_engine.FlowerEngine)
+    dataset: Any = SimpleNamespace(example_shape={"image": (3, 4), "age": ()})
+    deployment = {"clients_per_node": on_a_node}
+    settings = job(deployment=deployment, clients={"own_layers": own_layers, "number": 6})
+    assert engine.settle(settings, dataset) == settings
+    said = list(engine.describe())
+    assert said[0].endswith("; their reasons, warnings and times stay with them")
+    assert "image, age" in said[1]
+    assert [line[:30] for line in said[2:]] == [
+        *(["up to 2 clients share a node: "] if on_a_node == 2 else []),
+        *(["figures are those of the layer"] if own_layers else []),
+    ]

@@ -40,6 +40,12 @@ def test_a_key_that_the_code_and_the_configuration_set_differently_is_an_error()
         joined({"fedveil.sign_eps": 2}, {"sign_eps": 1})
 
 
+@pytest.mark.parametrize("several", [["a", "b.*"], ("a", "b.*"), "a, b.*"])
+def test_several_names_are_a_list_a_tuple_or_a_text(several):
+    options = parse({"keep": several, "reveal": several})
+    assert (options.kept, options.revealed) == (("a", "b.*"), {"a", "b.*"})
+
+
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
@@ -304,6 +310,10 @@ def test_every_limit_on_the_run_counts():
     total = {"fedveil.protection": "rr", "fedveil.total_eps": 7.0}
     ((epsilon, delta),) = limits(pins_of({}, {}, total))
     assert (epsilon, delta) == (pytest.approx(7.0, rel=1e-8), 0.0)
+    both = {"protection": "rr", "total_eps": 5.0, "max_epsilon": 6.0, "delta": 1e-7}
+    found = limits(pins_of(both, {"fedveil.reveal": "loss"}, total))
+    assert [delta for _, delta in found] == [1e-7, 0.0, 0.0]
+    assert [epsilon for epsilon, _ in found] == pytest.approx([6.0, 5.0, 7.0], rel=1e-8)
 
 
 def test_terms_that_differ_in_anything_are_another_job():

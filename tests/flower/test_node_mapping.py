@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,3 +165,24 @@ def steps_to_meet_and_doubt(clients: int) -> int:
 
 def test_twice_the_clients_take_twice_the_steps() -> None:
     assert steps_to_meet_and_doubt(120) <= 2.1 * steps_to_meet_and_doubt(60)
+
+
+def test_the_server_waits_for_the_clients_of_a_round_and_for_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, _ = met({7: encode({"client": 0}), 8: encode({"client": 1})}, 5)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        here._grid.words[9 + len(waits)] = encode({"client": 5 - len(waits)})  # type: ignore[attr-defined]
+
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=sleep)
+    monkeypatch.setattr(node_mapping, "time", clock)
+    assert here.wait_for([0, 1], 2, 60.0) == 2
+    assert waits == []
+    assert here.wait_for([0, 3, 4], 3, 60.0) == 3
+    assert waits == [1.0, 1.0]
+    assert here.wait_for([2, 3], 1, 0.0) == 1
+    assert here.wait_for([0, 2], 2, 0.0) == 1
+    assert len(waits) == 2

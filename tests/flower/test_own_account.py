@@ -18,7 +18,8 @@ from fedveil.base.message import decode, within
 from fedveil.errors import ClientWithheld, DeploymentError, MessageInvalid
 from fedveil.flower import own_file
 from fedveil.flower.answered_rounds import AnsweredFile
-from fedveil.flower.own_account import OwnLedger, count_report
+from fedveil.flower.app.options import parse
+from fedveil.flower.own_account import OwnLedger, count_report, total_of
 from fedveil.flower.own_file import OwnFile, sealed_names
 from fedveil.privacy.compose import compose
 from fedveil.privacy.ledger import Ledger
@@ -87,6 +88,48 @@ def test_both_ledgers_know_what_is_sent_in_clear(tmp_path: Path) -> None:
     state = decode((tmp_path / "account").read_bytes())
     for part in ("alike", "any"):
         assert Ledger.from_state(within(part, state)).in_clear == ("the loss", "the time")
+
+
+def test_a_note_between_two_reports_takes_nothing_back(tmp_path: Path) -> None:
+    """A client evaluates after it trained, and trains again."""
+    account = OwnLedger(tmp_path / "account")
+    for epsilon, limit in ((0.5, 0.5), (0.25, 0.75), (0.5, 1.25)):
+        account.charge([Spending(PrivacyLoss(epsilon))], [(limit, 0.0)])
+        account.note(["the loss"])
+    reports, ledgers = account._read()
+    assert reports == 3
+    assert [ledger.epsilon("run") for ledger in ledgers] == [1.25, 1.25]
+    same = OwnLedger(tmp_path / "same")
+    for _ in range(3):
+        same.charge(ONE, [])
+        same.note(["the loss"])
+    with pytest.raises(MessageInvalid, match=r"to epsilon 2 at delta 0 .*max_epsilon = 1\.9"):
+        same.charge(ONE, [(1.9, 0.0)])
+
+
+def test_a_total_is_reached_exactly(tmp_path: Path) -> None:
+    """In floats, three times 0.1 is more than 0.3."""
+    options = parse({"protection": "rr", "total_eps": 0.3})
+    limits = total_of(options.position, options.parameters)
+    account = OwnLedger(tmp_path / "account")
+    for _ in range(3):
+        account.charge([Spending(PrivacyLoss(0.1))], limits)
+    with pytest.raises(MessageInvalid, match="one more report would bring"):
+        account.charge([Spending(PrivacyLoss(1e-6))], limits)
+
+
+def test_a_removed_file_can_be_written_again(tmp_path: Path) -> None:
+    file, other = OwnFile(tmp_path / "kept"), OwnFile(tmp_path / "other")
+    other.write(b"other")
+    for data in (b"one", b"two"):
+        file.write(data)
+        assert file.read() == data
+        file.remove()
+        assert file.read() is None
+        assert sealed_names(tmp_path, tmp_path) == ["other"]
+        for name in ("other", own_file.KEY, own_file.SEALS):
+            assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert other.read() == b"other"
 
 
 @pytest.mark.parametrize("limits", [[(9.0, 0.0), (0.7, 0.0)], [(0.7, 0.0), (9.0, 0.0)]])

@@ -184,6 +184,10 @@ def test_another_protection_or_a_damaged_file_is_refused(tmp_path: Path) -> None
         DeploymentError, match=r"has the ledger of central_gaussian \(.*noise_multiplier = 2\.0"
     ):
         ProtectedStrategy(FedAvg(), **other, ledger_file=file)
+    sums = {"protection": "pw_encrypt", "reconstruct_secrets_threshold": 3}
+    start(ProtectedStrategy(FedAvg(), **sums, ledger_file=tmp_path / "sums"), federation())
+    with pytest.raises(DeploymentError, match=r"clients count by_size.*clients count equal"):
+        ProtectedStrategy(FedAvg(), **sums, weighting="equal", ledger_file=tmp_path / "sums")
     data = bytearray(file.read_bytes())
     data[40] ^= 1
     file.write_bytes(data)
@@ -205,3 +209,7 @@ def test_two_strategies_do_not_overwrite_each_others_file(tmp_path: Path) -> Non
     assert kept is not None
     assert isinstance(kept.ledger, Ledger)
     assert kept.rounds == 1
+    file.unlink()
+    with pytest.raises(DeploymentError, match="was changed while this strategy ran: another one"):
+        start(one, grid)
+    assert not grid.sent

@@ -91,6 +91,22 @@ def test_they_go_on_to_the_simulators_bytes(tmp_path: Path, way: str) -> None:
     assert not (tmp_path / "run/clients").exists()
 
 
+def test_what_a_client_keeps_is_with_its_accounts_and_not_with_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys' folder is in memory, and is empty after the machine's next start."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(memory))
+    monkeypatch.setenv("XDG_STATE_HOME", str(disk))
+    grid = deploy(tmp_path, job_of("scaffold", rounds=1))
+    for context in grid.contexts.values():
+        del context.node_config["state-folder"]
+    end(grid, tmp_path)
+    assert len(list((disk / "fedveil").glob("*.kept/clients/*-1"))) == CLIENTS // 2
+    assert list(memory.rglob("*.kept")) == []
+
+
 def test_a_report_under_a_protection_is_the_same_too(tmp_path: Path) -> None:
     settings = job_of("scaffold", protection="dp_encrypt", rounds=2)
     deployed = end(deploy(tmp_path, settings), tmp_path)

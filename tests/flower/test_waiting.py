@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore.task_identity import TaskIdentity
+
 from fedveil.base.message import decode
 from fedveil.errors import MessageInvalid, RunStopped
 from fedveil.flower.job import client_training, grid_executor, job_client
@@ -44,6 +46,32 @@ def test_a_first_round_needs_its_clients_and_a_resumed_run_goes_on_without_some(
         made._gather(2)
         everybody = list(range(CLIENTS))
         assert waited == [(everybody, enough, wait_s), (everybody, enough, again_s)]
+
+
+def test_a_round_needs_its_own_clients_and_ends_the_others_last_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server waits for everybody once. Clients of the round forget by themselves."""
+    made, waited = executor(6, wait_s=7.5)
+    made._members.node_of, made._started = {client: 50 + client for client in range(6)}, False
+    made._protection: Any = SimpleNamespace(least_clients=3)
+    pushed: list[Any] = []
+    made._grid: Any = SimpleNamespace(push_messages=pushed.append)
+    monkeypatch.setattr(
+        grid_executor, "FlowerMessage",
+        lambda records, node, question, ttl: (node, question, named_clients(records)),
+    )  # fmt: skip
+    rounds = ((1, [0, 2, 4, 5], set[int]()), (2, [1, 3], {1, 4, 5}), (3, [4], {4}))
+    for round, cohort, unfinished in rounds:
+        made._unfinished = unfinished
+        context: Any = SimpleNamespace(round=round, cohort=cohort)
+        made.open(context)
+        assert (made._context, made._opening, made._unfinished) == (context, True, set())
+    everybody = (list(range(CLIENTS)), CLIENTS, 7.5)
+    assert waited == [
+        everybody, ([0, 2, 4, 5], 3, 7.5), ([1, 3], 2, 7.5), ([4], 1, 7.5)
+    ]  # fmt: skip
+    assert pushed == [[(54, "query.forget", [4]), (55, "query.forget", [5])]]
 
 
 def test_only_a_client_s_own_error_is_its_word() -> None:
@@ -107,6 +135,23 @@ def test_only_clients_that_have_keys_and_a_node_are_told_to_forget_them(
     assert told == {7: [0], 5: [2, 4]}  # client 9 has no node
     assert len(list(made.ask("report", {client: {} for client in range(5)}))) == 5
     assert made._unfinished == {9}
+
+
+def test_whoever_is_asked_in_a_round_of_several_messages_has_to_end_it() -> None:
+    """This includes the first message, for which clients make their keys."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    for phases, unfinished in ((("keys", "report"), {1, 4}), (("report",), set())):
+        made, _ = executor(6)
+        made._opening, made._window_s, made._unfinished = True, 41.0, set()
+        made._protection: Any = SimpleNamespace(phases=phases, trains="report")
+        made._context: Any = SimpleNamespace(round=3, sent=np.zeros(5, np.float32))
+        made._common = lambda trains: {"opening": True}  # type: ignore[assignment, misc]
+        sent = list(made._outgoing(phases[0], {1: {}, 4: {}}, [(7, [1]), (5, [4])]))
+        assert made._unfinished == unfinished
+        assert [(m.metadata.dst_node_id, m.metadata.ttl, m.metadata.group_id) for m in sent] == [
+            (7, 341.0, "3"), (5, 341.0, "3"),
+        ]  # fmt: skip
+        assert {m.metadata.message_type for m in sent} == {f"train.{phases[0]}"}
 
 
 def test_a_node_counts_the_examples_of_each_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:

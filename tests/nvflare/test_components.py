@@ -141,8 +141,14 @@ def test_a_trainer_that_changes_the_model_in_place_hides_nothing(site: Site) -> 
     np.testing.assert_allclose(from_shareable(sent).data["layer.bias"], 0.25, atol=0.02)
 
 
+def ended(result: Shareable) -> Shareable:
+    result.set_return_code(ReturnCode.TASK_ABORTED)
+    return result
+
+
 UNUSABLE = {
     "an error": lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION),
+    "an end": lambda: ended(result_of(3.0)),
     "no object of theirs": Shareable,
     "NaN": lambda: result_of(np.nan),
     "another shape": lambda: DXO(
@@ -196,6 +202,13 @@ def test_only_training_is_admitted(site: Site, task: str) -> None:
 )  # fmt: skip
 def test_a_task_that_is_no_model_is_refused_and_costs_nothing(site: Site, data: Any) -> None:
     blocked(site, data, context())
+
+
+def test_the_tasks_of_a_site_take_the_place_of_the_usual_one(site: Site) -> None:
+    own = {"train_tasks": ["tune", "adapt"]}
+    for task in ("tune", "adapt"):
+        admits(site, **own).process(task_data(), context(task))
+    blocked(site, task_data(), context("train"), **own)
 
 
 def test_a_task_has_one_report(site: Site) -> None:
@@ -379,6 +392,20 @@ def test_the_aggregator_adds_up_reports_that_are_no_arrays(site: Site, name: str
         np.testing.assert_allclose(whole, 0.05, atol=0.01)
 
 
+def test_a_round_of_the_aggregator_has_its_own_reports_alone(site: Site) -> None:
+    aggregator = ProtectedAggregator(CLEAR)
+    for round, change in ((4, 0.375), (5, -0.25), (6, 0.125)):
+        fl_ctx = server_context(round)
+        for of in SITES[: 7 - round]:  # three, two, one
+            mine = context(identity=of)
+            admits(site, CLEAR, plain=False).process(task_data(round), mine)
+            sent = SiteResultFilter().process(result_of(change), mine)
+            assert aggregator.accept(sent_by(of, sent), fl_ctx)
+        mean = from_shareable(aggregator.aggregate(fl_ctx)).data
+        for array in mean.values():
+            np.testing.assert_allclose(array, change, atol=0.02)
+
+
 def test_the_aggregator_takes_signds_with_a_fixed_step(tmp_path: Path) -> None:
     keys = {"protection": "signds", "sign_k": 0.25, "sign_eps": 99.0, "sign_dim_out": 3,
             "sign_global_lr": 0.5}  # fmt: skip
@@ -401,6 +428,7 @@ def test_the_aggregator_takes_signds_with_a_fixed_step(tmp_path: Path) -> None:
 def test_a_round_without_a_report_leaves_the_model(site: Site) -> None:
     aggregator, fl_ctx = ProtectedAggregator(NOISE), server_context()
     kept = from_shareable(aggregator.aggregate(fl_ctx)).data
+    assert {name: array.shape for name, array in kept.items()} == SHAPES
     assert all((array == 0).all() for array in kept.values())
     late = context(identity="south")
     admits(site, NOISE, plain=False).process(task_data(round=3), late)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import count
 from pathlib import Path
+from threading import Lock, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,8 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.abstract.fl_model import FLModel
 
+from fedveil.errors import InvalidValue
+from fedveil.nvflare import controller
 from fedveil.nvflare.components import SiteResultFilter, SiteTaskFilter
 from fedveil.nvflare.controller import ProtectedController
 from fedveil.nvflare.phase_executor import PhaseExecutor
@@ -106,6 +110,69 @@ def test_a_round_with_too_few_sites_changes_nothing(tmp_path: Path) -> None:
     federation.silent = {"north", "east"}
     federation.run()
     assert federation.saved == []
+
+
+def test_a_round_goes_on_without_a_site_that_is_away(tmp_path: Path) -> None:
+    """The others keep their numbers, and with them their keys."""
+    federation = Federation(tmp_path)
+    here = [Client(name, "token") for name in ("east", "south")]
+    federation.engine = SimpleNamespace(get_clients=lambda: here)
+    federation.run()
+    np.testing.assert_allclose(federation.saved[0], 1.625, atol=1e-3)
+    charges = {name: len(site.account("heart").charges) for name, site in federation.sites.items()}
+    assert charges == {"north": 0, "south": 2, "east": 2}
+
+
+class Slow(Federation):
+    """The same workflow, whose tasks end one after the other, each some time after its start."""
+
+    def __init__(self, folder: Path, **arguments: Any) -> None:
+        super().__init__(folder, **arguments)
+        self.timeouts, self._turn, self._started = set[int](), Lock(), count()
+
+    def broadcast(self, task: Task, *more: Any) -> None:
+        self.timeouts.add(task.timeout)
+
+        def deliver() -> None:
+            with self._turn:
+                Federation.broadcast(self, task, *more)
+
+        Timer(0.03 * (next(self._started) % 3), deliver).start()
+
+
+def test_a_round_waits_for_all_of_its_tasks(tmp_path: Path) -> None:
+    federation = Slow(tmp_path, timeout_s=37)
+    federation.run()
+    np.testing.assert_allclose(federation.saved, [np.full((2, 4), n) for n in (1.5, 2)], atol=1e-3)
+    assert federation.timeouts == {37}
+
+
+def test_a_workflow_that_is_ended_asks_no_site_and_waits_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation(tmp_path)
+    asked: list[Task] = []
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits for an answer")
+
+    monkeypatch.setattr(controller, "time", SimpleNamespace(sleep=sleep))
+
+    def end(task: Task, *more: Any) -> None:
+        asked.append(task)
+        federation.abort_signal.trigger(value=True)
+
+    federation.broadcast = end
+    federation.run()
+    assert (len(asked), federation.saved) == (1, [])
+    federation.run()
+    assert (len(asked), federation.saved) == (1, [])
+
+
+@pytest.mark.parametrize("sites", [None, []])
+def test_a_sum_needs_the_names_of_its_sites(sites: list[str] | None) -> None:
+    with pytest.raises(InvalidValue, match="sites is missing"):
+        ProtectedController(KEYS, 2, sites)
 
 
 def test_a_site_keeps_its_number_while_others_are_away(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from account_parts import DELTA, FREE, NOISY, NOON, Place, release
 from fedveil.cli.main import app as cli
 from fedveil.pages.dossier import recompute
+from fedveil.pages.guarantee_text import right
 from fedveil.pages.page import Fact
 from fedveil.privacy.audit import rounded_down
 from fedveil.privacy.guarantee_strength import told
@@ -55,6 +56,7 @@ def test_sums_without_an_epsilon_are_never_shown_as_epsilon_0(record: AccountRec
     assert (rows["sums"]["releases"], rows["sums"]["without epsilon"]) == ("3", "3")
     (sums,) = [a for a in record.accounts() if "sums" in a.of]
     assert (sums.epsilon, bool(sums.missing)) == (math.inf, True)
+    assert sums.of == "one example, job sums"
     assert any("8 releases, 3 without an epsilon" in s for s in record.record()["statements"])
 
 
@@ -62,7 +64,7 @@ def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) 
     place, free = Place(tmp_path), Limits(month=None, without_epsilon=9)
     account = place.open()
     for loss in (NOISY, NOISY, EXACT):
-        account.charge(release(loss, summed=True), limit=free)
+        account.charge(release(loss, summed=True, in_clear=("a size",)), limit=free)
     place.now = NOON + timedelta(days=9)
     account.charge(release(PrivacyLoss(0.25)), limit=free)
     record = AccountRecord("north", account, Limits(run=7.5, month=2.5, ever=9.0, delta=3e-4))
@@ -86,6 +88,12 @@ def test_each_figure_is_that_of_its_month_its_run_and_its_limit(tmp_path: Path) 
     assert (run["last"], run["releases"], run["without epsilon"]) == ("2031-04-08", "4", "1")
     (charges, *_) = [a.releases for a in record.accounts() if a.of.endswith("all time")]
     assert sorted(charge["count"] for charge in charges) == [1, 2]
+    said = record.record()
+    assert (said["without_epsilon"], said["in_clear"]) == (1, ["a size"])
+    statements = " ".join(said["statements"])
+    assert "4 releases, 1 without an epsilon" in statements
+    assert "Sent in the clear, with no finite epsilon: a size." in statements
+    assert f"which of two such inputs the site holds, {right(ever)} (" in statements
 
 
 def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> None:
@@ -116,6 +124,10 @@ def test_a_run_s_row_and_the_record_are_of_their_own_charges(tmp_path: Path) -> 
     }  # fmt: skip
     for way in ("Flower", "NVFlare"):
         assert any(f"through {way}" in statement for statement in said["statements"])
+    assert [account["of"] for account in said["accounts"]] == [
+        f"the site's whole data, {of}"
+        for of in ("all time", "month 2031-03", "month 2031-04", "job heartheart", "job lung")
+    ]
     (unused,) = AccountRecord("north", place.open("lung"), limits).accounts()
     assert (unused.epsilon, unused.missing) == (0, "")
 

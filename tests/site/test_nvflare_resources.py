@@ -55,7 +55,9 @@ def test_each_open_way_is_said(tmp_path: Path, change: dict[str, Any], said: str
     assert said in found
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", "\udcff".encode("utf-8", "replace")])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "3", "[" * 99_999, "\udcff".encode("utf-8", "replace")]
+)
 def test_resources_that_cannot_be_read_are_open(tmp_path: Path, content: Any) -> None:
     content = content if isinstance(content, str) else content.decode()
     assert len(ways(tmp_path, content)) == 1

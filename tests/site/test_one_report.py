@@ -55,6 +55,23 @@ def charges(of: SiteReports) -> int:
     return len(of._site.account("heart").charges)
 
 
+def test_the_digest_of_a_job_is_of_all_its_files_but_the_frameworks_signatures(
+    tmp_path: Path,
+) -> None:
+    def digest(**files: str) -> str:
+        config = tmp_path / f"{len(list(tmp_path.iterdir()))}" / "config"
+        for name, text in {"client.json": "{}", "parts/more.json": "[]", **files}.items():
+            (config / name).parent.mkdir(parents=True, exist_ok=True)
+            (config / name).write_text(text)
+        return one_report.config_digest(config)
+
+    plain = digest()
+    for name in (".__nvfl_sig.json", ".__nvfl_submitter.crt"):
+        assert digest(**{name: "a", f"parts/{name}": "b"}) == plain
+    others = [{"client.json": "[]"}, {"parts/more.json": "{}"}, {"parts/deep/x.json": "{}"}]
+    assert len({plain, *(digest(**files) for files in others)}) == 4
+
+
 @pytest.mark.parametrize("differences", [False, True])
 def test_a_report_is_the_update(folder: Path, differences: bool) -> None:
     after = model(0.125 if differences else 1.125)

@@ -60,6 +60,8 @@ def test_a_new_site_refuses_everything_and_says_why() -> None:
         "strength.active_security", "clear.answer_after_s",
     ]  # fmt: skip
     assert of().warnings == []
+    signed = of(("jobs.digests", []), ("jobs.signed_by", ["ada"]), ("people", {"ada": "ab" * 32}))
+    assert signed.warnings == []
 
 
 #: A key of the policy with another value -> a job, and a part of the reason for which it alone is
@@ -158,11 +160,13 @@ def test_a_sum_needs_as_many_neighbours_as_fedveil_would_choose() -> None:
         (("epsilon.exact_sums", -1), "epsilon.exact_sums = -1 is outside [0, inf)"),
         (("people", {"ada": "x"}), "people.ada = 'x' is not 64 hexadecimal digits"),
         (("starters", ["bob"]), "starters has bob, whose public key is not in people"),
+        (("jobs", {"signed_by": ["bob"]}), "jobs.signed_by has bob, whose public key is not in"),
         (("jobs.may_differ", ["rounds"]), "jobs.may_differ needs jobs.template"),
         (("code.modules", {"a.b": "ab" * 32}), "code.modules has a.b: name a module"),
         (("code", {"memory_gb": 0.5}), "code.memory_gb = 0.5 is outside [1, inf)"),
         (("data", {"a": {}, "b": {}}), "data has two blocks with named = digits"),
         (("data", {"../a": {}}), "data has the name ../a: use letters"),
+        (("data", {"-a": {}}), "data has the name -a: use letters"),
         (("servers", {"a b": {}}), "servers has the name a b: use letters"),
         (("servers", {"a": {"superlink": "host"}}), "superlink = 'host' is not HOST:PORT"),
     ],
@@ -191,7 +195,7 @@ def test_a_supernode_connects_as_the_server_is_described(tmp_path: Path) -> None
     create(tmp_path / "site")
     server = {"superlink": "study.org:9092", "root_certificates": "ca.crt", "supernode_key": "key"}
     site = write_policy(
-        tmp_path / "site", {"servers": {"study": server, "test": {"insecure": True}}}
+        tmp_path / "site", {"servers": {"study": server, "test": {"insecure": True}, "plain": {}}}
     )
     study = command(site, site.policy.servers["study"], Path("secret"), 8123)
     assert study[1:] == [
@@ -201,6 +205,8 @@ def test_a_supernode_connects_as_the_server_is_described(tmp_path: Path) -> None
         "--auth-supernode-private-key", str(site.folder / "key"),
     ]  # fmt: skip
     assert command(site, site.policy.servers["test"], Path("secret"), 1)[-1] == "--insecure"
+    plain = command(site, site.policy.servers["plain"], Path("secret"), 1)
+    assert plain[1:] == [*study[1:5], "--superlink", "127.0.0.1:9092", *study[7:10], "1"]
 
 
 def test_every_key_is_tried() -> None:

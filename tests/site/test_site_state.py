@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,16 +19,23 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedveil.engine.job_protection import make_protection
+from flwr.app import Context, Message, RecordDict
+
+from fedveil.base.message import decode
+from fedveil.engine.job_protection import job_digest, make_protection
 from fedveil.errors import DeploymentError, OverSpent, SiteError
 from fedveil.flower.job import job_client
+from fedveil.flower.records import to_records
+from fedveil.flower.sealed_state import SealedState
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
+from fedveil.site import supernode
 from fedveil.site.account import Limits, Release, SiteAccount
 from fedveil.site.door import Door, cost
 from fedveil.site.policy import Policy
-from fedveil.site.site_folder import IDENTITY, KEY, Site, server_of
+from fedveil.site.site_folder import IDENTITY, KEY, Site, create, server_of
 from fedveil.site.supernode import _started, serve
 from site_house import WEIGHTS, House, app_of_job, job, noised, of_job, training
+from site_parts import write_policy
 
 
 def asked(house: House, good: Any, times: int) -> int:
@@ -287,6 +297,70 @@ def test_a_site_serves_a_server_once(tmp_path: Path, stack: ExitStack) -> None:
         serve(site, "study", print)
 
 
+def test_a_site_serves_the_server_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the SuperNode ends at once."""
+    create(tmp_path / "north")
+    servers = {"first": {"superlink": "first.org:1"}, "second": {"superlink": "second.org:2"}}
+    write_policy(tmp_path / "north", {"servers": servers})
+    started, handled, said = list[list[str]](), dict[int, Any](), list[str]()
+
+    @contextmanager
+    def start(words: list[str]) -> Iterator[Any]:
+        started.append(words)
+        secret = Path(words[words.index("--superexec-auth-secret-file") + 1])
+        assert len(secret.read_bytes()) == 32
+        yield SimpleNamespace(poll=lambda: 3, returncode=3)
+
+    monkeypatch.setattr(supernode, "_started", start)
+    monkeypatch.setattr(supernode, "_wait_for", lambda node, port: None)
+    monkeypatch.setattr(signal, "signal", handled.__setitem__)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    quiet = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")
+    for name in quiet:
+        monkeypatch.setenv(name, "?")
+    with pytest.raises(SiteError, match="the SuperNode of second ended with code 3"):
+        serve(Site.open(Path("north")), "second", said.append)
+    (words,) = started
+    assert words[words.index("--superlink") + 1] == "second.org:2"
+    assert said == ["serving second; what leaves and what is refused is in logs/second"]
+    assert handled == {signal.SIGTERM: signal.default_int_handler}
+    assert [os.environ[name] for name in quiet] == ["0", "1"]
+    assert sys.path[-1] == str(tmp_path / "north")
+    assert "began to serve second" in (tmp_path / "north/logs/second/site.log").read_text()
+
+
+def test_a_supernode_that_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supernode, "_STOP_S", 0.1)
+    ready = tmp_path / "ready"
+    deaf = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "pathlib.Path(sys.argv[1]).touch(); time.sleep(20)"
+    )
+    with _started([sys.executable, "-I", "-S", "-c", deaf, str(ready)]) as process:
+        while not ready.exists():
+            time.sleep(0.01)
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_site_forgets_a_round_that_ended_without_it(tmp_path: Path, stack: ExitStack) -> None:
+    good = noised()
+    site = House(tmp_path / "site", stack, of_job(good)).site
+    data_set, owner = next(iter(site.policy.data.values())), object()
+    member = site.member("study", good, data_set, owner)  # type: ignore[arg-type]
+    context = Context(1, 100, {}, RecordDict(), {})
+    state = SealedState(member.keys, job_digest(good), member.client, context.state)
+    state.put(1, {"secret": 7})
+    assert list(member.keys.path.glob("*.key"))
+    message = Message(to_records({}), 100, "query.forget")
+    assert decode(job_client.answer(good, member, message, context)) == {}
+    assert (list(member.keys.path.glob("*.key*")), dict(context.state)) == ([], {})
+
+
 def test_the_kernel_ends_a_supernode_with_its_site() -> None:
     asks = (
         "import ctypes, sys; found = ctypes.c_int(); "
@@ -296,11 +370,23 @@ def test_the_kernel_ends_a_supernode_with_its_site() -> None:
         assert process.wait(20) == signal.SIGKILL
 
 
-def test_a_line_of_the_log_is_one_line(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_line_of_the_log_is_one_line(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house = House(tmp_path / "site", stack, of_job(noised()))
     before = len(house.lines())
     house.log.line("refused\n2031-01-01T00:00:00Z sent run 1: \x1b[2J" + "x" * 999)
     house.log.line(450 * "\x1b")  # escapes are longer
     line, escaped = house.lines()[before:]
+    try:
+        with monkeypatch.context() as place:
+            place.setenv("TZ", "Pacific/Kiritimati")
+            time.tzset()
+            house.log.line("sent run 2")
+    finally:
+        time.tzset()
+    said = [next(word for word in one.split() if word[-1] == "Z") for one in house.lines()]
+    first, _, third = map(datetime.fromisoformat, said[before:])
+    assert timedelta(0) <= third - first < timedelta(hours=1)
     assert "\x1b" not in line
     assert max(len(line), len(escaped)) < 600

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
+import errno
 import json
 import os
 import pickle
@@ -12,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,12 +25,20 @@ import pytest
 pytest.importorskip("flwr")
 
 import hostile_code
+from fedveil.base.example_arrays import Targets
 from fedveil.base.message import decode, encode
 from fedveil.engine.job_protection import make_protection
 from fedveil.errors import JobError, SiteRefused
 from fedveil.flower.job.client_training import Training
 from fedveil.protections.base import RoundContext
-from fedveil.site import code_folder, code_process, isolation
+from fedveil.site import (
+    code_child,
+    code_folder,
+    code_process,
+    isolation,
+    namespace_root,
+    system_calls,
+)
 from fedveil.site.code_folder import Module, read
 from fedveil.site.code_process import CodeSandbox, CodeTraining, Process
 from fedveil.site.door import Door
@@ -379,6 +389,144 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_package_is_written_with_its_folders(tmp_path: Path) -> None:
+    files = {"net.py": b"1", "lung/__init__.py": b"", "lung/deep/parts.py": b"2"}
+    Module(files).write(tmp_path / "code")
+    for name, data in files.items():
+        assert (tmp_path / "code" / name).read_bytes() == data
+
+
+def test_every_kind_of_targets_is_understood() -> None:
+    for kind in get_args(Targets):
+        assert code_process._targets({"targets": kind}) == kind
+    for other in ({}, {"targets": "other"}, {"targets": "own", "more": 1}):
+        with pytest.raises(SiteRefused, match="did not say what its targets are"):
+            code_process._targets(other)
+
+
+def test_a_round_of_code_has_the_limits_of_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    @contextmanager
+    def running(*limits: Any) -> Iterator[str]:
+        given.append(limits)
+        yield "process"
+
+    monkeypatch.setattr(code_process, "running", running)
+    monkeypatch.setattr(CodeTraining, "exchanged", lambda self, *asked: asked)
+    module, good = Module({"net.py": b""}), noised()
+    code = CodeSandbox([module], "bubblewrap", 7_000_000, 41.5)
+    asked = CodeTraining(code, good, training(good).common).update(3, "own:rows")
+    assert asked == ("process", 3, "own:rows")
+    assert given == [([module], "bubblewrap", 7_000_000, 41.5)]
+
+
+def test_a_process_that_has_ended_is_refused_in_both_directions() -> None:
+    (asked, send), (receive, said) = os.pipe(), os.pipe()
+    os.close(asked)
+    os.close(said)
+    try:
+        process = Process(send, receive, time.monotonic() + 20)
+        with pytest.raises(SiteRefused, match="ended without an update"):
+            process.send({"rows": 3})
+        with pytest.raises(SiteRefused, match="ended without an update"):
+            process.receive(99)
+    finally:
+        os.close(send)
+        os.close(receive)
+
+
+def test_examples_travel_without_python_objects() -> None:
+    rows = np.arange(6, dtype=np.int16).reshape(2, 3)
+    sent: Any = {"x": code_child.packed(rows)}
+    back = code_child.unpacked(sent, "x")
+    assert (back.dtype, back.tolist()) == (rows.dtype, rows.tolist())
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        code_child.packed(np.array([{"a": 1}, "b"], object))
+
+
+def test_isolation_needs_both_a_tool_and_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = {"namespaces"}
+    monkeypatch.setattr(isolation, "_works", lambda means: means in tools)
+    found = []
+    for filters in (True, False):
+        monkeypatch.setattr(system_calls, "can_forbid", lambda known=filters: known)
+        isolation.working.cache_clear()
+        try:
+            found.append(isolation.working())
+        finally:
+            isolation.working.cache_clear()
+    assert found == [["namespaces"], []]
+
+
+def verdict(steps: list[tuple[int, int, int, int]], *, number: int, code: int, flags: int) -> int:
+    """Run a seccomp filter on a system call, as the kernel does, and return its answer."""
+    call, place, held = {0: number, 4: code, 16: flags}, 0, 0
+    while True:
+        kind, yes, no, operand = steps[place]
+        if kind == 0x06:
+            return operand
+        skipped = 0
+        if kind == 0x20:
+            held = call[operand]
+        else:
+            met = {0x15: held == operand, 0x35: held >= operand, 0x45: bool(held & operand)}[kind]
+            skipped = yes if met else no
+        place += 1 + skipped
+
+
+@pytest.mark.parametrize(("machine", "other"), [("x86_64", "aarch64"), ("aarch64", "x86_64")])
+def test_a_filter_forbids_every_call_that_is_listed_and_no_other(machine: str, other: str) -> None:
+    (code, numbers), steps = system_calls._MACHINES[machine], system_calls._filter(machine)
+    allowed, forbidden, unknown, ends = 0x7FFF0000, 0x50001, 0x50000 + errno.ENOSYS, 0x80000000
+
+    def said(number: int, flags: int = 0, of: int = code) -> int:
+        return verdict(steps, number=number, code=of, flags=flags)
+
+    clone, clone3, theirs = numbers["clone"], 435, system_calls._MACHINES[other][0]
+    listed = {*numbers.values(), *system_calls._NEWER}
+    assert {said(number) for number in listed - {clone}} == {forbidden}
+    assert {said(number) for number in set(range(600)) - listed - {clone3}} == {allowed}
+    assert (said(clone), said(clone, 0x10F00), said(clone3)) == (forbidden, allowed, unknown)
+    assert {said(0x40000000 + number) for number in (0, 1, clone)} == {forbidden}
+    assert {said(number, of=theirs) for number in (0, clone, clone3)} == {ends}
+
+
+def test_a_process_loses_every_privilege_and_its_files_are_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a call of the system fails, the process ends before it runs any code."""
+    calls: list[tuple[Any, ...]] = []
+
+    def recorded(name: str, result: int = 0) -> Any:
+        def call(*arguments: Any) -> int:
+            plain = [getattr(one, "value", one) for one in arguments]
+            calls.append((name, *(list(p) if isinstance(p, ctypes.Array) else p for p in plain)))
+            return result
+
+        return call
+
+    libc = SimpleNamespace(**{name: recorded(name) for name in ("mount", "prctl", "syscall")})
+    monkeypatch.setattr(namespace_root, "_libc", libc)
+    namespace_root._drop_privileges()
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    assert {call[2] for call in calls if call[1] == 24} >= set(range(last + 1))
+    assert [call[1:3] for call in calls if call[1] != 24] == [(38, 1), (1, signal.SIGKILL)]
+    calls.clear()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name in ("data", "file"):
+        namespace_root._show(str(tmp_path / name), str(tmp_path / "deep" / name))
+    assert (tmp_path / "deep/data").is_dir()
+    assert (tmp_path / "deep/file").is_file()
+    shown, sealed = calls[::2], calls[1::2]
+    assert [(call[0], call[4]) for call in shown] == [("mount", 0x1000 | 0x4000)] * 2
+    assert [(call[1], call[4], call[5]) for call in sealed] == [(442, 0x8000, [7, 0, 0, 0])] * 2
+    libc.mount = recorded("mount", -1)
+    with pytest.raises(OSError, match="mount"):
+        namespace_root._show(str(tmp_path / "data"), str(tmp_path / "other"))
+
+
 def test_a_system_without_isolation_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,3 +539,35 @@ def test_a_system_without_isolation_refuses(
         isolation.working.cache_clear()
     (inside,) = isolation.reasons(Path(np.__file__).parent) if isolation.working() else ("move it",)
     assert "move it" in inside
+
+
+def test_a_site_is_hidden_unless_it_is_in_a_folder_that_a_process_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, link = tmp_path / "library", tmp_path / "link"
+    (library / "sites" / "north").mkdir(parents=True)
+    link.symlink_to(library / "sites")
+    own = isolation.Interpreter("python", [], [tmp_path / "other", library])
+    monkeypatch.setattr(isolation.Interpreter, "own", lambda: own)
+    monkeypatch.setattr(isolation, "working", lambda: ["namespaces"])
+    for site in (library, library / "sites" / "north", link / "north"):
+        (reason,) = isolation.reasons(site)
+        assert f"is in {library}, which every process may read" in reason
+    assert list(isolation.reasons(tmp_path / "library-2")) == []
+
+
+def test_a_process_reads_packages_and_none_of_the_users_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, user, packages = tmp_path / "base", tmp_path / "user", tmp_path / "env" / "site-packages"
+    for folder in (base / "lib", user, packages / "inner"):
+        folder.mkdir(parents=True)
+    path = [str(user), str(base / "lib"), str(packages), str(packages), str(base / "gone.zip")]
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(sys, "base_prefix", str(base))
+    system = (str(base), str(packages / "inner"), str(tmp_path / "gone"))
+    monkeypatch.setattr(isolation, "_SYSTEM", system)
+    ours = Path(isolation.__file__).parents[2]
+    own = isolation.Interpreter.own()
+    assert own.path == [*path[1:3], path[4], str(ours)]
+    assert own.reads == [base, packages, ours]

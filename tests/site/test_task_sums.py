@@ -210,6 +210,14 @@ def test_the_policy_binds_a_sum(tmp_path: Path) -> None:
     assert any("the site allows 1 such" in reason for reason in outcome.withheld)
 
 
+def test_a_protection_is_bound_to_the_job_that_it_is_for() -> None:
+    terms = Terms.read({"protection": "pw_encrypt", "clients": 3})
+    digests = [terms.job(job, dimension) for job, dimension in (("a", 5), ("b", 5), ("a", 6))]
+    assert len({*digests}) == 3
+    context = terms.protection(6, digests[2]).context
+    assert (context.job, context.dimension, context.clients_per_round) == (digests[2], 6, 3)
+
+
 def test_signds_learns_its_step_from_the_servers_message(tmp_path: Path) -> None:
     keys = {"protection": "signds", "sign_k": 0.25, "sign_eps": 9.0, "sign_dim_out": 4}
     of = site_in(
