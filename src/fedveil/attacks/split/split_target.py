@@ -178,16 +178,6 @@ class SplitTarget:
         steps = range(1, reports + 1)
         return torch.stack([self.crossed(positions, step).outputs[part] for step in steps])
 
-    def gradient(self, part: str, positions: Positions) -> torch.Tensor:
-        """Return the loss's gradient with respect to a part's output, [examples, *output].
-
-        Raises `AttackImpossible` if the part's owner receives none.
-        """
-        gradients = self.crossed(positions).gradients
-        if part not in gradients:
-            raise AttackImpossible(f"no gradient comes back to the part {part}")
-        return gradients[part]
-
     @cached_property
     def _reports(self) -> Reports:
         return Reports(report_entropy(self.job))
