@@ -146,3 +146,13 @@ def test_what_is_done_before_the_first_round_is_told(tmp_path: Path) -> None:
         "computing the output of the fixed layers",
         "compiling the training code, which is cached for later runs",
     ]
+
+
+def test_a_thin_promise_is_a_warning_at_the_start_and_in_the_log(tmp_path: Path) -> None:
+    weak = {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 50.0}}
+    warned: list[str] = []
+    thin = job().with_({"rounds": 1, "protection": weak})
+    run = fedveil.simulate(thin, tmp_path / "run", warn=warned.append)
+    (sentence,) = warned
+    assert sentence.startswith("a client that takes part in the only round is promised epsilon ")
+    assert sentence in (run.folder / "events.log").read_text("utf-8")
