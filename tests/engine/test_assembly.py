@@ -22,7 +22,7 @@ from fedveil.engine.assembly import (
     training_plan,
 )
 from fedveil.engine.dry_run import _check_outputs, batches_of, batches_of_the_test
-from fedveil.errors import ModelInvalid
+from fedveil.errors import DataInvalid, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.trainer import LoopTrainer
@@ -148,3 +148,25 @@ def test_outputs_have_a_score_for_each_target(
     dataset: Any = SimpleNamespace(targets=targets, classes=classes)
     with nullcontext() if right else pytest.raises(ValueError, match="returns a tensor of shape"):
         _check_outputs(dataset, torch.zeros(shape), torch.zeros(wanted))
+
+
+def test_the_seed_decides_the_first_weights_and_whose_examples_are_whose() -> None:
+    shape = ModelShape((parts.FEATURES,), parts.CLASSES)
+    made = []
+    for seed in (3, 4, 3):
+        job = Job(
+            seed=seed, model="logistic", data={"name": "digits"}, clients={"number": 7},
+        )  # fmt: skip
+        weights = Layout(make_model(job.with_({"model": "mlp"}), shape)).vector()
+        split = make_partition(job, load("digits"))
+        made.append((weights.tobytes(), split.indices.tobytes()))
+    assert made[0] == made[2]
+    assert all(one != other for one, other in zip(made[0], made[1], strict=True))
+
+
+@pytest.mark.parametrize("split", ["shards", "dirichlet"])
+def test_examples_without_classes_are_not_dealt_by_class(split: str) -> None:
+    dataset: Any = SimpleNamespace(labels=None)
+    job = Job(data={"split": split}, clients={"number": 7})
+    with pytest.raises(DataInvalid, match=f"^data.split = {split} needs classes"):
+        make_partition(job, dataset)

@@ -381,3 +381,13 @@ def test_machines_differ_if_their_updates_or_reports_do(protection: Any, other: 
 
     changed = fedveil.Job(**{**job.model_dump(exclude_unset=True), **other})
     assert trained(job) == trained(job) != trained(changed)
+
+
+def test_a_machine_that_was_disturbed_once_is_not_expected_to_stay_slow() -> None:
+    expected: Expected[str] = Expected(lambda client: 10)
+    expected.learn("a", {0: 2.0, 1: 2.0})
+    expected.learn("b", {2: 2.0, 3: 2.0})
+    expected.learn("b", {2: 18.0, 3: 18.0})
+    assert expected.speeds({"a": 4, "b": 2}) == pytest.approx({"a": 4, "b": 2 / 1.05})
+    expected.learn("b", {2: 1.0, 3: 1.0})
+    assert expected.speeds({"a": 4, "b": 2}) == pytest.approx({"a": 2, "b": 2})
