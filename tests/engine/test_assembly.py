@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import parts
 from fedveil.compiled.own_loss import OwnLossTrainer
@@ -18,7 +21,8 @@ from fedveil.engine.assembly import (
     trainer_name,
     training_plan,
 )
-from fedveil.engine.dry_run import batches_of, batches_of_the_test
+from fedveil.engine.dry_run import _check_outputs, batches_of, batches_of_the_test
+from fedveil.errors import DataInvalid, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.clipped_examples import ClippedExamplesTrainer
 from fedveil.learning.trainer import LoopTrainer
@@ -106,3 +110,63 @@ def test_the_shape_of_a_model_is_that_of_its_data() -> None:
 )  # fmt: skip
 def test_a_trainer_is_named_in_words(kind: Any, name: str) -> None:
     assert trainer_name(object.__new__(kind)) == name
+
+
+@pytest.mark.parametrize("count", [parts.CLASSES - 1, parts.CLASSES + 1])
+def test_each_class_has_one_weight(count: int) -> None:
+    job = Job(training={"class_weights": [0.5] * count}, model="parts:linear")
+    with pytest.raises(ModelInvalid, match=f"has {count} numbers, but the data has"):
+        make_model(job, ModelShape((parts.FEATURES,), parts.CLASSES))
+
+
+def test_a_trial_on_test_examples_has_batches_of_the_job_s_size() -> None:
+    y = np.arange(50)
+    dataset: Any = SimpleNamespace(test=SimpleNamespace(x=-y, y=y))
+    batches = list(batches_of_the_test(Job(training={"batch_size": 5}), dataset))
+    starts = range(0, 50, 6)
+    assert [b[1].tolist() for b in batches] == [list(range(at, min(at + 5, 50))) for at in starts]
+    assert all((x == -y).all() for x, y in batches)
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes", "shape", "wanted", "right"),
+    [
+        ("numbers", 2, (5, 2), (5, 2), True),
+        ("numbers", 1, (5,), (5, 1), True),
+        ("numbers", 1, (5, 2), (5, 1), False),
+        ("bits", 2, (5,), (5, 2), False),
+        ("classes", 3, (5, 3), (5,), True),
+        ("classes", 3, (5, 4), (5,), True),
+        ("classes", 3, (5, 2), (5,), False),
+        ("classes", 3, (4, 3), (5,), False),
+        ("own", 3, (4, 3), (5,), True),
+    ],
+)
+def test_outputs_have_a_score_for_each_target(
+    targets: str, classes: int, shape: Any, wanted: Any, right: bool
+) -> None:
+    dataset: Any = SimpleNamespace(targets=targets, classes=classes)
+    with nullcontext() if right else pytest.raises(ValueError, match="returns a tensor of shape"):
+        _check_outputs(dataset, torch.zeros(shape), torch.zeros(wanted))
+
+
+def test_the_seed_decides_the_first_weights_and_whose_examples_are_whose() -> None:
+    shape = ModelShape((parts.FEATURES,), parts.CLASSES)
+    made = []
+    for seed in (3, 4, 3):
+        job = Job(
+            seed=seed, model="logistic", data={"name": "digits"}, clients={"number": 7},
+        )  # fmt: skip
+        weights = Layout(make_model(job.with_({"model": "mlp"}), shape)).vector()
+        split = make_partition(job, load("digits"))
+        made.append((weights.tobytes(), split.indices.tobytes()))
+    assert made[0] == made[2]
+    assert all(one != other for one, other in zip(made[0], made[1], strict=True))
+
+
+@pytest.mark.parametrize("split", ["shards", "dirichlet"])
+def test_examples_without_classes_are_not_dealt_by_class(split: str) -> None:
+    dataset: Any = SimpleNamespace(labels=None)
+    job = Job(data={"split": split}, clients={"number": 7})
+    with pytest.raises(DataInvalid, match=f"^data.split = {split} needs classes"):
+        make_partition(job, dataset)

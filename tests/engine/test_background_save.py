@@ -10,6 +10,7 @@ import pytest
 from test_simulation import job
 
 import fedveil
+from fedveil.engine.background_save import BackgroundSave
 from fedveil.engine.executors.in_process import InProcess
 from fedveil.engine.round_checkpoint import Checkpoint
 from fedveil.engine.run_state import RunState
@@ -87,3 +88,19 @@ def test_a_save_that_fails_ends_the_run_with_its_sentence(
         with pytest.raises(RunStopped, match="the disk is full"):
             fedveil.simulate(job(rounds=5), tmp_path / "run")
     assert len(fedveil.resume(tmp_path / "run").metrics) == 5
+
+
+def test_the_error_of_a_save_is_raised_once() -> None:
+    """A run that ends with it does not end with it again on its way out."""
+
+    def full() -> None:
+        raise RunFolderError("the disk is full")
+
+    saving, saved = BackgroundSave(), list[int]()
+    saving.start(full)
+    with pytest.raises(RunFolderError, match="the disk is full"):
+        saving.wait()
+    saving.wait()
+    saving.start(lambda: saved.append(3))
+    saving.wait()
+    assert saved == [3]

@@ -84,6 +84,46 @@ def test_what_raises_ends_the_run_which_goes_on(tmp_path: Path) -> None:
         fedveil.simulate(job(), tmp_path / "run", callbacks=[Broken(), Told()])
     assert str(told.value).startswith("callbacks: Broken: round raised KeyError: 2 (")
     assert TOLD[-1] == ("end", None)
+    TOLD.clear()
+    told_of: list[int] = []
+
+    def progress(record: Record) -> None:
+        told_of.append(record["round"])
+
+    again = fedveil.resume(tmp_path / "run", callbacks=[Told()], progress=progress)
+    assert [r["round"] for r in again.metrics] == told_of == [1, 2, 3]
+    assert TOLD == [("begin", 2, "run"), 3, ("end", None)]
+
+
+def test_a_run_without_a_folder_of_its_own_has_one_with_its_job_s_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = fedveil.simulate(job().with_({"name": "small", "rounds": 1}))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (run.folder.resolve(), folder.name.split("-")[0]) == (folder, "small")
+
+
+class Early(Callback):
+    """Raises at the beginning."""
+
+    def begin(self, run: Beginning) -> None:
+        raise KeyError(run.done)
+
+
+class Late(Callback):
+    """Raises at the end."""
+
+    def end(self, run: Run | None) -> None:
+        raise KeyError("late")
+
+
+@pytest.mark.parametrize(("callback", "when"), [(Early(), "begin"), (Late(), "end")])
+def test_what_raises_before_or_after_the_rounds_is_named_with_what_it_was_called_for(
+    callback: Callback, when: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunStopped, match=f"^callbacks: .*: {when} raised KeyError: "):
+        fedveil.simulate(job(), tmp_path / "run", callbacks=[callback])
     assert [r["round"] for r in fedveil.resume(tmp_path / "run").metrics] == [1, 2, 3]
 
 
@@ -106,3 +146,13 @@ def test_what_is_done_before_the_first_round_is_told(tmp_path: Path) -> None:
         "computing the output of the fixed layers",
         "compiling the training code, which is cached for later runs",
     ]
+
+
+def test_a_thin_promise_is_a_warning_at_the_start_and_in_the_log(tmp_path: Path) -> None:
+    weak = {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 50.0}}
+    warned: list[str] = []
+    thin = job().with_({"rounds": 1, "protection": weak})
+    run = fedveil.simulate(thin, tmp_path / "run", warn=warned.append)
+    (sentence,) = warned
+    assert sentence.startswith("a client that takes part in the only round is promised epsilon ")
+    assert sentence in (run.folder / "events.log").read_text("utf-8")

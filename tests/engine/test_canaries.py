@@ -79,6 +79,13 @@ def test_directions_have_length_1_and_are_at_right_angles() -> None:
     assert not np.allclose(rows, [Directions(4, 9, 21).vector(i) for i in range(9)])
 
 
+@pytest.mark.parametrize("dimension", [5, 6])
+def test_every_direction_of_a_small_model_may_be_a_canary_s(dimension: int) -> None:
+    directions = Directions(1, dimension, dimension)
+    rows = np.array([directions.vector(number) for number in range(dimension)])
+    assert np.allclose(rows @ rows.T, np.eye(dimension))
+
+
 def test_every_canary_needs_a_direction() -> None:
     with pytest.raises(InvalidValue, match="canaries = 22 is more than the model's 21 parameters"):
         Directions(3, 22, 21)
@@ -102,11 +109,12 @@ def test_a_canary_sends_one_of_two_opposite_updates_and_turns_round() -> None:
 
 def test_canaries_reach_far_beyond_the_clip() -> None:
     """A clip that lets through more than it says is seen by how much more."""
-    clipped = job(protection={"dp_encrypt": {**PER_ROUND, "dp_norm_clip": 0.5}})
+    half = {"dp_encrypt": {**PER_ROUND, "dp_norm_clip": 0.5}}
+    clipped = job(protection=half)
     sent = [np.linalg.norm(update) for update in updates(clipped, 6)]
     assert sent == pytest.approx([0.75, 4.0, 32.0] * 2)
     assert canaries_of(clipped)._sums._moved == 0.5  # as long as a clip that holds lets through
-    own = job(audit={"canaries": 40, "norm": 0.125})
+    own = job(audit={"canaries": 40, "norm": 0.125}, protection=half)
     assert [np.linalg.norm(update) for update in updates(own, 2)] == pytest.approx([0.125] * 2)
     plain = [np.linalg.norm(update) for update in updates(job("not_encrypt"), 3)]
     assert plain == pytest.approx([1.0] * 3)

@@ -23,6 +23,8 @@ from fedveil.engine.canary_bounds import (
     TURNED,
     Canvass,
 )
+from fedveil.engine.canary_evidence import WAYS
+from fedveil.privacy.choice_audit import Choice, Counted, in_pairs, told_true
 from fedveil.privacy.finding import BOUND, Measured
 from fedveil.privacy.guarantee_strength import Figure
 from fedveil.privacy.noise_audit import MeasuredNoise, moved_distance
@@ -100,3 +102,40 @@ def test_every_bound_is_of_its_own_evidence(told: bool, epsilon: float) -> None:
     assert len([name for name in found if name.startswith(BOUND)]) == (6 if told else 8)
     refuted = [math.isnan(figure.unseen) for figure in found.values() if figure.is_bound]
     assert any(refuted) == (epsilon < 50)
+
+
+def test_each_choice_is_judged_by_its_own_counts_and_a_pair_by_the_chance_of_two() -> None:
+    """The first choice keeps its promise. The second one tells the truth too often."""
+    counts = [
+        [Counted(310, 500), Counted(90, 250), Counted(0, 0), Counted(70, 230)],
+        [Counted(395, 400), Counted(190, 200), Counted(150, 160), Counted(120, 130)],
+    ]
+    choices = [Choice("bits", 1.5, told_true, 3), Choice("signs", 0.75, lambda e: 1 - 0.9**e, 2)]
+    tally = SimpleNamespace(choices=choices, counts=counts)
+    turned = np.linspace(1, 2, 60) * np.where(np.arange(60) % 3 == 1, 1.0, -1.0)
+    included = turned > 0
+    reports: Any = SimpleNamespace(told=False, tally=tally)
+    calm = noise(52, 2, 0.8125)
+    sums: Any = SimpleNamespace(
+        scores=-turned, turned=turned, moves=True, noise=calm, lag=calm, echo=calm, calm=calm,
+        spare=calm,
+    )  # fmt: skip
+    canvass = Canvass(included, reports, sums, MOVED, gaussian=True, measured=True)
+    claim = Figure(0.5, 1e-5)
+    found = {figure.name: figure for figure in canvass.figures(claim)}
+    error = 0.05 / (2 + 6 + 8)
+    for choice, ways in zip(choices, counts, strict=True):
+        for way, counted in zip(WAYS, ways, strict=True):
+            chance = choice.chance if way == "told true" else in_pairs(choice.chance)
+            measured = found[f"{BOUND}, {choice.name} {way}"]
+            assert (measured.cases, measured.epsilon) == (counted.tries, choice.claim)
+            if not counted.tries:
+                assert (measured.value, measured.unseen) == (0, math.inf)
+                continue
+            assert measured.value == counted.lower_bound(chance, error=error)
+            missed = counted.unseen(chance, choice.claim, error=error)
+            assert (measured.value > choice.claim) == (choice.name == "signs")
+            expected = math.nan if choice.name == "signs" else missed
+            assert measured.unseen == pytest.approx(expected, nan_ok=True)
+    by_coins = alone(turned, included, claim, gaussian=True, confidence=1 - error)
+    assert found[TURNED].value == by_coins.bound > 1

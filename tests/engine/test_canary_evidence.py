@@ -5,15 +5,18 @@ Five rounds, in which canaries turn their updates round, with noise of another s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedveil.base.array_types import Bools, Float32s, Int8s
 from fedveil.engine.canary_directions import Directions
 from fedveil.engine.canary_evidence import ReportEvidence
 from fedveil.engine.canary_sums import SumEvidence
+from fedveil.privacy.choice_audit import Choice, told_true
 from fedveil.protections.reading import Domain, Reading
 
 INCLUDED = np.array([True, False, False, True, False])
@@ -83,6 +86,8 @@ def test_sums_show_what_is_left_of_them_without_the_canaries(moves: bool) -> Non
         found = getattr(seen, name)
         assert found.releases == releases, name
         assert found.squares == pytest.approx(squares), name
+    entries = {"noise": D - 5, "spare": LENGTH - D, "echo": LENGTH, "lag": LENGTH, "calm": D}
+    assert {name: getattr(seen, name).entries for name in entries} == entries
     np.testing.assert_allclose(seen.turned, turned * moves)
 
 
@@ -119,5 +124,54 @@ def test_reports_show_their_noise_and_whose_coin_is_whose() -> None:
         found = getattr(seen, name)
         assert found.releases == releases, name
         assert found.squares == pytest.approx(squares), name
+    entries = {"noise": D - 1, "lag": D - 1, "echo": D - 1, "pairs": D - 2}
+    assert {name: getattr(seen, name).entries for name in entries} == entries
     np.testing.assert_allclose(seen.scores, scores)
     assert seen.told
+
+
+@pytest.mark.parametrize("likely", [True, False])
+def test_reports_of_another_kind_score_in_every_round(likely: bool) -> None:
+    """A report with a likelihood is judged by it alone. Of a direction, the weights count."""
+    draw = np.random.default_rng(5)
+    seen = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, ())
+    scores = np.zeros(5)
+    for turn in TURNS.values():
+        for number in range(5):
+            report, weight = draw.normal(size=D), draw.uniform(0.5, 2.0, D)
+            unit = turn * V[number]
+            update = (3 * unit).astype(np.float32)
+            said = (lambda sent, told=report: float(-length2(sent - told) / 2)) if likely else None
+            seen.read(number, Reading(report, weight, False, said), unit, update)
+            scores[number] += 2 * report @ (3 * unit) if likely else (weight * report) @ unit
+        seen.close(turn)
+    np.testing.assert_allclose(seen.scores, scores, rtol=1e-5)
+    assert seen.noise.releases == 0
+
+
+def test_an_impossible_report_has_a_large_score_but_a_finite_one() -> None:
+    seen = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, ())
+    for number in range(3):
+        update = V[number].astype(np.float32)
+        sent = update if number else -update
+        reading = replace(Reading.exact(sent), scaled=False)
+        seen.read(number, reading, V[number], update)
+    assert seen.scores.tolist() == pytest.approx([-1e6, 1e6, 1e6, 0, 0])
+
+
+def test_a_choice_is_truthful_to_what_the_canary_sent() -> None:
+    """And that is the reverse of its update if its coin shows 0."""
+    seen = ReportEvidence(DIRECTIONS, INCLUDED, MOVED, D, [Choice("signs", 1.0, told_true, D)])
+    for turn in (1, -1):
+        for number, sign in enumerate(SIGNS):
+            update = (turn * V[number]).astype(np.float32)
+            truth = sign * update > 0
+
+            def truths(sent: Float32s, truth: Bools = truth) -> list[Int8s]:
+                return [((sent > 0) == truth).astype(np.int8)]
+
+            reading = Reading(update.astype(np.float64), np.ones(D), truths=truths)
+            seen.read(number, reading, turn * V[number], update)
+        seen.close(turn)
+    counted = seen.tally.counts[0][0]
+    assert (counted.hits, counted.tries) == (2 * 5 * D, 2 * 5 * D)

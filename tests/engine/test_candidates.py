@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from shlex import split
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from comparing_parts import small_job
 from fedveil.engine.budget import prepared, project_job
 from fedveil.engine.candidates import GAUSSIAN, candidates, of_examples
 from fedveil.engine.known_accuracy import Measured
-from fedveil.engine.next_protection import MOST_NOISE, next_protection
+from fedveil.engine.next_protection import MOST_NOISE, _rank, next_protection
 from fedveil.federated.job import Job
 from fedveil.pages.read_run import read_run
 from fedveil.pages.run_summary import ending
@@ -193,3 +195,19 @@ def test_a_finished_run_shows_the_advice_with_its_own_job(tmp_path: Path) -> Non
     few = fedveil.simulate(small_job(record={"page": False}), tmp_path / "few")
     advice = next_protection(few.job, prepared(few.job)[0], NOTHING, 240)
     assert f"what next: {advice}\n" in (few.folder / "events.log").read_text()
+
+
+def test_a_protection_that_leaves_a_model_comes_before_one_that_needs_no_trust() -> None:
+    def candidate(noise: float | None, *, trusts: bool) -> Any:
+        return SimpleNamespace(noise=lambda examples: noise, trusts_server=trusts)
+
+    ranked = [
+        candidate(9.9, trusts=False),
+        candidate(0.5, trusts=True),
+        candidate(9.9, trusts=True),
+        candidate(10.5, trusts=False),
+        candidate(None, trusts=False),
+        candidate(10.5, trusts=True),
+    ]
+    mixed = [ranked[place] for place in (3, 0, 5, 2, 4, 1)]
+    assert sorted(mixed, key=lambda one: _rank(one, 7)) == ranked

@@ -80,6 +80,25 @@ def test_a_client_without_held_out_examples_has_no_figure() -> None:
     assert tested.quality() == summary(np.array(figures), "higher")
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_worst_tenth_follows_the_task_and_each_row_has_its_own_target(masked: bool) -> None:
+    task, model = find("regression"), nn.Linear(parts.FEATURES, 1)
+    data = load_data(job()).train
+    rows, offsets = np.array([5, 3, 8, 9, 2, 30]), np.array([0, 2, 5, 6])
+    y = (np.arange(len(data)) % 7).astype(np.float32)[:, None] ** 2
+    usable = np.isin(np.arange(len(data)), rows) if masked else None
+    held = HeldOut(replace(data, y=y, usable=usable), Partition(rows, offsets))
+    tested = ClientTest(TrainedPart.of(model), task, held, "cpu")
+    each = [
+        float(score(model, task, data.x[own], y[own]).figures()["rmse"])
+        for own in np.split(rows, offsets[1:-1])
+    ]
+    assert [tested.figure(client) for client in range(3)] == pytest.approx(each)
+    found = tested.quality()
+    assert found["clients_mean"] == pytest.approx(np.mean(each))
+    assert found["clients_worst_tenth"] == pytest.approx(max(each))
+
+
 def test_an_unusable_example_is_not_tested_and_is_part_of_the_fingerprint() -> None:
     dataset = load_data(job())
     usable = np.arange(len(dataset.train)) % 3 > 0

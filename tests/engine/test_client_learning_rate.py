@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import fedveil
 import parts
 from fedveil.engine.assembly import ModelShape, make_model
-from fedveil.engine.client_learning_rate import client_rate, own_rate
+from fedveil.engine.client_learning_rate import ScheduledTrainer, client_rate, own_rate
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.learning.weight_layout import Layout
@@ -20,6 +21,11 @@ from fedveil.learning.weight_layout import Layout
 def falling(round: int, lr: float) -> float:
     """A schedule of one's own."""
     return lr / round
+
+
+def warming(round: int, lr: float) -> float:
+    """One that begins below the job's rate and ends below it."""
+    return {1: lr / 4, 4: lr / 2}.get(round, lr)
 
 
 def nothing() -> float:
@@ -81,3 +87,23 @@ def test_clients_train_with_the_rate_of_the_round(tmp_path: Path) -> None:
         p[np.arange(len(y)), y] -= 1
         w -= rate * np.concatenate([(p.T @ x).ravel(), p.sum(0)]) / len(y)
     np.testing.assert_allclose(Layout(run.model).vector(), w, atol=1e-5)
+
+
+def test_each_round_is_trained_with_a_trainer_of_its_rate() -> None:
+    made, started = [], []
+
+    def make(round: int) -> Any:
+        made.append(round)
+
+        def start(weights: object, at: int) -> None:
+            started.append((round, weights, at))
+
+        return SimpleNamespace(chunk=7, least=3, native=False, own_step=True, start=start)
+
+    scheduled = job(lr=0.4, lr_schedule="test_client_learning_rate:warming")
+    trainer = ScheduledTrainer(scheduled, make)
+    assert (trainer.chunk, trainer.least, trainer.native, trainer.own_step) == (7, 3, False, True)
+    for round in (1, 2, 3, 4):
+        trainer.start(round * 10, round)  # type: ignore[arg-type]
+    assert started == [(1, 10, 1), (2, 20, 2), (2, 30, 3), (4, 40, 4)]
+    assert made == [1, 2, 4]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Sequence
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +14,17 @@ from test_simulation import job
 
 import parts
 from fedveil.engine.assembly import ModelShape, make_client_side, make_protection
-from fedveil.engine.executors.client_side import ClientsData, Made
+from fedveil.engine.executors.client_side import (
+    ClientsData,
+    ClientSide,
+    LocalTraining,
+    Made,
+    Trained,
+)
 from fedveil.entropy import Seeded
-from fedveil.rounds.outcomes import Effort, Failed
+from fedveil.errors import ClientWithheld
+from fedveil.learning.trainer import ClientData
+from fedveil.rounds.outcomes import Effort, Failed, Withheld
 from round_parts import server_half
 
 CLIENTS = range(2)
@@ -47,6 +59,11 @@ def test_no_two_reports_have_the_same_noise() -> None:
     failed = side.answer(0, opening, Failed(0, "ValueError: no", effort=Effort(2.5)))
     assert isinstance(failed, Made)  # it reports an update of zero
     assert (failed.effort.training_s, failed.effort.unusable) == (2.5, "ValueError: no")
+    assert failed.effort.raised
+    endless = side.answer(1, opening, Trained(1, np.full(dimension, np.nan, np.float32)))
+    assert isinstance(endless, Made)
+    assert endless.effort.unusable is not None
+    assert not endless.effort.raised  # it was trained, so the round is not hopeless
     deviation = np.std(reports)
     for one, other in combinations(reports, 2):
         assert np.std(one - other) > 0.5 * deviation
@@ -79,3 +96,65 @@ def test_the_data_of_one_client_are_its_own_and_know_what_is_usable() -> None:
         assert found.usable is not None
         assert found.usable.tolist() == [False, False, True]
     assert set(data.arrays()) == {"x", "y", "indices", "offsets", "usable"}
+
+
+class Warning2:
+    """A trainer of two clients at once, which warns. It fails for a client with one example."""
+
+    chunk, least, native = 2, 1, False
+
+    def train(self, clients: Sequence[ClientData]) -> Iterator[Any]:
+        warnings.warn(f"of {len(clients)}", RuntimeWarning, stacklevel=1)
+        failures = [ValueError("few") if len(client) == 1 else None for client in clients]
+        yield np.full((len(clients), 3), 8, np.float32), failures
+
+
+def test_each_update_has_its_own_scale_and_the_warnings_of_its_group() -> None:
+    x, y = np.zeros((9, 2), np.float32), np.zeros(9, np.int64)
+    data = ClientsData(x, y, np.arange(9), np.array([0, 4, 5, 7, 9]))
+    trainer: Any = Warning2()
+    training = LocalTraining(trainer, data, Seeded(0), lambda examples: 1 / examples)
+    found = [
+        (answer.client, answer.update.tolist() if isinstance(answer, Trained) else answer.reason,
+         answer.effort.warnings)
+        for answer in training.updates([2, 1, 0])
+        if isinstance(answer, Trained | Failed)
+    ]  # fmt: skip
+    assert found == [
+        (2, [4, 4, 4], ["RuntimeWarning: of 2"]),
+        (1, "ValueError: few", []),
+        (0, [2, 2, 2], ["RuntimeWarning: of 1"]),
+    ]
+
+
+class Counting:
+    """A client's side of a protection without training. It withholds its third answer."""
+
+    def __init__(self, context: Any) -> None:
+        self.context, self.asked = context, 0
+
+    def wants_update(self, message: object) -> bool:
+        return False
+
+    def respond(self, message: object, update: object) -> dict[str, int]:
+        self.asked += 1
+        if self.asked == 3:
+            raise ClientWithheld("not a third time")
+        return {"round": self.context.round, "asked": self.asked}
+
+
+def test_a_client_keeps_its_side_within_a_round_and_has_a_new_one_in_the_next() -> None:
+    protection: Any = SimpleNamespace(dimension=3, client_round=Counting)
+    training: Any = SimpleNamespace(
+        open=lambda round, model: None, examples=lambda client: 5, updates=lambda clients: iter(())
+    )
+    side = ClientSide(protection, training, np.zeros(3, np.float32), Seeded(2))
+    for round in (4, 5):
+        side.open(round)
+        for asked in (1, 2):
+            (answer,) = side.answers({7: {}})
+            assert isinstance(answer, Made)
+            assert answer.message == {"round": round, "asked": asked}
+        (withheld,) = side.answers({7: {}})
+        assert isinstance(withheld, Withheld)
+        assert (withheld.client, withheld.reason) == (7, "not a third time")

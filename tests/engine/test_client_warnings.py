@@ -35,3 +35,15 @@ def test_a_warning_is_noted_for_the_client_of_its_thread() -> None:
     assert other.warnings == ["RuntimeWarning: of the other"]
     assert [str(warning.message) for warning in elsewhere] == ["of nobody"]
     assert warnings.showwarning is before
+
+
+def test_a_warning_is_noted_in_every_block_of_one_context() -> None:
+    efforts = [Effort(), Effort(), Effort()]
+    before = warnings.showwarning
+    with WarningsApart():
+        for effort in efforts:
+            with WarningsNoted(effort):
+                warnings.warn("the same", UserWarning, stacklevel=1)
+        assert warnings.showwarning is not before
+    assert [effort.warnings for effort in efforts] == [["UserWarning: the same"]] * 3
+    assert warnings.showwarning is before

@@ -57,6 +57,20 @@ def test_faults_leave_an_executor_where_it_is(beside: bool) -> None:
     assert Faulty(executor, Job(), executor).beside_server == beside
 
 
+@pytest.mark.parametrize(
+    ("answer_ms", "window_s", "late"),
+    [(1501, 1.5, 3), (1499, 1.5, 0), (1501, None, 0), (0, 1.5, 0), (1e9, 0.0, 3)],
+)
+def test_equal_answer_times_are_compared_with_the_deadline(
+    answer_ms: float, window_s: float | None, late: int
+) -> None:
+    executor: Any = SimpleNamespace(beside_server=True)
+    hurried: Any = SimpleNamespace(deadline_s=window_s, flow=("hello", "tell"))
+    same = job(f"simulation.answer_ms={answer_ms}", "simulation.answer_spread=0")
+    found = Faulty(executor, same, hurried)._late_in([4, 7, 9], Seeded(1))
+    assert found == dict.fromkeys([4, 7, 9][:late], "hello")
+
+
 def test_silent_clients_are_the_shares_of_the_plan() -> None:
     shares = {"masked": 0.1, "advertise": 0.05, "unmask": 0.5}
     plan = silent_clients(range(40), shares, NAMES, Seeded(0))

@@ -58,7 +58,7 @@ def test_a_job_finds_its_rows_whatever_its_noise_and_seed_are() -> None:
 
 @pytest.mark.parametrize(
     "other", ["rounds=21", "training.lr=0.2", "model=mlp", "data.split=shards",
-              "protection.dp_encrypt.dp_norm_clip=2.0", "clients.fraction=0.2"],
+              "protection.dp_encrypt.dp_norm_clip=2.0", "clients.fraction=0.2", "server.lr=0.5"],
 )  # fmt: skip
 def test_of_another_job_nothing_is_said(other: str) -> None:
     row = next(r for r in ROWS if "clients.fraction=0.3" in r.settings)

@@ -238,6 +238,11 @@ def test_what_cannot_be_is_told_before_the_first_round(
         ("good", True, "good is a bool, not a number"),
         ("good", torch.tensor(True), "good is a bool, not a number"),
         ("good", "0.5", "good is a str, not a number"),
+        ("good", ["a", "b"], "good is a list, but not of numbers"),
+        ("good", np.array([True, False, True]), "good is a list, but not of numbers"),
+        ("good", [1j], "good is a list, but not of numbers"),
+        ("seconds_round", 0.5, "return 'seconds_round', which cannot be a record's key"),
+        ("canaries", 3, "return 'canaries', which cannot be a record's key"),
     ],
 )
 def test_a_metric_is_a_number_under_a_plain_name(name: str, value: Any, said: str) -> None:
@@ -246,6 +251,21 @@ def test_a_metric_is_a_number_under_a_plain_name(name: str, value: Any, said: st
     assert _plain("good", np.float32(0.5)) == 0.5
     assert _plain("good", torch.tensor(7)) == 7.0
     assert _plain("each", np.array([1.5, 2.0])) == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("name", ["loss", "f1", "recall"])
+def test_a_metric_that_may_decide_is_a_single_number(name: str) -> None:
+    """A list could neither decide which model is best, nor could the run be resumed."""
+    figures = {"loss": 0.5, "f1": 0.25, "recall": 0.75, "each": [0.5, 1.0]}
+
+    def scores() -> Any:
+        task = SimpleNamespace(measures={"f1": "higher", "recall": "lower"})
+        return SimpleNamespace(task=task, figures=lambda: figures)
+
+    assert told(scores())["each"] == [0.5, 1.0]
+    figures |= {name: [0.5, 1.0]}
+    with pytest.raises(TaskInvalid, match=f"metric {name} is a list, and must be one number"):
+        told(scores())
 
 
 def test_attacks_on_classes_refuse_other_tasks() -> None:

@@ -17,16 +17,22 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.engine.cluster import machine_check, membership
+import parts
+from fedveil.base.message import encode
+from fedveil.engine.assembly import ModelShape
+from fedveil.engine.cluster import machine, machine_check, membership
 from fedveil.engine.cluster.cluster import Place
-from fedveil.engine.cluster.machine import Machine, _columns
+from fedveil.engine.cluster.machine import Machine, Request, Work, _columns
 from fedveil.engine.cluster.many_machines import ManyMachines, _Used
 from fedveil.engine.cluster.own_sources import packed_sources, unpack_sources
 from fedveil.engine.cluster.placement import Expected, groups, placed
 from fedveil.engine.cluster.ray_cluster import _reason
 from fedveil.engine.cluster.shards import Shards, pieces
 from fedveil.engine.executors.client_side import ClientsData
+from fedveil.engine.executors.pool import WorkerPool
 from fedveil.entropy import Seeded
+from fedveil.errors import MachineDiffers
+from fedveil.protections.base import RoundContext
 from fedveil.rounds.outcomes import Answer, Effort, Folded, Report, Withheld
 
 
@@ -82,7 +88,7 @@ def test_each_machine_holds_its_own_clients_examples_only() -> None:
         assert (mine.y.numpy() == theirs.y.numpy()).all()
     arrays = shards.as_arrays(4)
     assert [arrays.examples(client) for client in range(4)] == [2, 0, 0, 5]
-    shards.drop([3])
+    shards.drop([2, 3])  # the machine may never have had the first one
     assert shards.clients() == [0]
 
 
@@ -277,3 +283,111 @@ def test_a_machine_of_unknown_pace_counts_as_a_usual_one() -> None:
     expected.learn("a", {0: 1.0, 1: 1.0})
     expected.learn("b", {2: 2.0})
     assert expected.speeds({"a": 2, "b": 5, "c": 3}) == pytest.approx({"a": 2, "b": 2.5, "c": 2})
+
+
+class Pool(WorkerPool):
+    """Stands for a machine's workers: records what they are asked, and when they are closed."""
+
+    def __init__(self, said: list[Any]) -> None:
+        self.said = said
+
+    def open(self, context: RoundContext) -> None:
+        assert context.whole is not None
+        self.said.append(("open", context.round, len(context.model), len(context.whole)))
+
+    def ask(self, phase: str, messages: Any) -> Any:
+        self.said.append((phase, list(messages)))
+        return iter([Withheld(client, "no") for client in messages])
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+def test_workers_that_were_closed_in_a_round_are_asked_again_from_its_first_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Any] = []
+
+    def start(*_: object, cores: int | None = None, **__: object) -> Pool:
+        said.append(("start", cores))
+        return Pool(said)
+
+    monkeypatch.setattr(machine, "start_locally", start)
+    monkeypatch.setattr(machine, "make_protection", lambda job, dimension: None)
+    held: Any = Machine.__new__(Machine)
+    held._setup = SimpleNamespace(job=None, shape=None, dimension=3, run=None, own=b"")
+    held._shards, held._executor, held._cores, held._round, held._done = Shards(), None, 5, 0, []
+
+    def play(round: int, phase: str, clients: list[int], before: str = "", leaving: int = 0) -> Any:
+        context = RoundContext([4, 6], round, np.zeros(0, np.float32))
+        requests = [Request(name, [(encode({}), [6])]) for name in before.split()]
+        sent = Request(phase, [(encode({}), clients)])
+        gone = [leaving] if leaving else []
+        work = Work(context, sent, False, requests, leaving=gone)
+        played = held.play(work, np.zeros(7, np.float32))
+        assert [answer.client for answer in played.others] == clients
+        assert played.fixed
+        assert played.took_s > 0
+        return [said.pop(0) for _ in list(said)]
+
+    assert play(1, "keys", [4]) == [("start", 5), ("open", 1, 3, 7), ("keys", [4])]
+    again = ["close", ("start", 5), ("open", 1, 3, 7), ("keys", [4])]
+    more = [("hello", [6]), ("share", [6])]
+    assert play(1, "share", [6], "hello", leaving=9) == [*again, *more]
+    assert play(1, "report", [4, 6], leaving=8) == [*again, *more, ("report", [4, 6])]
+    assert play(2, "keys", [6]) == [("open", 2, 3, 7), ("keys", [6])]
+    assert play(2, "share", [4], leaving=4) == [
+        "close", ("start", 5), ("open", 2, 3, 7), ("keys", [6]), ("share", [4]),
+    ]  # fmt: skip
+
+
+def test_a_package_that_only_the_other_machine_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package == "scipy":
+            raise machine_check.metadata.PackageNotFoundError(package)
+        return "1.5"
+
+    with monkeypatch.context() as without:
+        without.setattr(machine_check.metadata, "version", version)
+        mine = machine_check.Facts(machine_check._versions.__wrapped__(), "s", "t")
+    theirs = machine_check.Facts({**mine.versions, "scipy": "1.7"}, "s", "t")
+    mine.check(mine, "a")
+    with pytest.raises(MachineDiffers, match=r"^machine b has scipy 1\.7, but this one has none"):
+        mine.check(theirs, "b")
+    with pytest.raises(MachineDiffers, match=r"^machine a has scipy none, but this one has 1\.7"):
+        theirs.check(mine, "a")
+
+
+@pytest.mark.parametrize(
+    ("protection", "other"),
+    [
+        ({"name": "parts:TwoPhases"}, {"training": {"lr": 0.25}}),
+        ({"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 2.0}},
+         {"protection": {"name": "dp_encrypt", "dp_encrypt": {"dp_eps": 3.0}}}),
+    ],
+)  # fmt: skip
+def test_machines_differ_if_their_updates_or_reports_do(protection: Any, other: Any) -> None:
+    job = fedveil.Job(
+        rounds=2, clients={"number": 4, "fraction": 1.0}, data={"name": "parts:data"},
+        model="parts:linear", training={"lr": 0.5, "epochs": 1}, protection=protection,
+    )  # fmt: skip
+    dimension = parts.FEATURES * parts.CLASSES + parts.CLASSES
+    shape = ModelShape((parts.FEATURES,), parts.CLASSES)
+    data = parts.one_clients_data()
+    batch = ClientsData.of_one(0, data["x_train"][:7], data["y_train"][:7])
+
+    def trained(job: fedveil.Job) -> str:
+        return machine_check._trained(job, shape, batch, dimension)
+
+    changed = fedveil.Job(**{**job.model_dump(exclude_unset=True), **other})
+    assert trained(job) == trained(job) != trained(changed)
+
+
+def test_a_machine_that_was_disturbed_once_is_not_expected_to_stay_slow() -> None:
+    expected: Expected[str] = Expected(lambda client: 10)
+    expected.learn("a", {0: 2.0, 1: 2.0})
+    expected.learn("b", {2: 2.0, 3: 2.0})
+    expected.learn("b", {2: 18.0, 3: 18.0})
+    assert expected.speeds({"a": 4, "b": 2}) == pytest.approx({"a": 4, "b": 2 / 1.05})
+    expected.learn("b", {2: 1.0, 3: 1.0})
+    assert expected.speeds({"a": 4, "b": 2}) == pytest.approx({"a": 2, "b": 2})

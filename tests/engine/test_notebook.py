@@ -109,13 +109,16 @@ def test_a_run_is_plotted_by_name(run: fedveil.Run) -> None:
         run.plot("speed")
 
 
-def test_records_are_a_table_where_pandas_is(run: fedveil.Run) -> None:
-    try:
-        import pandas as pd
-    except ImportError:
-        with pytest.raises(MissingExtra, match=r"Run\.frame needs the package pandas: pip install"):
+def test_records_are_a_table_where_pandas_is(
+    run: fedveil.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pandas", None)
+        with pytest.raises(MissingExtra) as missing:
             run.frame()
-        return
+    needs = "Run.frame needs the package pandas: pip install 'fedveil[notebook]' installs it"
+    assert str(missing.value) == needs
+    pd = pytest.importorskip("pandas")
     frame = run.frame()
     assert isinstance(frame, pd.DataFrame)
     assert frame["accuracy"].tolist() == [record["accuracy"] for record in run.metrics]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedveil.base.message import Message, encode
 from fedveil.errors import ReportRejected, RoundVoid
 from fedveil.protections.base import Aggregate, RoundContext
 from fedveil.protections.phased import PhasedRound
-from fedveil.rounds.loop import Carrier, Outcome, drive
+from fedveil.rounds.loop import Carrier, Outcome, drive, shared
 from fedveil.rounds.outcomes import (
     Answer,
     ClientId,
@@ -105,6 +106,45 @@ def test_a_client_that_was_silent_answers_no_later_phase() -> None:
         with pytest.raises(ReportRejected, match=why):
             half.receive(client, {"round": ROUND})
     assert half.reports == 1
+
+
+@pytest.mark.parametrize(("longest", "reported"), [(len(GOOD), {3, 5}), (len(GOOD) - 1, set())])
+def test_an_answer_that_is_longer_than_an_honest_one_is_refused(
+    longest: int, reported: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Half, "longest", longest)
+    outcome = played(Script(report=[Report(3, GOOD), Report(5, GOOD)]), "report")
+    assert outcome.reported == reported
+    assert sum(outcome.rejected.values()) == 2 - len(reported)
+    assert outcome.charged == set(COHORT)
+
+
+def test_a_carrier_without_sums_of_its_own_carries_each_phase_as_it_is() -> None:
+    half = Half(RoundContext(COHORT, ROUND, np.zeros(1, np.float32)), ["keys", "report"])
+    script = Script(keys=[Report(2, GOOD)], report=[Failed(2, "late"), Report(4, GOOD)])
+    for phase, clients in (("keys", [2]), ("report", [2, 4])):
+        found = script.fold(phase, {2: {}, 4: {}}, half)  # type: ignore[arg-type]
+        assert [answer.client for answer in found] == clients
+
+
+def test_successive_clients_share_a_message_that_is_the_same_object() -> None:
+    one, equal, other = {"round": 1}, {"round": 1}, {"round": 2}
+    messages = {4: one, 2: one, 7: equal, 1: other, 9: other, 3: one}
+    found = [(id(message), clients) for message, clients in shared(messages)]
+    assert found == [(id(one), [4, 2]), (id(equal), [7]), (id(other), [1, 9]), (id(one), [3])]
+    assert list(shared({})) == []
+
+
+def test_the_time_of_an_aggregation_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(5.0, 2.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+
+    def fails() -> None:
+        raise RoundVoid("report", 1, 2)
+
+    outcome = Outcome()
+    assert outcome.result(fails) is None
+    assert outcome.seconds["aggregation"] == 2
 
 
 class Alone(Half):

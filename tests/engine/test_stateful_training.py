@@ -28,7 +28,7 @@ from fedveil.engine.budget import prepared
 from fedveil.engine.executors.client_side import ClientsData, Trained
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.stateful_training import Dynamic, KeptTraining, OwnLayers, Scaffold
-from fedveil.engine.own_layer_evaluation import client_model
+from fedveil.engine.own_layer_evaluation import _mean, client_model
 from fedveil.errors import AttackImpossible, FedveilError, ModelInvalid
 from fedveil.federated.job import Job
 from fedveil.learning.evaluate import score
@@ -487,3 +487,39 @@ def test_a_state_that_is_not_finite_is_not_saved() -> None:
     assert (client, round, new.tolist()) == (3, 6, [5.5, 8.75])
     with pytest.raises(AssertionError, match="in the order in which they train"):
         made.reported(4, np.array([0.5, 0.25]))
+
+
+def test_a_round_ends_with_the_states_of_its_sum_and_the_newest_before_it(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path)
+    folder = tmp_path / "clients"
+
+    def held() -> set[str]:
+        return {path.name for path in folder.iterdir()}
+
+    saved = {"3-1", "3-3", "3-4", "13-2", "13-4", "7-1", "7-14"}
+    for name in saved:
+        client, round = map(int, name.split("-"))
+        states.save(client, round, np.array([client, round], np.float32))
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    others = {"3-4.part", "3-4.old5", "a-4", "note"}
+    for name in others:
+        (folder / name).touch()
+    assert states.clients() == [3, 7, 13]
+    newest = [states.load(client, 4, 2) for client in (3, 13, 7, 1)]
+    assert [None if kept is None else kept.tolist() for kept in newest] == [
+        [3, 3], [13, 2], [7, 1], None,
+    ]  # fmt: skip
+    states.settle(4, {3})
+    assert held() == saved - {"13-4"} | others
+    states.forget_before(4)
+    assert held() == {"3-4", "13-2", "7-1", "7-14"} | others
+    states.forget_after(4)
+    assert held() == {"3-4", "13-2", "7-1"} | others
+    states.forget_after(3)
+    assert held() == {"13-2", "7-1"} | others
+
+
+def test_figures_of_several_models_are_averaged_each_in_its_place() -> None:
+    assert _mean([0.5, 0.75, 4.0]) == 1.75
+    assert _mean([[1, 2.5], [3, 0.5]]) == [2, 1.5]
+    assert _mean([{"r2": "higher"}] * 2) == {"r2": "higher"}

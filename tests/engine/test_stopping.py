@@ -67,6 +67,19 @@ def test_a_target_ends_a_run() -> None:
     )
 
 
+def test_a_metric_that_does_not_decide_has_its_own_better_direction() -> None:
+    def why(r2: float, rmse: float, metric: str, target: float) -> str | None:
+        tested: dict[str, Any] = {"r2": "higher", "rmse": "lower"}
+        stopping = Stopping(StoppingSettings(metric=metric, target=target), tested)
+        figures = {"round": 1, "loss": 9.0, "r2": r2, "rmse": rmse, "measures": tested}
+        return stopping.why([figures])
+
+    assert why(0.3, 0.75, "rmse", 0.5) is None
+    assert why(0.3, 0.25, "rmse", 0.5) == "rmse 0.250 in round 1 reaches stopping.target = 0.5"
+    assert why(0.3, 0.25, "r2", 0.5) is None
+    assert why(0.75, 9.0, "r2", 0.5) == "r2 0.750 in round 1 reaches stopping.target = 0.5"
+
+
 def test_patience_counts_tests_without_a_better_figure() -> None:
     stopping = Stopping(StoppingSettings(patience=2), USUAL)
     assert stopping.why(measured(0.5, 0.7, 0.6)) is None

@@ -8,11 +8,12 @@ import pytest
 
 import fedveil
 from fedveil.engine.budget import prepared, project_job, solve_job, thin_promise
-from fedveil.engine.target_epsilon import solve, whole_run
+from fedveil.engine.target_epsilon import _edge, solve, whole_run
 from fedveil.errors import InvalidValue
 from fedveil.federated.job import Job
 from fedveil.protections.base import JobContext, Protection
 from fedveil.protections.catalog import build
+from fedveil.protections.cost_key import CostKey
 from fedveil.protections.rr_oue import RR
 
 
@@ -232,3 +233,29 @@ def test_gaussian_noise_without_a_delta_is_told_to_have_one() -> None:
 )  # fmt: skip
 def test_what_promises_more_or_never_promised_does_not_warn(settings: str) -> None:
     assert thin_promise(*made(settings)) is None
+
+
+@pytest.mark.parametrize(
+    ("falls", "edge", "found"),
+    [
+        (False, 1.23456, 1.234),
+        (False, 1.2339999999, 1.233),
+        (True, 1.2340000001, 1.235),
+        (False, 0.0071238, 0.007123),
+        (False, 87654.3, 87650.0),
+        (True, 1.23412, 1.235),
+        (True, 0.0071232, 0.007124),
+        (True, 87651.0, 87660.0),
+    ],
+)
+@pytest.mark.parametrize("start", [1e-3, 1.5, 4e4])
+def test_a_value_is_rounded_so_that_the_target_holds(
+    falls: bool, edge: float, found: float, start: float
+) -> None:
+    """The epsilon of this parameter is proportional to it, or to its inverse if it `falls`."""
+
+    def fits(value: float) -> tuple[bool, float]:
+        ratio = edge / value if falls else value / edge
+        return ratio <= 1, ratio
+
+    assert _edge(fits, CostKey("noise", falls), start) == found

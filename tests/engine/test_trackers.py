@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedveil
+from fedveil.engine.callbacks import Beginning, Callback
 from fedveil.engine.trackers import MLflow, WandB, _flat
+from fedveil.errors import MissingExtra
 from fedveil.federated.job import Job
 
 
@@ -83,3 +86,48 @@ def test_a_tracker_learns_whether_the_run_was_interrupted(run: Any, code: int, s
 def test_a_tracker_gets_every_key_with_its_whole_path() -> None:
     keys = dict(_flat({"seed": 3, "a": {"b": {"c": 1.5}, "d": [2]}}))
     assert keys == {"seed": "3", "a.b.c": "1.5", "a.d": "[2]"}
+
+
+@pytest.mark.parametrize("unset", ["", None])
+def test_a_tracker_keeps_its_data_in_the_runs_folder_unless_the_user_says_otherwise(
+    unset: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    began = Beginning(job("WandB"), Path("runs") / "first", 0)
+    held = began.job.model_dump(mode="json")
+    calls = []
+    for name, variable, own in (
+        ("mlflow", "MLFLOW_TRACKING_URI", "http://tracker"), ("wandb", "WANDB_MODE", "online"),
+    ):  # fmt: skip
+        client = Recorded()
+        monkeypatch.setitem(sys.modules, name, client)
+        for value in (unset, own):
+            if value is None:
+                monkeypatch.delenv(variable, raising=False)
+            else:
+                monkeypatch.setenv(variable, value)
+            (MLflow if name == "mlflow" else WandB)().begin(began)
+        calls.append(client.calls)
+    place = ("set_tracking_uri", (f"sqlite:///{tmp_path.resolve()}/runs/first/mlflow.db",), {})
+    usual = [
+        ("set_experiment", ("tracked",), {}),
+        ("start_run", (), {"run_name": "first"}),
+        ("log_params", (dict(_flat(held)),), {}),
+    ]
+    assert calls[0] == [place, *usual, *usual]
+    named = {"project": "tracked", "name": "first", "dir": "runs/first", "config": held}
+    assert [given for name, _, given in calls[1] if name == "init"] == [
+        {**named, "mode": mode, "settings": None} for mode in ("offline", "online")
+    ]
+
+
+@pytest.mark.parametrize("tracker", [MLflow, WandB])
+def test_a_missing_tracker_is_told_with_what_installs_it(
+    tracker: type[Callback], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tracker.__name__.lower()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra) as missing:
+        tracker()
+    needs = f"record.callbacks needs the package {package}: pip install 'fedveil[trackers]'"
+    assert str(missing.value).startswith(needs)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.record import event_log
-from fedveil.record.event_log import CHAIN, EventLog, anchor, anchors, faults
+from fedveil.record.event_log import CHAIN, DIGEST_LETTERS, EventLog, anchor, anchors, faults
 from fedveil.record.recorder import Recorder
 from fedveil.record.run_folder import EVENTS, RunFolder
 
@@ -76,6 +76,18 @@ def test_a_new_chain_contradicts_the_other_party(tmp_path: Path) -> None:
         again.close()
         assert faults(path) == []
         assert "another party saw other lines" in faults(path, said)[0]
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1234567])
+def test_a_record_of_another_log_is_read_back_however_long_that_log_is(
+    tmp_path: Path, count: int
+) -> None:
+    """The record prints its number of lines for people: "1 line", "1,000 lines"."""
+    head = count, "ab" * (DIGEST_LETTERS // 2)
+    other = written(
+        tmp_path, f"0 {anchor('bank', (7, 'c' * DIGEST_LETTERS))}", f"0 {anchor('lead', head)}"
+    )
+    assert list(anchors(other)) == [("bank", 7, "c" * DIGEST_LETTERS), ("lead", *head)]
 
 
 def test_a_killed_process_leaves_a_log_that_is_still_whole(tmp_path: Path) -> None:

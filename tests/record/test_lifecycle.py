@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from fedveil.record.sealed_message import intact, sealed, unsealed
 from fedveil.record.started_rounds import Attempts
 
 
-def test_what_is_said_at_the_beginning() -> None:
+def test_what_is_said_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    introduce(said.append, beginning("round", 0), 0.0, ["one", "two"])
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.25)
+    introduce(said.append, beginning("round", 0), 992.5, ["one", "two"])
     introduce(said.append, beginning("step", 3), 0.0, [])
     assert said[0].startswith("began: fedveil ")
     assert f"NumPy {np.__version__}, torch " in said[0]
+    assert said[0].endswith("; ready after 7.8 s")
     assert said[1:3] == ["one", "two"]
     assert said[3].startswith("went on after step 3: fedveil ")
 

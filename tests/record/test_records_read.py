@@ -37,6 +37,11 @@ def test_every_figure_survives_at_every_depth(figure: Any, where: Any) -> None:
     assert repr(revived(json.loads(text))) == repr(where(figure))
 
 
+def test_figures_in_a_tuple_are_written_as_in_a_list() -> None:
+    record = {"loss": (math.nan, -math.inf, 0.5), "deep": {"at": [(math.inf, 2)]}}
+    assert strict(record) == {"loss": ["nan", "-inf", 0.5], "deep": {"at": [["inf", 2]]}}
+
+
 def test_a_line_is_whole_though_the_system_takes_it_piece_by_piece() -> None:
     class Slow(io.BytesIO):
         def write(self, data: Any) -> int:
@@ -97,6 +102,17 @@ def test_findings_are_kept_once_and_those_that_refute_are_counted(tmp_path: Path
     assert as_data(refuting)["excesses"] == ["epsilon at least by 1", "epsilon at least by 2"]
     with pytest.raises(ClaimRefuted, match=r"^1 of 3 findings refute"):
         raise_if_refuted([sound, refuting, sound])
+
+
+def test_a_finding_without_a_guarantee_is_read_back_as_numbers(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    figures = [Measured("auc", math.nan, unseen=math.inf, cases=7)]
+    settings = {"eps": math.inf, "steps": [0.5, -math.inf], "name": "sums"}
+    kept = Finding("guesses", "full", "none", figures, settings, delta=1e-5, pictures=[])
+    add_finding(folder, kept)
+    (found,) = read_findings(folder.path)
+    assert repr(found) == repr(kept)
+    assert (found.epsilon, found.refutes) == (math.inf, False)
 
 
 def test_metrics_are_compared_and_shown_by_their_kind() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from fedveil.base.files import PARTIAL
 from fedveil.engine.executors.client_states import ClientStates
 from fedveil.engine.executors.shared_block import SharedBlock
 from fedveil.engine.round_checkpoint import Checkpoint
-from fedveil.errors import RunFolderError
+from fedveil.errors import MissingExtra, RunFolderError
 from fedveil.pages.read_run import read_run
+from fedveil.record import recorder as of_recorder
+from fedveil.record import run_folder
 from fedveil.record.model_file import write_model
 from fedveil.record.recorder import Metrics, Recorder, read_whole_lines
 from fedveil.record.run_folder import MODEL, RunFolder, explained, in_use, uninterrupted
@@ -94,11 +97,18 @@ except RunFolderError as error:
     assert (tmp_path / "run" / "file").read_bytes() == b"old"
 
 
+class Noon(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Noon:
+        return cls(2026, 3, 4, 12, 5, 6, tzinfo=tz)
+
+
 def test_new_folders_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "datetime", Noon)
     folders = [RunFolder.create(None, "job") for _ in range(3)]
-    assert len({folder.path for folder in folders}) == 3
-    assert all(folder.path.parent == Path("runs") for folder in folders)
+    names = ("job-20260304-120506", "job-20260304-120506-2", "job-20260304-120506-3")
+    assert [folder.path for folder in folders] == [Path("runs") / name for name in names]
 
 
 def test_a_folder_left_by_a_run_killed_in_its_first_instant_can_be_used(tmp_path: Path) -> None:
@@ -197,6 +207,59 @@ def test_metrics_are_strict_json_and_come_back(tmp_path: Path) -> None:
     again.record({"round": 2, "more": True})
     again.close()
     assert metrics_of(tmp_path / "run")[1] == {"round": 2, "more": True}
+
+
+def test_records_are_on_disk_when_a_checkpoint_counts_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(RunFolder.create(tmp_path / "run"))
+    recorder.record({"round": 1})
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    recorder.sync()
+    recorder.close()
+    assert synced == [(tmp_path / "run" / "metrics.jsonl").stat().st_ino]
+
+
+class Board:
+    """Stands for TensorBoard's writer."""
+
+    last: Board
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        self.began, self.scalars, self.closed = (folder, purge_step), list[object](), False
+        Board.last = self
+
+    def add_scalar(self, *scalar: object) -> None:
+        self.scalars.append(scalar)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_tensorboard_gets_each_number_with_its_round_and_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_recorder, "find_board", lambda: Board)
+    kept = Metrics(records=[{"round": 1}, {"round": 2}])
+    recorder = Recorder(RunFolder.create(tmp_path / "run"), kept, tensorboard=True)
+    recorder.record({"round": 3, "loss": 0.25, "unit": "client", "reports": 7, "failed": {"x": 2}})
+    assert Board.last.began == (str(tmp_path / "run" / "tensorboard"), 3)
+    assert Board.last.scalars == [("loss", 0.25, 3), ("reports", 7, 3)]
+    assert not Board.last.closed
+    recorder.close()
+    assert Board.last.closed
+
+
+def test_a_missing_tensorboard_is_told_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    sentence = (
+        r"^record\.tensorboard needs the package tensorboard: pip install 'fedveil\[trackers\]'"
+    )
+    with pytest.raises(MissingExtra, match=sentence):
+        of_recorder.find_board()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import parts
 from fedveil.errors import JobError, RunFolderError
 from fedveil.federated.job import Job
 from fedveil.record.run_folder import RunFolder
-from fedveil.record.saved_job import keep_job, look_where_a_run_looked, reopen
+from fedveil.record.saved_job import keep_job, look_beside, look_where_a_run_looked, reopen
 from folders import SUPPORT
 
 
@@ -78,6 +78,26 @@ def test_a_run_that_was_killed_before_its_copy_was_written_has_its_job(path: Pat
     (path / "checkpoint" / "job.yaml").unlink()
     (path / "imports.txt").unlink()
     assert job_of(path) == Job()
+
+
+def test_a_run_whose_rounds_were_raised_is_resumed_with_all_of_them(path: Path) -> None:
+    folder, longer = RunFolder.reopen(path), Job().with_rounds(Job().rounds + 3)
+    keep_job(folder, longer, ["parts:data"])
+    folder.close()
+    assert job_of(path) == longer
+    (path / "job.yaml").write_text(Job().to_yaml())
+    with pytest.raises(RunFolderError, match="was changed after the run began: rounds = "):
+        job_of(path)
+
+
+def test_functions_beside_a_job_file_are_found_from_every_folder(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(SUPPORT)])
+    monkeypatch.chdir(path.parent)
+    look_beside(Path("run") / "job.yaml")
+    monkeypatch.chdir("/")
+    assert sys.path[-2:] == [str(path.resolve()), str(SUPPORT)]
 
 
 def test_rounds_may_be_raised_and_not_lowered() -> None:

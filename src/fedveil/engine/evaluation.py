@@ -14,17 +14,17 @@ from fedveil.base.array_types import Array, Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.run_records import TRAINER
+from fedveil.engine.run_records import CANARIES, MACHINES, RETRAINED, TRAINER
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
 from fedveil.learning.trained_part import TrainedPart
 from fedveil.learning.weight_layout import Layout
-from fedveil.record.metric_names import MEASURES, USUAL
+from fedveil.record.metric_names import LOSS, MEASURES, USUAL
 from fedveil.record.recorder import NEEDED
 
 #: Names that the metrics of a task cannot use: a round's record already has them.
-_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER}
+_TAKEN = {*NEEDED, *CLIENTS, MEASURES, TRAINER, CANARIES, MACHINES, RETRAINED}
 _NAME = r"[a-z][a-z0-9_]*"
 
 
@@ -69,6 +69,9 @@ def told(scores: Scores) -> dict[str, Any]:
     missing = [name for name in task.measures if name not in figures]
     if missing:
         raise TaskInvalid(f"the task's metrics do not return {missing[0]}, which its measures name")
+    for name in (LOSS, *task.measures):
+        if isinstance(figures[name], list):
+            raise TaskInvalid(f"the task's metric {name} is a list, and must be one number")
     named = dict(task.measures)
     usual = list(named.items()) == list(USUAL.items())
     return figures if usual else {**figures, MEASURES: named}
@@ -76,13 +79,16 @@ def told(scores: Scores) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
-    if not re.fullmatch(_NAME, name) or name in _TAKEN:
+    if not re.fullmatch(_NAME, name) or name in _TAKEN or name.startswith("seconds_"):
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "
             f"letters, digits and underscores, and no name of a round's own figures"
         )
     if isinstance(value, list | tuple | np.ndarray):
-        return np.asarray(value).tolist()
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf":
+            raise TaskInvalid(f"the task's metric {name} is a list, but not of numbers")
+        return array.tolist()
     if isinstance(value, torch.Tensor | np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):

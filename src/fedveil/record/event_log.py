@@ -23,7 +23,7 @@ from fedveil.base.untrusted import MOST_LINES_BYTES, ends_whole, read_bytes
 CHAIN = "events.chain"
 DIGEST_LETTERS = 64
 _START = "0" * DIGEST_LETTERS
-_ANCHOR = re.compile(r" the log of (\S+) has ([0-9]+) lines and ends in ([0-9a-f]{64})$")
+_ANCHOR = re.compile(r" the log of (\S+) has ([0-9,]+) lines? and ends in ([0-9a-f]{64})$")
 
 
 class EventLog:
@@ -72,7 +72,7 @@ def anchors(path: Path) -> Iterator[tuple[str, int, str]]:
     """Yield each `anchor` line in a log as (other party, its number of lines, its last digest)."""
     for line in _lines(path):
         if found := _ANCHOR.search(line.decode("utf-8", "replace")):
-            yield found[1], int(found[2]), found[3]
+            yield found[1], int(found[2].replace(",", "")), found[3]
 
 
 def faults(path: Path, said: Sequence[tuple[int, str]] = ()) -> list[str]:
