@@ -176,3 +176,4 @@ def test_vectors_that_are_near_each_other_get_less_noise_on_a_finer_grid(eps: fl
         assert made.loss.release == Gaussian(made.sigma / distance)
         assert (made.loss.epsilon, made.loss.delta) == (eps, delta)
     assert math.sqrt(dimension) * near.grid(dimension).step < 0.01 * apart
+    assert 256 * math.sqrt(dimension) * near.grid(dimension).step <= clip

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.entropy import Seeded
+from fedveil.privacy.audit import Case
 from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import POSITIONS, build, fault_phases
@@ -125,6 +126,21 @@ def test_a_fault_plan_names_phases_of_other_protections() -> None:
     assert secure == {"report": "masked"} | {
         phase: phase for phase in ("advertise", "share", "masked", "consistency", "unmask")
     }
+
+
+@pytest.mark.parametrize("name", ["rr", "oue", "signds"])
+def test_audits_of_other_noise_try_inputs_at_both_ends(name: str) -> None:
+    """Inputs far beyond the clip are as good as those a little closer, and unlike each other."""
+    for case in POSITIONS[name].audit_cases(1.0):
+
+        def told(given: Any, case: Case = case) -> list[Any]:
+            outputs = [case.release(given, Seeded(n)) for n in range(40)]
+            return [np.asarray(getattr(output, "indices", output)).tolist() for output in outputs]
+
+        first, second = told(case.a), told(case.b)
+        assert sum(a != b for a, b in zip(first, second, strict=True)) > 5
+        if np.asarray(case.a).dtype.kind == "f":
+            assert (told(0.5 * case.a), told(0.5 * case.b)) == (first, second)
 
 
 @pytest.mark.parametrize("name", [name for name in POSITIONS if POSITIONS[name].gaussian_noise])
