@@ -59,7 +59,7 @@ def test_never_compounded() -> None:
     assert budget.eps == 0.5
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1.0, 1e30, 1e200])
 def test_scale_neither_overflows_nor_underflows(scale: float) -> None:
     near = np.array([1.0, 0.1]) * scale
     assert AdaptiveBudget(1.0).next(near, [1.0, 0.1]) == pytest.approx(1.0, abs=1e-15)

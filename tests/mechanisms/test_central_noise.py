@@ -73,10 +73,11 @@ def test_a_promised_distance_replaces_twice_the_norm() -> None:
     assert made.sigma == analytic_sigma(eps, delta, apart)
     assert made.loss.release == Gaussian(made.sigma / apart)
     assert made.limit == math.floor((Fraction(clip) / Fraction(STEPS[0])) ** 2)
-    of_ratio = CentralNoise.of_ratio(2.0, delta, clip, 7, apart)
-    assert of_ratio.sigma == 2 * apart
-    # The vectors' maker rounds them, within 7 entries of a step each.
-    assert math.sqrt(7) * of_ratio.step < 0.01 * apart
+    for ratio in (2.0, 100.0):
+        of_ratio = CentralNoise.of_ratio(ratio, delta, clip, 7, apart)
+        assert of_ratio.sigma == ratio * apart
+        # The vectors' maker rounds them, within 7 entries of a step each.
+        assert math.sqrt(7) * of_ratio.step < 0.01 * apart
     shares = DistributedGaussian(
         clip, 2.0, shares=3, clients=3, dimension=7, entry_bits=16, apart=apart
     )
@@ -153,6 +154,16 @@ def test_a_long_vector_is_measured_whole() -> None:
         assert not made.within(vector)
 
 
+def test_a_vector_of_doubles_is_rounded_as_doubles_and_the_reach_is_in_steps() -> None:
+    """A float32 has 24 bits, and the fixed-point numbers of a sum may have more."""
+    made = CentralNoise(30.0, 1e-5, 1.0, 2.0**-25 / 3, 3)
+    vector = np.array([0.1, -0.2, 0.6])
+    exact = [math.trunc(Fraction(entry) * 3 * 2**25) for entry in vector]
+    assert np.abs(made.clipped(vector) - exact).max() <= 1
+    assert np.abs(made.clipped(vector.astype(np.float32)) - exact).max() > 1
+    assert made.reach == pytest.approx(20 * made.sigma * 3 * 2**25, rel=1e-6)
+
+
 @pytest.mark.parametrize("eps", [0.01, 30.0])
 def test_vectors_that_are_near_each_other_get_less_noise_on_a_finer_grid(eps: float) -> None:
     delta, clip, apart, dimension = 1e-5, 0.25, 0.3, 7
@@ -165,3 +176,4 @@ def test_vectors_that_are_near_each_other_get_less_noise_on_a_finer_grid(eps: fl
         assert made.loss.release == Gaussian(made.sigma / distance)
         assert (made.loss.epsilon, made.loss.delta) == (eps, delta)
     assert math.sqrt(dimension) * near.grid(dimension).step < 0.01 * apart
+    assert 256 * math.sqrt(dimension) * near.grid(dimension).step <= clip

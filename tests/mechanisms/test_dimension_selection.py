@@ -452,3 +452,16 @@ def test_the_loss_stays_below_the_claim_and_planted_bugs_do_not() -> None:
     wrong_law = SignDS(k=0.25, eps=eps, dim_out=3)
     wrong_law._plans[40] = SignDS(k=0.25, eps=3 * eps, dim_out=3).plan(40)
     assert game(wrong_law, favours_left) > eps
+
+
+@pytest.mark.parametrize("eps", [0.0, 2.0, 5.5])
+def test_the_chance_of_a_favoured_selection_follows_the_epsilon_that_is_asked_for(
+    eps: float,
+) -> None:
+    """An audit asks which epsilon explains the favoured selections that it has counted."""
+    made = SignDS(k=0.25, eps=2.0, dim_out=3)
+    plan = made.plan(20)
+    counts = [math.comb(plan.topk, v) * math.comb(20 - plan.topk, 3 - v) for v in range(4)]
+    likely = [c * math.exp(eps * (v >= plan.threshold)) for v, c in enumerate(counts)]
+    expected = sum(likely[plan.threshold :]) / sum(likely)
+    assert made.chance_of_favoured(20)(eps) == pytest.approx(expected, rel=1e-12)

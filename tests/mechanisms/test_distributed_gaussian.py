@@ -18,6 +18,7 @@ from fedveil.mechanisms.exact.discrete_gaussian import DiscreteGaussian
 from fedveil.mechanisms.hadamard import random_signs
 from fedveil.privacy import audit
 from fedveil.privacy.gaussian_curve import epsilon_for, ratio_for
+from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.privacy.loss import Gaussian, PrivacyLoss
 from fedveil.secagg.masking import Ring
 
@@ -115,6 +116,33 @@ def test_rounding_has_the_right_mean_and_takes_the_two_next_whole_numbers():
     for column, p in zip(seen.T, (0.25, 0.25, 0.5), strict=False):
         ups = int((column == column.max()).sum())
         assert abs(ups - 20_000 * p) < 6 * math.sqrt(20_000 * p * (1 - p))
+
+
+@pytest.mark.parametrize(("norm_of", "left"), [(0.2, 0.2), (0.5, 0.5), (30.0, 0.5)])
+def test_clipping_alone_shortens_a_long_vector_and_leaves_a_short_one(norm_of, left):
+    noise = made()
+    vector = Seeded(6).generator().normal(size=100)
+    vector = (norm_of * vector / np.linalg.norm(vector)).astype(np.float32)
+    np.testing.assert_allclose(noise.clipped(vector), vector * (left / norm_of), rtol=1e-6)
+
+
+def test_a_vector_of_several_parts_is_rotated_with_the_signs_of_each():
+    """A client rotates a part at a time, and the server the whole sum."""
+    noise = made(dimension=40_001, entry_bits=16)
+    assert noise.block <= distributed_gaussian._PART < noise.length // 2
+    vector = Seeded(4).generator().normal(size=40_001)
+    vector *= 0.9 * noise.clip / np.linalg.norm(vector)
+    signs = signs_of(noise)
+    back = noise.mean(noise.rounded(vector, signs, Seeded(5)).astype(np.int64), 1, signs)
+    assert np.abs(back - vector).max() < 6 * noise.step
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+def test_a_promised_distance_grows_by_the_rounding_of_both_vectors(rotation):
+    noise = made(apart=0.02, rotation=rotation)
+    rounded = 0.02 / noise.step + 2 * math.sqrt(noise.length)
+    assert rounded <= math.sqrt(noise.square) < 2 * math.sqrt(noise.limit)
+    assert noise.square < (1.01 * rounded) ** 2
 
 
 def test_a_short_vector_is_not_scaled_and_a_long_one_is_to_the_clip():
@@ -254,6 +282,22 @@ def test_blocks_are_the_shortest_reports_and_large_cohorts_get_larger_ones():
     assert few.length == many.length == 786_432
     assert few.block < many.block
     assert few.length * few.bits / 8 < 1.5e6
+
+
+def test_the_ring_has_room_for_the_noise_of_all_clients_and_not_of_the_fewest_alone():
+    """Seven deviations are exceeded less often than once in 2^38 entries."""
+    plain = made(ratio=60.0, shares=2, clients=50, rotation=False)
+    summed = DistributedSum(0.5, 60.0, shares=2, clients=50, dimension=9)
+    largest = 50 * LARGEST
+    assert plain.reach > 7 * math.sqrt(50 * plain.share_variance)
+    assert summed.reach > largest + 7 * math.sqrt(50 * summed.share_variance)
+
+
+def test_the_noise_of_a_sum_of_examples_covers_one_that_is_replaced():
+    noise = DistributedSum(0.3, 1.5, shares=3, clients=5, dimension=40)
+    sigma = math.sqrt(3 * noise.share_variance) * noise.step
+    assert 1.5 * 2 * 0.3 <= sigma < 1.51 * 2 * 0.3
+    assert 1.5 <= noise.ratio(3) < 1.51
 
 
 def test_fewer_shares_than_are_counted_and_too_much_noise_are_refused():

@@ -233,6 +233,15 @@ def test_the_losses_are_the_stated_ones() -> None:
         "epsilon 2.5 (meaningful) per bit, 5 (weak) per one-hot row, m * 2.5 per vector of m values"
     )
     assert all(part.delta == 0 for part in (loss.per_bit, loss.per_row, loss.per_vector(2)))
+    assert loss.per_row.part == loss.per_vector(3).part == loss.per_bit
+
+
+def test_the_bits_behind_the_last_value_are_0_however_many_blocks_there_are() -> None:
+    """Whoever unpacks them refuses other bits."""
+    values = np.ones((1 << 16) + 3, np.float32)
+    packed = EmbeddingDP().bits(values)
+    assert (packed[-1], packed[-2]) == (0b111, 0xFF)
+    assert EmbeddingDP.unpack(packed, values.shape).all()
 
 
 def test_without_eps_nothing_is_promised() -> None:
@@ -354,8 +363,9 @@ def test_a_broken_memory_is_refused(broken: dict) -> None:
 def test_a_memory_of_other_values_is_refused() -> None:
     with pytest.raises(InvalidValue, match="memory holds 2 bytes an example, 3 are needed"):
         EmbeddingDP(1.0).bits_of([0], np.ones((1, 17)), None, ReportMemory(2))
-    with pytest.raises(InvalidValue, match="2 rows are needed"):
-        EmbeddingDP(1.0).bits_of([0, 1], np.ones((1, 16)), None, ReportMemory(2))
+    for rows in (1, 3):
+        with pytest.raises(InvalidValue, match="2 rows are needed"):
+            EmbeddingDP(1.0).bits_of([0, 1], np.ones((rows, 16)), None, ReportMemory(2))
 
 
 def test_nothing_is_remembered_of_a_draw_that_fails() -> None:

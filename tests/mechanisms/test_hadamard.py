@@ -84,3 +84,14 @@ def test_signs_are_fair_and_independent_of_each_other() -> None:
 
 def test_the_padded_length() -> None:
     assert [padded_length(n) for n in (1, 2, 3, 4, 5, 8192, 8193)] == [1, 2, 4, 4, 8, 8192, 16384]
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(1 << 10, 70), (1 << 17, 1)])
+def test_a_long_vector_comes_back_whatever_part_an_entry_is_in(block: int, blocks: int) -> None:
+    """Signs are undone a part at a time, and a block may be longer than a part."""
+    length = block * blocks
+    signs = random_signs(length, Seeded(3))
+    vector = Seeded(4).generator().normal(size=length - 5).astype(np.float32)
+    turned = rotate(vector, signs, block)
+    unrotate(turned, signs, block)
+    np.testing.assert_allclose(turned[: length - 5], vector, atol=1e-4)

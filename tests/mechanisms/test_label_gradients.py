@@ -140,3 +140,12 @@ def test_the_bound_on_an_attacker() -> None:
     assert most_auc(0) == 0.5
     assert most_auc(1) == pytest.approx(0.875)
     assert most_auc(4) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4,)])
+@pytest.mark.parametrize("defence", [MaxNorm(), Marvell(2.0)])
+def test_gradients_without_examples_or_values_are_refused(
+    defence: MaxNorm | Marvell, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(InvalidValue, match="gradients has shape"):
+        defence(np.ones(shape), np.zeros(shape[0], bool), lambda k: np.zeros((shape[0], k)))

@@ -130,3 +130,12 @@ def test_a_wrong_eps_is_refused(eps: object) -> None:
 def test_what_is_no_bit_is_refused(bits: list[object]) -> None:
     with pytest.raises(InvalidValue, match="bits holds other values"):
         BinaryRandomizedResponse(1.0).perturb(bits, Seeded(0))
+
+
+@pytest.mark.parametrize("eps", [0.3, 2.5])
+def test_the_probabilities_of_both_answers_sum_to_1(eps: float) -> None:
+    response = BinaryRandomizedResponse(eps)
+    for truth in (False, True):
+        told = [math.exp(response.log_probability(answer, truth)) for answer in (truth, not truth)]
+        assert told[0] == pytest.approx(response.keep_probability, rel=1e-12)
+        assert sum(told) == pytest.approx(1.0, rel=1e-12)

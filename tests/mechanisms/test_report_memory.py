@@ -72,3 +72,10 @@ def test_rows_that_do_not_fit_are_not_stored(rows: Any) -> None:
 def test_a_state_whose_keys_and_rows_do_not_belong_together_is_refused(state: Any) -> None:
     with pytest.raises(InvalidValue):
         ReportMemory.from_state(state)
+
+
+@pytest.mark.parametrize("keys", [[1, True], np.array([True, False]), [1.0]])
+def test_only_whole_numbers_and_texts_are_keys(keys: Any) -> None:
+    """True equals 1 in a table, so that two examples would share a report."""
+    with pytest.raises(InvalidValue, match="only whole numbers and texts can be"):
+        ReportMemory(3).reports(keys, lambda places: np.zeros((len(places), 3), np.uint8))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.errors import InvalidValue
 from fedveil.mechanisms.tensor_kinds import values_of
 
 FINE = np.array([1 + 2.0**-50, -3.0])
@@ -53,3 +54,9 @@ def test_a_mindspore_tensor_keeps_its_type(
     found = values_of("values", Tensor(name, held))
     assert found.dtype == kind
     assert found.tolist() == held.astype(kind).tolist()
+
+
+@pytest.mark.parametrize("kind", [np.complex64, "U3", "datetime64[s]"])
+def test_only_real_numbers_are_read(kind: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"labels has dtype .*, real numbers are needed"):
+        values_of("labels", np.zeros(4, kind))

@@ -222,6 +222,19 @@ def test_a_reading_of_a_clear_report_is_the_update_as_the_clip_leaves_it() -> No
         assert reading.log_likelihood(update) == 0
 
 
+@BOTH
+@pytest.mark.parametrize("clip", [0.05, 0.6, 40.0])
+def test_what_is_carried_is_the_update_as_the_clip_leaves_it(name: str, clip: float) -> None:
+    """It has neither the clip bit nor the scale of the first round's clip."""
+    made = protection(name)
+    for client in (0, 5):
+        update = updates()[client]
+        left = update * min(1.0, clip / np.linalg.norm(update))
+        carried = made.carried(update, {"clip": clip})
+        assert carried.dtype == np.float32
+        np.testing.assert_allclose(carried, left, atol=1e-3 * clip)
+
+
 def test_of_a_secret_cohort_the_clip_says_nothing_of_its_size() -> None:
     """Bits are counted around one half and over the expected number, even in an empty cohort."""
     made = protection("central_gaussian", poisson=True)

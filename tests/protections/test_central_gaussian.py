@@ -21,6 +21,7 @@ from fedveil.errors import ClientWithheld, InvalidValue, JobError, ReportRejecte
 from fedveil.federated.job import Job
 from fedveil.mechanisms.central_noise import CentralNoise
 from fedveil.privacy.gaussian_curve import epsilon_for
+from fedveil.privacy.grid_sensitivity import LARGEST
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import JobContext, RoundContext
@@ -212,9 +213,34 @@ def test_a_reading_is_the_clipped_update() -> None:
         reading = made.reading(context, report(made, client, data[client]))
         shrunk = data[client] * min(1.0, CLIP / np.linalg.norm(data[client]))
         assert np.abs(reading.estimate - shrunk).max() <= 2 * made.noise.step
+        assert reading.weight.tolist() == [1] * DIMENSION
         assert reading.log_likelihood is not None
         assert reading.log_likelihood(data[client]) == 0
         assert reading.log_likelihood(-data[client]) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, None),
+        ({"noise_multiplier": 1.5}, None),
+        ({"target_epsilon": 2.5}, "target_epsilon = 2.5 is for a whole run"),
+    ],
+)
+def test_an_app_may_use_everything_but_a_target(settings: Any, said: str | None) -> None:
+    found = CentralGaussian.unfit_for_apps(CentralGaussianSettings(**settings))
+    assert found == said or (said is not None and found is not None and found.startswith(said))
+
+
+def test_a_sum_of_examples_may_be_as_large_as_the_grid() -> None:
+    """Such a sum is not clipped, so a large batch has entries many times as large as the clip."""
+    made = protection(unit="example")
+    update = np.zeros(DIMENSION, np.float32)
+    update[[0, 7]] = LARGEST * made.noise.step * np.array([1, -1])
+    server = server_half(made, [0, 1], MODEL)
+    server.receive(1, report(made, 1, update))
+    server.advance()
+    assert np.abs(server.aggregate().update - update).max() < 6 * made.noise.sigma < 6 * CLIP * 3
 
 
 def job(**blocks: Any) -> Job:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+from fedveil.entropy import Seeded
+from fedveil.privacy.audit import Case
+from fedveil.privacy.loss import Gaussian
 from fedveil.protections.base import JobContext
 from fedveil.protections.catalog import POSITIONS, build, fault_phases
 
@@ -122,3 +126,38 @@ def test_a_fault_plan_names_phases_of_other_protections() -> None:
     assert secure == {"report": "masked"} | {
         phase: phase for phase in ("advertise", "share", "masked", "consistency", "unmask")
     }
+
+
+@pytest.mark.parametrize("name", ["rr", "oue", "signds"])
+def test_audits_of_other_noise_try_inputs_at_both_ends(name: str) -> None:
+    """Inputs far beyond the clip are as good as those a little closer, and unlike each other."""
+    for case in POSITIONS[name].audit_cases(1.0):
+
+        def told(given: Any, case: Case = case) -> list[Any]:
+            outputs = [case.release(given, Seeded(n)) for n in range(40)]
+            return [np.asarray(getattr(output, "indices", output)).tolist() for output in outputs]
+
+        first, second = told(case.a), told(case.b)
+        assert sum(a != b for a, b in zip(first, second, strict=True)) > 5
+        if np.asarray(case.a).dtype.kind == "f":
+            assert (told(0.5 * case.a), told(0.5 * case.b)) == (first, second)
+
+
+@pytest.mark.parametrize("name", [name for name in POSITIONS if POSITIONS[name].gaussian_noise])
+def test_audits_try_inputs_beyond_the_clip_that_are_as_far_apart_as_the_claim_allows(
+    name: str,
+) -> None:
+    """Nearer inputs would hide noise that is too small, and shorter ones a missing clip."""
+    cases = [(case, case.claim.release) for case in POSITIONS[name].audit_cases(1.0)]
+    gaussian = [(case, release) for case, release in cases if isinstance(release, Gaussian)]
+    assert gaussian
+    for case, release in gaussian:
+        one = [np.asarray(case.release(case.a, Seeded(n)), np.float64) for n in range(60)]
+        other, shorter = (
+            np.asarray(case.release(given, Seeded(0)), np.float64)
+            for given in (case.b, 0.8 * case.b)
+        )
+        sigma = np.std([output[:2] for output in one], axis=0).mean()
+        # With equal draws, outputs differ only by what the inputs move them.
+        assert sigma / np.linalg.norm(one[0] - other) == pytest.approx(release.ratio, rel=0.2)
+        np.testing.assert_allclose(shorter, other, atol=1e-3 * sigma)

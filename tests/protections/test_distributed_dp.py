@@ -263,6 +263,10 @@ def test_an_app_says_its_noise_itself() -> None:
     assert said.startswith("noise_multiplier is not given: an app's number of rounds")
     fit = DistributedDPSettings(reconstruct_secrets_threshold=3, noise_multiplier=1.0)
     assert DistributedDP.unfit_for_apps(fit) is None
+    for unfit in ({"active_security": True}, {"reconstruct_secrets_threshold": 1}):
+        said = DistributedDP.unfit_for_apps(fit.model_copy(update=unfit))
+        assert said is not None
+        assert said.startswith(" = ".join(map(str, *unfit.items())))
 
 
 @pytest.mark.parametrize("path", [DEFAULT_JOB, None])
@@ -379,6 +383,7 @@ def test_an_audit_sees_the_sum_before_it_is_decoded() -> None:
     assert domain.length == len(released) == 64
     decoded = domain.decode(released)
     assert np.allclose(decoded[:DIMENSION], aggregate.reports * aggregate.update)
+    assert np.array_equal(released, made.released(aggregate)), "decoding leaves the sum as it was"
     assert np.abs(decoded[DIMENSION:]).min() > 0
     update = updates()[1].astype(np.float64)
     assert np.allclose(domain.decode(domain.encode(update))[:DIMENSION], update)

@@ -18,8 +18,9 @@ from fedveil.entropy import Secure, Seeded
 from fedveil.errors import ClientWithheld, FedveilWarning, InvalidValue, ReportRejected
 from fedveil.mechanisms.gaussian import GaussianMechanism
 from fedveil.privacy.grid_sensitivity import moved
-from fedveil.privacy.sampled_gaussian import sampled_release
+from fedveil.privacy.sampled_gaussian import SampledGaussian, sampled_release
 from fedveil.protections import exact_sum
+from fedveil.protections.advice import Cohort
 from fedveil.protections.base import JobContext, RoundContext
 from fedveil.protections.catalog import build
 from fedveil.protections.dp_encrypt import DPEncrypt, DPEncryptSettings
@@ -251,6 +252,29 @@ def test_what_it_costs() -> None:
     loss = spending.loss
     assert (loss.epsilon, loss.delta, loss.per, spending.count) == (1.0, 1e-5, "update", 1)
     assert build("dp_encrypt", FLOATS, CONTEXT).spending({})[0].loss.epsilon == math.inf
+
+
+def test_an_audit_of_examples_draws_each_with_the_rate_that_its_claim_counts_on() -> None:
+    """Two examples are twice the clip apart, and only in a batch that has the example."""
+    (case,) = (case for case in DPEncrypt.audit_cases(1.0) if "example" in case.name)
+    assert isinstance(case.claim.release, SampledGaussian)
+    outputs = [[case.release(given, Seeded(n)) for given in (case.a, case.b)] for n in range(80)]
+    apart = np.round([np.linalg.norm(one - other) for one, other in outputs], 3).tolist()
+    assert set(apart) == {0.0, 2.0}
+    assert abs(apart.count(2.0) / 80 - case.claim.release.rate) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("clients", "per_round", "said"),
+    [(25, 9, None), (26, 9, "dp_delta = 0.04 is above 1/clients = 0.0384615: "), (None, 50, None)],
+)
+def test_a_delta_is_weighed_against_all_clients_of_the_job(
+    clients: int | None, per_round: int, said: str | None
+) -> None:
+    """A delta of a round's clients would let a mechanism publish one client in every round."""
+    (advice,) = DPEncrypt.advice
+    found = advice(DPEncryptSettings(dp_delta=0.04), Cohort(clients, per_round))
+    assert found == said or (said is not None and found is not None and found.startswith(said))
 
 
 def test_continuous_noise_says_what_it_is() -> None:

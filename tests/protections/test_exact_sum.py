@@ -92,6 +92,20 @@ def test_full_sums_merge_without_wrapping(sign: int) -> None:
     assert np.sign(merged.value()[0]) == sign
 
 
+def test_many_sums_that_are_far_from_full_merge_without_wrapping() -> None:
+    """Nine sums of 300 terms contain more than 2^64 units."""
+    part = [(511.99997, 1)] * 300
+    merged, one = ExactSum(1), summed(part)
+    for _ in range(9):
+        merged.merge(one)
+    assert units(merged) == 9 * by_fractions(part)
+
+
+@pytest.mark.parametrize("value", [3.5, 2.0**20])
+def test_a_mean_is_the_sum_divided_whichever_part_holds_it(value: float) -> None:
+    assert summed([(value, 3), (-0.5, 2)]).value(5).tolist() == [(3 * value - 1) / 5]
+
+
 @given(st.lists(st.tuples(ENTRIES, st.integers(1, 1000)), min_size=1, max_size=20))
 def test_the_compiled_loop_and_numpy_give_the_same_bytes(terms: list[tuple[float, int]]) -> None:
     sums = [np.zeros(1, np.int64) for _ in range(2)]

@@ -126,6 +126,15 @@ def test_a_client_that_two_aggregators_have_counted_is_refused(case, model):
     assert outcome_of(a) == outcome_of(server_of(protection, model, reports, [0, 1]))
 
 
+def test_halves_of_other_rounds_and_of_other_protections_are_refused(model):
+    """Both kinds of unary round have an encoding, and only one of them has exact states."""
+    sums, exact = protection_of("oue"), protection_of("oue aggregate")
+    one = server_of(sums, model, reports_of(sums, model, opening_of(sums, model)), [0, 1])
+    for other in (server_half(exact, [2], model), server_half(sums, [2], model, number=8)):
+        with pytest.raises(ValueError, match="do not belong to one round"):
+            one.merge(other)
+
+
 @pytest.mark.filterwarnings("ignore::fedveil.errors.FedveilWarning")
 @pytest.mark.parametrize("case", ["not_encrypt", "dp_encrypt", "signds", "rr", "oue"])
 def test_after_a_merge_a_half_knows_whom_both_have_counted(case, model):

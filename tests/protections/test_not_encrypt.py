@@ -176,6 +176,23 @@ def test_a_report_costs_the_sum_of_its_losses() -> None:
     assert made.most_of_a_report() == (1.75, 7e-6)
 
 
+def test_a_state_whose_cost_cannot_be_stated_is_refused() -> None:
+    """A checkpoint is read before the run goes on, and not when a client is charged."""
+
+    class Kept(NotEncrypt):
+        def initial_state(self) -> Any:
+            return {"eps": 1.5}
+
+        def spending(self, state: Any) -> Any:
+            return [Spending(PrivacyLoss(state["eps"]))]
+
+    made = Kept(NotEncryptSettings(), protection().context)
+    made.check_state({"eps": 0.5})
+    for wrong in ({"eps": -0.5}, {"eps": "0.5"}, {}):
+        with pytest.raises(ValueError, match="eps"):
+            made.check_state(wrong)
+
+
 def test_upload_is_the_vector_and_a_few_bytes() -> None:
     big = np.zeros(61_706, np.float32)
     half = client_half(protection(), 1, big)

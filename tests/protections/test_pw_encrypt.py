@@ -27,7 +27,7 @@ from fedveil.errors import (
     RunFailed,
 )
 from fedveil.federated.job import Job
-from fedveil.protections.base import ClientContext, JobContext, RoundContext
+from fedveil.protections.base import ClientContext, JobContext, RoundContext, origin_of
 from fedveil.protections.last_answered import Answered
 from fedveil.protections.pw_encrypt import PWEncrypt, PWEncryptSettings
 from fedveil.secagg import masking_graph
@@ -263,6 +263,24 @@ def test_a_model_is_digested_once_a_round_for_all_that_have_it(
     assert made.origin(later, {}) != first
     assert made.origin(later, {"clip": 1.0}) != made.origin(later, {"clip": 2.0})
     assert made.origin(replace(later, origin=b"all arrays"), {}) == b"all arrays"
+
+
+def test_the_digest_covers_what_is_sent_beside_the_model() -> None:
+    """A client that was sent other control variates must not share a sum with the others."""
+    made, last = protection(), np.zeros(0, np.int64)
+    sent = np.arange(DIMENSION + 3, dtype=np.float32)
+    other = sent.copy()
+    other[-1] += 1
+    contexts = [
+        RoundContext.of_sent(s, DIMENSION, [4, 1], 2, {}, last)
+        for s in (sent, other, sent[:DIMENSION])
+    ]
+    assert len({made.origin(context, {}) for context in contexts}) == 3
+    assert [context.sent.tolist() for context in contexts] == [
+        sent.tolist(), other.tolist(), sent[:DIMENSION].tolist(),
+    ]  # fmt: skip
+    mine = ClientContext(1, 2, sent[:DIMENSION], 5, Seeded(0), origin=origin_of(sent, DIMENSION))
+    assert made.origin(mine, {}) == made.origin(contexts[0], {})
 
 
 def test_another_model_for_one_client_leaves_noise() -> None:

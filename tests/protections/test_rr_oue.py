@@ -507,3 +507,20 @@ def test_binomial_laws_are_exact(probability: Fraction) -> None:
             assert Fraction(weight, total) == truth
             if truth > 1e-290:
                 assert abs(Fraction(mass) / truth - 1) < 2.0**-52
+
+
+@pytest.mark.parametrize("state", [4, -4])
+def test_an_exact_state_outside_the_range_is_refused(state: int) -> None:
+    """It would be counted for another state, at the other end."""
+    half, model = protection(fidelity="aggregate", cells=3), np.zeros(6, np.float32)
+    states = np.zeros(6, np.int16)
+    for at, fits in ((state - int(np.sign(state)), True), (state, False)):
+        states[2] = at
+        packed = half.encoding(half.settings.eps).pack(states)
+        message = {"round": 7, "states": packed, "token": bytes(32)}
+        lone = server(half, model)
+        if fits:
+            lone.receive(COHORT[0], message)
+            continue
+        with pytest.raises(ReportRejected, match="a state outside its range"):
+            lone.receive(COHORT[0], message)

@@ -390,3 +390,14 @@ def test_a_client_without_a_bit_is_no_vote() -> None:
     for client in range(20):
         server.receive(client, report([1, 2, 3], 1, **({"bit": True} if client < 10 else {})))
     assert server.aggregate().state == {"estimate": 0.25, "phase": "shrink", "zeros": 0}
+
+
+@pytest.mark.parametrize("phase", ["growth", "shrink"])
+def test_clients_are_told_the_phase_that_their_bit_depends_on(phase: str) -> None:
+    made = small()
+    state: State = {"estimate": 0.25, "phase": phase, "zeros": 2}
+    opening = server_round(made, [1], state).opening()
+    assert (opening["estimate"], opening["phase"]) == (0.25, phase)
+    made.check_state(state)
+    with pytest.raises(ValueError, match="fields"):
+        made.check_state({**state, "more": 1})

@@ -107,10 +107,11 @@ def test_a_pin_holds_at_its_border(
     [
         (10, {}, 6), (10, {"active_security": True}, 3), (20, {"ratio": 0.5}, 6),
         (20, {"ratio": 0.5, "active_security": True}, 3), (5000, {"ratio": 0.5}, 500),
+        (1 << 20, {"threshold": 90}, 209_715), ((1 << 20) + 1, {"threshold": 90}, None),
     ],
 )  # fmt: skip
 def test_how_many_may_collude_follows_from_those_that_share(
-    clients: int, options: Any, colluding: int
+    clients: int, options: Any, colluding: int | None
 ) -> None:
     assert settings(**options).most_colluding(clients) == colluding
 

@@ -126,6 +126,12 @@ def test_the_context_names_every_term() -> None:
     assert len(contexts) == 1 + len(others)
 
 
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_secret_has_32_bytes(size: int) -> None:
+    with pytest.raises(InvalidValue, match=f"a secret has {size} bytes, not 32"):
+        Secret(bytes(size))
+
+
 def test_a_secret_shows_nothing() -> None:
     secret = Secret(b"\xaa" * 32)
     assert repr(secret) == str(secret) == f"{secret}" == "Secret(hidden)"

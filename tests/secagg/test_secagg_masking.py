@@ -131,6 +131,16 @@ def test_rounding_goes_to_one_of_the_two_neighbours(
     assert fixed.clips(np.array(values)) == (max(map(abs, values)) > clip)
 
 
+@pytest.mark.parametrize("path", ["compiled", "numpy"])
+def test_the_clip_itself_is_never_rounded_beyond_the_largest_number(path: str) -> None:
+    """In floating point, 0.3 * (7 / 0.3) is above 7, so a draw may round it to 8."""
+    assert 0.3 * (7 / 0.3) > 7
+    loop = fixed_point._round if path == "compiled" else numpy_path(fixed_point._round)
+    words, numbers = np.array([0, 2**64 - 1], np.uint64), np.empty(2, np.int64)
+    loop(np.array([0.3, -0.3]), words, 0.3, 7, numbers)
+    assert numbers.tolist() == [7, -7]
+
+
 @pytest.mark.parametrize("value", [0.3, -0.3, 0.001, -2.875])
 def test_rounding_is_right_on_average(value: float) -> None:
     """One number of two, with the probability that makes the mean exact."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.base.message import encode
 from fedveil.entropy import Seeded
 from fedveil.errors import ClientWithheld, InvalidValue, ReportRejected, RoundVoid
 from fedveil.secagg import Client, Server, keys
@@ -78,6 +79,24 @@ def test_the_server_refuses(phase: str, fields: dict[str, Any], reason: str) -> 
     assert reason in played.rejected.pop(6)
     assert played.rejected == played.withheld == {}
     assert played.server.survivors == {0, 3, 9, 12} | ({6} if phase == "unmask" else set())
+    assert played.exact
+
+
+@pytest.mark.parametrize("neighbours", [None, 4])
+def test_nobody_refuses_shares_of_a_neighbour_that_has_dealt_none(neighbours: int | None) -> None:
+    """The server would count such a share as missing before another dealer's."""
+    played = Played(9, 2, neighbours=neighbours)
+    liars: list[int] = []
+
+    def of_the_gone(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if phase == "masked" and not liars and client in played.server._graph.around(6):
+            liars.append(client)
+            message["refused"] = as_ids([6])
+        return message
+
+    played.play({"share": [6]}, up=of_the_gone)
+    assert played.rejected == {liars[0]: "field refused names a client that has dealt it nothing"}
+    assert played.server.survivors == set(played.ids) - {6, *liars}
     assert played.exact
 
 
@@ -201,6 +220,14 @@ def test_a_box_that_does_not_open_is_refused_and_its_shares_are_done_without(spo
         assert refused == ([0] if spoil is flip else [0, 3])
         assert len(played.answers["unmask", 6]["shares"]) == 6 - len(refused)
         assert played.exact
+
+
+def test_a_share_that_a_dropout_has_refused_is_not_missed_twice() -> None:
+    """Client 6 cannot open a box and drops out. The three that are left hold enough shares."""
+    spoilt = only("masked", 6, sealed=flip)
+    played = Played(5, 3).play({"unmask": [6, 12]}, down=spoilt)
+    assert len(played.answers["masked", 6]["refused"]) == 1
+    assert played.exact
 
 
 def test_a_dealer_whose_boxes_nobody_opens_ends_the_round() -> None:
@@ -403,6 +430,39 @@ def test_too_few_signatures_are_refused() -> None:
     assert "2 signatures of survivors, 3 are needed" in played.withheld[6]
 
 
+def test_a_client_discloses_for_the_list_that_it_has_signed_and_no_other_of_its_length() -> None:
+    """The server has three signatures of a list with 12 in place of 9, which 6 did not sign."""
+    played = Played(active_security=True)
+
+    def other(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("unmask", 6):
+            shown = [0, 3, 6, 12]
+            text = keys.survivors_text(played.clients[6]._view, shown)
+            signatures = [played.identities[c].sign(text) for c in (0, 3, 12)]
+            message["signatures"] = np.stack([np.frombuffer(s, np.uint8) for s in signatures])
+            message |= {"signers": as_ids([0, 3, 12]), "survivors": as_ids(shown)}
+            message["dropped"] = as_ids([9])
+        return message
+
+    played.play({"masked": [12]}, down=other)
+    assert "not those that this client has signed" in played.withheld[6]
+    assert played.exact
+
+
+def test_a_client_that_was_shown_fewer_sharers_signs_something_else() -> None:
+    """The server hides client 9, which drops out, from client 6 alone."""
+
+    def hide(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("masked", 6):
+            shown = message["senders"] != 9
+            message |= {name: message[name][shown] for name in ("senders", "sealed")}
+        return message
+
+    played = Played(active_security=True).play({"masked": [9]}, down=hide)
+    assert played.rejected == {6: "the list of survivors is not signed by this client"}
+    assert len(played.answers["consistency", 6]["signature"]) == 64
+
+
 def test_signatures_of_clients_outside_the_survivors_are_refused() -> None:
     """Client 12 has dropped out, and signs for the server what the survivors sign."""
     played = Played(active_security=True)
@@ -447,6 +507,37 @@ def test_active_security_needs_an_identity_and_the_complete_graph() -> None:
         Client(0, terms, Seeded(0))
     with pytest.raises(InvalidValue, match="requires the complete one"):
         Played(active_security=True, neighbours=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"threshold": 6}, r"threshold = 6 is outside \[1, 5\]"),
+        ({"least": 6}, r"least = 6 is outside \[1, 5\]"),
+        ({"neighbours": 2, "threshold": 4}, r"threshold = 4 is outside \[1, 3\]"),
+    ],
+)
+def test_terms_that_no_round_can_meet_are_refused(change: dict[str, int], reason: str) -> None:
+    with pytest.raises(InvalidValue, match=reason):
+        Played(5, **{"threshold": 3, **change})  # type: ignore[arg-type]
+    most = {name: value - (name != "neighbours") for name, value in change.items()}
+    assert Played(5, **{"threshold": 3, **most}).play().exact  # type: ignore[arg-type]
+
+
+def test_a_client_that_can_open_nothing_sends_no_more_bytes_than_the_server_expects() -> None:
+    """A server that allowed fewer would lose the vector of a client whose boxes were spoilt."""
+    played = Played(7, 3)
+    spoilt = only("masked", 6, sealed=lambda rows: rows ^ 1)
+    expected: list[int] = []
+
+    def weigh(phase: str, client: int, message: dict[str, Any]) -> dict[str, Any]:
+        if (phase, client) == ("masked", 6):
+            assert len(message["refused"]) == 6
+            expected.append(played.server.longest - len(encode(message)))
+        return message
+
+    played.play(up=weigh, down=spoilt)
+    assert expected == [0]
 
 
 def test_the_sum_is_not_to_be_had_before_the_end() -> None:

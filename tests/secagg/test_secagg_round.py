@@ -50,8 +50,6 @@ def test_complete_graph_any_pattern(plan: tuple[int, int, dict[Any, list[int]], 
     count, threshold, drop, active = plan
     data = vectors(count)
     flow = [p for p in PHASES if active or p != "consistency"]
-    if not active and "consistency" in drop:  # silent at a phase that is not there: at the next
-        drop.setdefault("unmask", []).extend(drop.pop("consistency"))
     below = [p for p in flow if len(left(data, drop, p)) < threshold]
     if below:
         with pytest.raises(RoundVoid) as void:
@@ -177,6 +175,23 @@ def test_a_seeded_round_repeats_to_the_byte() -> None:
     one, other, third = (Played(4, seed=seed).play({"masked": [3]}).answers for seed in (1, 1, 2))
     assert str(one) == str(other)
     assert str(one) != str(third)
+
+
+def test_a_client_may_be_silent_from_a_phase_on_that_the_round_leaves_out() -> None:
+    """Without signatures there is no phase `consistency`, so the client is silent at the next."""
+    data = vectors(5)
+    done, same = (run_round(data, 3, drop={p: [6, 16]}) for p in ("consistency", "unmask"))
+    assert (done.total == sum(data.values())).all()
+    assert done.bytes_up == same.bytes_up
+    with pytest.raises(RoundVoid, match="2 clients answered in phase unmask, but 3 are needed"):
+        run_round(data, 3, drop={"consistency": [1, 6, 16]})
+
+
+def test_clients_round_independently_of_each_other() -> None:
+    """Errors of equal vectors would otherwise add up in their sum instead of averaging out."""
+    halves = {client: np.full(60, 2.5) for client in (1, 4, 6, 9, 10)}
+    total = run_round(halves, 3, clip=7.0, bits=4, entropy=Seeded(8)).total
+    assert set(total) > {11.0, 12.0, 13.0, 14.0}, "five draws of 2 or 3 for each entry"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,16 @@ def test_many_secrets_each_from_its_own_points() -> None:
     assert shamir.join(np.array([3, 4, 5]), same) == secrets
 
 
+def test_parts_of_many_secrets_each_have_their_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last secret have equal points, and those between have others."""
+    monkeypatch.setattr(shamir, "_ELEMENTS_AT_ONCE", 2 * 3 * 5 + 1)  # two secrets at a time
+    secrets = [Secret(bytes([i, 7]) * 16) for i in range(5)]
+    shares = shamir.split(secrets, 3, 7, Seeded(4))
+    points = np.array([[1, 2, 3], [2, 3, 4], [4, 5, 6], [7, 2, 1], [1, 2, 3]])
+    some = np.stack([shares[row - 1, i] for i, row in enumerate(points)])
+    assert shamir.join(points, some) == secrets
+
+
 def test_encoding_has_constant_length_and_refuses_what_is_no_element() -> None:
     for value in (0, 1, P - 1):
         assert len(shamir.encode_shares(np.full((1, 5), value, np.uint64))) == 40
@@ -123,6 +133,10 @@ def test_shares_of_nothing_are_recognised() -> None:
     shares = shamir.split([Secret(bytes(32))], 3, 5, Seeded(0))[:, 0]
     shares[1, 2] ^= np.uint64(1)
     assert join([1, 2, 3], shares[:3]) is None
+    beyond = np.array([[0, 0, 0, 0, 1 << 48]], np.uint64)  # 2^256, whose limbs are all in range
+    assert join([1], beyond) is None
+    beyond -= np.array([[0, 0, 0, 0, 1]], np.uint64)
+    assert join([1], beyond) == Secret(bytes(26) + b"\xff" * 6)
 
 
 @pytest.mark.parametrize(("threshold", "points"), [(0, 3), (4, 3), (1, 0), (1, 2**20 + 1)])

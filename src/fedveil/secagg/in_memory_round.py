@@ -115,7 +115,10 @@ class _InMemory(Carrier):
     down: dict[str, int] = field(default_factory=dict)
 
     def ask(self, phase: str, messages: Mapping[int, Message]) -> Iterator[Answer]:
-        self.gone.update(self.silent.get(phase, ()))
+        # Earlier phases too, since the round may leave out the one from which a client is silent.
+        order: tuple[str, ...] = PHASES
+        for past in order[: order.index(phase) + 1]:
+            self.gone.update(self.silent.get(past, ()))
         self.up[phase] = self.down[phase] = 0
         last: Message | None = None
         encoded = b""
