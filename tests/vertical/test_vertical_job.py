@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,6 +256,26 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     assert account.figures(nobody, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
     assert all(line.epsilon < math.inf for line in shop)
+
+
+def test_the_opening_names_every_part_and_its_own_eps() -> None:
+    names = ("left0", "left1", "left2", "right", "top")
+    parts: dict[str, Any] = {name: {} for name in names}
+    for eps, said in ((5.0, "5.000000"), (0.0, "0.000000")):
+        alike = VerticalJob(privacy={"embedding_dp": {"eps": eps}}, parts=parts)
+        split = make_split(alike, Deep(3, crosses_early=True))
+        told = f"The embedding is protected by EmbeddingDP with eps {said}."
+        assert account.opening(split, "bank") == [told]
+    eps = {"a": 3.5, "b": None, "c": 3.5}
+    mixed = [
+        Part(name, "bank", ("data.x",), (3,), privacy=EmbeddingPrivacy(one))
+        for name, one in eps.items()
+    ]
+    split = SplitModel([*mixed, Part("top", "lead", tuple(eps), (2,))], leader="lead")
+    assert account.opening(split, "bank") == [
+        "The embedding of a, c is protected by EmbeddingDP with eps 3.500000.",
+        "The embedding of b is protected by EmbeddingDP with one bit for each value and no noise.",
+    ]
 
 
 def test_an_output_of_others_data_alone_is_no_release_of_ones_own() -> None:
