@@ -155,6 +155,19 @@ def test_parties_agree_on_one_manifest(
     assert set(names) == (set(PARTIES) if tls else set())
 
 
+def test_parties_sign_one_manifest_whatever_settings_are_their_own(
+    tmp_path: Path, keys: dict[str, Credentials]
+) -> None:
+    sides = {name: run_of(tmp_path, name) for name in PARTIES}
+    job = sides["bank"].setting.job
+    sides["bank"].setting.job = job.with_(
+        name="ours", threads=3, privacy={"max_epsilon": 2.5}, alignment={"most_ids": 999}
+    )  # fmt: skip
+    drive_together({name: agree(side, RUN, keys[name]) for name, side in sides.items()})
+    manifests = {(tmp_path / name / "bundle/manifest.json").read_bytes() for name in PARTIES}
+    assert len(manifests) == 1
+
+
 def edited(old: bytes, new: bytes):  # type: ignore[no-untyped-def]
     return lambda message: {**message, "manifest": message["manifest"].replace(old, new)}
 
@@ -205,6 +218,16 @@ def test_a_lying_follower_completes_no_bundle(tmp_path: Path, keys: dict[str, Cr
         with pytest.raises(ExchangeError, match=why):
             agreed(folder, keys, change, liar="bank")
         assert not (folder / "lead" / "bundle" / "manifest.json").exists()
+
+
+def test_a_comment_beside_a_certificate_may_be_in_any_encoding(
+    tmp_path: Path, keys: dict[str, Credentials]
+) -> None:
+    """Such a file is accepted for the links, so it must also sign when hours of training end."""
+    commented = b"O=M\xfcller & S\xc3\xb6hne\n" + keys["bank"].certificate
+    agreed(tmp_path, keys | {"bank": replace(keys["bank"], certificate=commented)})
+    raw = (tmp_path / "lead" / "bundle" / "signatures.json").read_bytes()
+    assert Signatures.parsed(raw, "file").by_party["bank"].chain == commented
 
 
 def test_a_signature_is_for_one_manifest(keys: dict[str, Credentials]) -> None:

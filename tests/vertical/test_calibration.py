@@ -11,7 +11,7 @@ from scipy.special import softmax
 from sklearn import metrics as known
 
 from fedveil.entropy import Seeded
-from fedveil.vertical.calibration import calibrated, log_loss
+from fedveil.vertical.calibration import apply, calibrated, fit, log_loss
 from fedveil.vertical.calibrator import Calibrator, _threshold
 from fedveil.vertical.predictions import told_scores
 from fedveil.vertical.rows import Rows
@@ -46,6 +46,20 @@ def test_few_examples_change_little(count: int) -> None:
     found = calibrated(TRUE[:count], LABELS[:count])
     assert np.abs(found - softmax(TRUE[:count], axis=1)).max() < 0.4
     assert np.isfinite(found).all()
+
+
+def test_a_fit_is_of_the_scores_of_classes_that_are_masked_too() -> None:
+    """A class that a model masks, or that no example has, gets a probability all the same."""
+    outputs, labels = TRUE[:40].copy(), np.where(LABELS[:40] == 2, 0, LABELS[:40])
+    factor, shifts = fit(outputs, labels)
+    assert apply(outputs, factor, shifts)[:, 2].mean() > 0.01
+    outputs[7, 2] = -np.inf
+    factor, shifts = fit(outputs, labels)
+    found = apply(outputs, factor, shifts)
+    assert np.isfinite([factor, *shifts]).all()
+    assert np.isfinite(apply(outputs, 0.0, shifts)).all()
+    assert found[7, 2] < 1e-99
+    np.testing.assert_allclose(found.sum(axis=1), 1)
 
 
 def test_the_log_loss_is_scikit_learn_s() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -94,3 +95,13 @@ def test_bad_arguments_get_a_sentence() -> None:
         EmbeddingDPLayer(1.0, gradient="clipped")
     with pytest.raises(InvalidValue, match="value 1 of 2 is NaN"):
         EmbeddingDPLayer(1.0)(torch.tensor([0.0, torch.nan]))
+
+
+@pytest.mark.parametrize("gradient", ["straight_through", "none"])
+def test_bits_are_drawn_from_the_entropy_that_is_given(gradient: Any) -> None:
+    values = torch.zeros(3, 41)
+    first, again, other = (
+        EmbeddingDPLayer(0.5, gradient, Seeded(seed))(values) for seed in (4, 4, 5)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

@@ -211,3 +211,8 @@ def test_without_a_known_label_no_class_has_a_score() -> None:
     none = np.empty(0, np.int64)
     scores = by_known([Window.of(directions([returned(labels, 3, source)]))], ROWS, none, none, 3)
     assert (decided(scores, common=2) == 2).all()
+
+
+def test_an_example_is_of_the_common_class_only_if_all_its_scores_are_equal() -> None:
+    scores = np.array([[-1.0, 0.0, -2.0], [3.0, 3.0, 3.0], [-0.5, -0.5, -0.5], [0.0, -1.0, 0.0]])
+    assert decided(scores, common=2).tolist() == [1, 2, 2, 0]

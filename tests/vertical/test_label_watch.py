@@ -148,6 +148,14 @@ def test_each_batch_counts_alike_in_the_sums() -> None:
     assert sums.of(["left"])[0] == pytest.approx(np.array([[1.2, 1.6], [0.0, 2.0]]))
 
 
+def test_sums_are_of_as_many_examples_as_their_memory_holds() -> None:
+    sums, places = GradientSums(9, 40), np.arange(12)
+    rows = torch.arange(1.0, 61.0).reshape(12, 5)
+    sums.add("left", rows, torch.from_numpy(places), Occasion("train", 0, 1, 0, places))
+    assert sums.labels.tolist() == list(range(8))
+    assert sums.of(["left"])[0].shape == (8, 5)
+
+
 def test_every_part_is_read_however_long_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_watch, "_VALUES", 2 * VALUES)
     assert len(heard(by_sign, [0.6, 0.4], 2)) == 1
@@ -160,6 +168,59 @@ def test_parts_of_one_follower_are_read_together_as_far_as_both_were_seen(
     monkeypatch.setattr(label_watch, "_VALUES", 2 * BATCH * VALUES + 1)
     split = Bottoms().split_model().replace("right", owner="bank")
     assert len(heard(by_sign, [0.6, 0.4], 2, split=split)) == 1
+
+
+def test_parts_of_one_follower_are_read_alone_and_together_at_both_ends_and_in_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the second part's gradients tell the labels. The run is resumed after step 40."""
+    monkeypatch.setattr(label_watch, "_VALUES", 9 * BATCH * VALUES)
+    split, said = Bottoms().split_model().replace("right", owner="bank"), list[str]()
+    steps = 3 * EXAMPLES // BATCH
+    watch = LabelWatch(split, 2, lambda crossing, rows, *more: rows, said.append, steps)
+    draw = Seeded(6, "labels").generator()
+    all_labels = draw.choice(2, size=EXAMPLES, p=[0.7, 0.3])
+    for step in range(41, 41 + steps):
+        places = np.arange(step * BATCH, (step + 1) * BATCH) % EXAMPLES
+        labels = all_labels[places]
+        for crossing in split.crossings:
+            make = by_sign if crossing.part == "right" else nothing
+            rows, occasion = make(labels, draw), Occasion("train", 0, step, 0, places)
+            watch(crossing, torch.from_numpy(rows), torch.from_numpy(labels), occasion)
+        watch.step_ended(last=step == 40 + steps)
+    told = [text for text in said if "returned to bank" in text]
+    groups = [re.search(r"gradients of (.*) returned", text)[1] for text in told]  # type: ignore[index]
+    assert groups == ["left", "right", "left, right"] * 3
+    for group, text in zip(groups, told, strict=True):
+        assert ("reveal them" in text) == ("right" in group), text
+    judged = [int(re.search(r" of (\d+) right", text)[1]) for text in told]  # type: ignore[index]
+    assert judged[:3] == judged[3:6]
+    when = ["measured in steps 41 to 60", f"steps {21 + steps} to {40 + steps}"]
+    when.append(f"added up over steps 41 to {40 + steps}")
+    for number, text in enumerate(told):
+        assert text.endswith(when[number // 3])
+
+
+def longer(labels: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return gradients of random directions that are longer for examples of class 1."""
+    return nothing(labels, draw) * np.where(labels == 1, 9.0, 1.0)[:, None]
+
+
+@pytest.mark.parametrize("shares", [[0.75, 0.25], [0.9, 0.1]])
+def test_lengths_alone_reveal_the_rarer_class(shares: list[float]) -> None:
+    (text,) = heard(longer, shares, 3)
+    assert "reveal them" in text
+    value, low, high = map(
+        float, re.search(r"AUC (\d\.\d\d) by norm \((.*?) to (.*?)\)", text).groups()  # type: ignore[union-attr]
+    )  # fmt: skip
+    assert value > 0.95
+    assert low > 0.5
+    assert high >= value
+    (open_,) = heard(nothing, shares, 3)
+    value, low, high = map(
+        float, re.search(r"AUC (\d\.\d\d) by norm \((.*?) to (.*?)\)", open_).groups()  # type: ignore[union-attr]
+    )  # fmt: skip
+    assert low < value < high
 
 
 def test_a_run_of_one_epoch_has_no_sums() -> None:

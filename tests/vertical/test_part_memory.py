@@ -226,6 +226,51 @@ def test_a_batch_counts_what_autograd_keeps() -> None:
     assert told(SimpleNamespace(loss=loss), "bank", "lead") == 0
 
 
+class _Attention(nn.Module):
+    """Attends from 2 learnt queries of width 3 to the 5 words of each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.mixed = nn.ModuleList(nn.Linear(7, 3, bias=False) for _ in range(3))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        asked, keys, values = (mix(self.norm(words)) for mix in self.mixed)
+        return functional.scaled_dot_product_attention(asked, keys, values)
+
+
+class _Top(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, heard: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.softplus(heard).float())
+
+
+def test_a_batch_counts_attention_and_what_another_party_sends() -> None:
+    bottom, top = _Attention().to("meta"), _Top().to("meta")
+    split = SplitModel(
+        [
+            Part("low", "bank", ("data.words",), (5, 3), bottom),
+            Part("half", "shop", ("data.y",), (4, 3), None, "bfloat16"),
+            Part("top", "lead", ("half",), (4, 2), top),
+            Part("last", "lead", ("top", "low"), (1,), None),
+        ],
+        leader="lead",
+    )
+    task = SimpleNamespace(inputs={"words": ((5, 7), torch.float32)})
+    words, mixed = 11 * 5 * 7, 11 * 5 * 3
+    # Each of three normalisations keeps its input once for all, its result, and the mean and the
+    # deviation of each of 5 words. Attention keeps its three inputs and its result.
+    saved = words + 3 * (words + 2 * 5) + 4 * mixed
+    assert batch_bytes(split, task, ["bank"], 11) == int(1.15 * 4 * (saved + 2 * words))
+    # The output that arrives has a gradient, so it is kept at 2 bytes a value.
+    heard, shown = 11 * 4 * 3, 11 * 4 * 2
+    found = batch_bytes(split, task, ["lead"], 11)
+    assert found == int(1.15 * (2 * heard + 4 * heard + 4 * shown + 2 * 4 * heard))
+
+
 def test_a_checkpoint_is_written_without_a_copy_and_read_a_tensor_at_a_time(tmp_path: Path) -> None:
     linear = nn.Linear(512, 512, bias=False)
     split = SplitModel([Part("top", "lead", ("data.x",), (512,), linear,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import http.client
+import itertools
 import json
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,7 @@ from fedveil.link.tls import Credentials, write_certificates
 from fedveil.vertical.remote.sessions import Meeting, _check_purpose, _told_of
 from fedveil.vertical.scoring import http_server
 from fedveil.vertical.scoring import service as service_module
-from fedveil.vertical.scoring.http_server import HttpServer
+from fedveil.vertical.scoring.http_server import Answer, HttpServer, Request
 from fedveil.vertical.scoring.service import PredictionService
 from fedveil.vertical.scoring.service_metrics import ServiceMetrics
 from fedveil.vertical.scoring.sources import Together
@@ -266,6 +268,134 @@ def test_a_complete_header_has_a_limit_too(source: Together) -> None:
         for count, status in ((most - 100, b"200"), (most, b"431")):
             head = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx: "
             assert served.raw(head + b"y" * count + b"\r\n\r\n").split(b" ")[1] == status
+
+
+def test_the_limits_of_a_request_are_allowed_and_what_is_refused_is_counted(
+    source: Together,
+) -> None:
+    service = PredictionService(source, None, queue=7, guesses=1001)
+    longest = "x" * service_module.MOST_ID_LETTERS
+
+    def asked(path: str, **body: Any) -> Answer:
+        method = "POST" if body else "GET"
+        return asyncio.run(service.handle(Request(method, path, json.dumps(body).encode(), None)))
+
+    assert asked("/predict", ids=[f"n{at}" for at in range(service_module.MOST_IDS)]).status == 200
+    assert asked("/predict", id=longest).status == 404
+    assert asked("/predict", ids=["y", "z", longest]).status == 429
+    service._waiting = 5
+    told = asked("/metrics").data.splitlines()
+    assert {"fedveil_queue_waiting 5", "fedveil_queue_limit 7"} <= set(told)
+    assert "fedveil_unknown_ids_total 1004" in told
+
+
+def test_an_answer_under_way_is_sent_when_the_service_ends(
+    source: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_END_S", 20.0)
+    found: list[tuple[int, Any]] = []
+    under_way = threading.Event()
+
+    async def slow(request: Request) -> Answer:
+        under_way.set()
+        await asyncio.sleep(0.2)
+        return Answer(200, {"status": "done"})
+
+    with Served(source) as served:
+        monkeypatch.setattr(served.service, "_answer", slow)
+        client = threading.Thread(
+            target=lambda: found.append(served.ask("/health", timeout=5)), daemon=True
+        )
+        client.start()
+        assert under_way.wait(10)
+    client.join(10)
+    assert found == [(200, {"status": "done"})]
+
+
+async def answered(pieces: Iterable[bytes], pause: float = 0.0) -> bytes:
+    """Send `pieces` to a server that answers with what it got. Returns what it sends in all."""
+
+    async def handle(request: Request) -> Answer:
+        told = hashlib.sha256(request.body).hexdigest()
+        return Answer(200, {"path": request.path, "body": told})
+
+    server, here = await (http := HttpServer(Address("127.0.0.1", 0), handle, None)).start()
+    reader, writer = await asyncio.open_connection(here.host, here.port)
+    found = bytearray()
+
+    async def read() -> None:
+        with suppress(ConnectionError):  # the server has closed while a piece was on its way
+            while some := await reader.read(4096):
+                found.extend(some)
+
+    reading = asyncio.create_task(read())
+    for piece in pieces:
+        if reading.done():
+            break
+        writer.write(piece)
+        await asyncio.sleep(pause)
+    await asyncio.wait_for(reading, 30)
+    writer.close()
+    server.close()
+    await http.end()
+    return bytes(found)
+
+
+def posted(body: bytes) -> bytes:
+    head = "POST /predict?a=1?b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_a_long_body_arrives_whole() -> None:
+    body = bytes(range(251)) * 801  # several times as long as what is read at once
+    status, _, told = asyncio.run(answered([posted(body)])).partition(b"\r\n")
+    assert status.startswith(b"HTTP/1.1 200")
+    assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
+        "path": "/predict", "body": hashlib.sha256(body).hexdigest()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", ["head", "body"])
+def test_a_client_that_sends_a_byte_now_and_then_is_ended(
+    monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """Otherwise a few such clients keep all connections, and nobody else gets an answer."""
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
+    sent = posted(bytes(997)) if slow == "body" else b"GET / HTTP/1.1\r\nx: " + b"y" * 997
+    rest = iter(range(len(sent) - 990, len(sent) - 840))
+    pieces = itertools.chain([sent[:-990]], (sent[at : at + 1] for at in rest))
+    assert b" 408 " in asyncio.run(answered(pieces, pause=0.02))
+    assert next(rest, None) is not None
+
+
+def test_an_idle_connection_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_END_S", 0.05)
+
+    async def ended() -> bytes:
+        server, here = await (http := HttpServer(Address("127.0.0.1", 0), print, None)).start()  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_connection(here.host, here.port)
+        while not http._tasks:
+            await asyncio.sleep(0.01)
+        server.close()
+        await asyncio.wait_for(http.end(), 5)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        return b"ended"
+
+    assert asyncio.run(ended()) == b"ended"
+
+
+@pytest.mark.parametrize("long", ["target", "name", "value"])
+def test_every_byte_of_a_header_counts(long: str) -> None:
+    most = http_server.MOST_HEADER_BYTES
+    for size, status in ((most, b"200"), (most + 1, b"431")):
+        form = {"target": "/{}", "name": "/", "value": "/"}[long]
+        head = f"GET {form} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+        head += {"target": "", "name": "x{}: y\r\n", "value": "x: y{}\r\n"}[long] + "\r\n"
+        sent = head.format("z" * (size - len(head) + 2)).encode()
+        assert len(sent) == size
+        assert asyncio.run(answered([sent])).split(b" ")[1] == status
 
 
 def test_plaintext_is_for_loopback_alone(source: Together) -> None:

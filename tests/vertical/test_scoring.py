@@ -23,21 +23,37 @@ from fedveil.errors import (
     FewCommon,
     InvalidValue,
     LimitReached,
+    MessageInvalid,
     Unfit,
 )
-from fedveil.link.channel import Receive, Send
+from fedveil.link.channel import Receive, Send, drive_together
+from fedveil.record.run_folder import RunFolder
 from fedveil.record.sealed_message import unsealed
-from fedveil.vertical.bundle import Bundle
+from fedveil.vertical import bundle as bundle_module
+from fedveil.vertical.bundle import Bundle, sent_file
 from fedveil.vertical.calibrator import CALIBRATOR, Calibrator
 from fedveil.vertical.one_process import look
 from fedveil.vertical.party_run import PartyRun
 from fedveil.vertical.rows import Order
-from fedveil.vertical.scoring import row_alignment, sources
+from fedveil.vertical.scoring import predicted, row_alignment, sources
+from fedveil.vertical.scoring import scorer as scorer_module
 from fedveil.vertical.scoring.predicted import Answers, Decision, ScoreFile
-from fedveil.vertical.scoring.scored_examples import SCORED
-from fedveil.vertical.scoring.scorer import Scorer
-from fedveil.vertical.scoring.sources import Together, bundles_in, files_of
-from scoring_parts import BANKS, LEADERS, NEW, played, scorers, together, trained, write_table
+from fedveil.vertical.scoring.scored_examples import SCORED, ScoredExamples
+from fedveil.vertical.scoring.scorer import Scorer, Scores
+from fedveil.vertical.scoring.sources import Apart, Together, bundles_in, files_of
+from fedveil.vertical.split import Part, SplitModel
+from scoring_parts import (
+    BANKS,
+    LEADERS,
+    NEW,
+    follow_once,
+    lead_once,
+    played,
+    scorers,
+    together,
+    trained,
+    write_table,
+)
 
 COMMON = NEW - BANKS - LEADERS
 
@@ -235,7 +251,8 @@ def test_an_edited_file_is_refused(tmp_path: Path, stack: ExitStack, name: str) 
 def test_a_file_outside_the_manifest_is_refused(tmp_path: Path, stack: ExitStack) -> None:
     folder = trained(tmp_path)
     bundle = folder / "run" / "lead" / "bundle"
-    for name in ("more.csv", "checkpoint/more"):
+    (bundle / "checkpoint" / "state").mkdir()
+    for name in ("more.csv", "checkpoint/more", "checkpoint/state/more"):
         (bundle / name).write_text("x")
         with pytest.raises(BundleInvalid, match=rf"{name} is not a file of the bundle .* added"):
             Bundle.read(bundle)
@@ -243,6 +260,19 @@ def test_a_file_outside_the_manifest_is_refused(tmp_path: Path, stack: ExitStack
     Bundle.read(bundle)
     (bundle / "checkpoint" / "job.yaml").write_text("x")
     with pytest.raises(BundleInvalid, match=r"checkpoint/job\.yaml is not the file that the part"):
+        Bundle.read(bundle)
+
+
+def test_an_edit_after_the_first_mebibytes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_module, "_AT_ONCE", 100)
+    bundle = trained(tmp_path) / "run" / "lead" / "bundle"
+    Bundle.read(bundle)
+    data = bytearray((bundle / "model.safetensors").read_bytes())
+    data[-3] ^= 1
+    (bundle / "model.safetensors").write_bytes(data)
+    with pytest.raises(BundleInvalid, match=r"model\.safetensors is not the file that the part"):
         Bundle.read(bundle)
 
 
@@ -456,6 +486,164 @@ def test_an_example_of_several_files_is_counted_once(tmp_path: Path, stack: Exit
         bank.scored.charge(np.array([place]))
         assert np.flatnonzero(bank.scored._scored).tolist() == [place]
         assert bank.scored._scored[place] == times
+
+
+def test_each_row_is_charged_for_its_own_times_and_its_own_label(tmp_path: Path) -> None:
+    """Training and held-out examples are mixed in the order of their digests."""
+    asked: list[tuple[int, bool, int]] = []
+
+    def allows(times: int, *, labelled: bool, scored: int) -> bool:
+        asked.append((times, labelled, scored))
+        return times != 6
+
+    ids = [np.array(["u3", "u1", "u2", "u7"]), np.array(["t1", "t2", "t4"])]
+    times = [np.array([5, 6, 7, 4]), np.array([9, 9, 9])]
+    (tmp_path / "sent").write_bytes(sent_file(ids, times, [True, False]))
+    split = SplitModel(
+        [
+            Part("low", "bank", ("data.x",), (3,)),
+            Part("high", "bank", ("low", "data.z"), (5,)),
+            Part("top", "lead", ("high", "low"), (2,)),
+        ],
+        leader="lead",
+    )
+    folder: Any = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+    scored = ScoredExamples(folder, folder, split, "bank", SimpleNamespace(allows=allows))  # type: ignore[arg-type]
+    scored.load(np.array(["t2", "u1", "new", "u2", "u7", "u3", "t4"]))
+    scored.charge(np.array([4, 0]))
+    allowed = [scored.allowed(np.array([row])).tolist() for row in range(7)]
+    assert asked == [
+        (9, False, 2), (6, True, 1), (0, False, 1), (7, True, 1), (4, True, 2), (5, True, 1),
+        (9, False, 1),
+    ]  # fmt: skip
+    assert allowed == [[True], [False], *[[True]] * 5]
+    assert [line.what for line in scored.figures()] == [
+        "a scored example's low, sent unprotected", "a scored example's high, sent unprotected"
+    ]  # fmt: skip
+    scored.close()
+
+
+class Refusing:
+    """A source whose outputs tell the row, and which refuses some rows."""
+
+    is_connected = True
+
+    def __init__(self, count: int, common: list[int], refused: set[int]) -> None:
+        task = SimpleNamespace(classes=None, in_own_unit=lambda outputs: 10 * outputs + 3)
+        self.common, self.refused, self.most = np.array(common), refused, 0
+        self.leader: Any = SimpleNamespace(
+            task=task,
+            folder=SimpleNamespace(path=Path()),
+            bundle=SimpleNamespace(contents=SimpleNamespace(files={})),
+            split=SimpleNamespace(last=SimpleNamespace(output=(1,))),
+            ids=np.array([f"id{row}" for row in range(count)]),
+        )
+
+    def scores(self, rows: Any) -> Scores:
+        self.most = max(self.most, len(rows))
+        allowed = ~np.isin(rows, list(self.refused))
+        return Scores(allowed, rows[allowed].astype(np.float32)[:, np.newaxis] / 8)
+
+
+def test_a_file_has_a_line_for_each_row_that_no_party_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicted, "MOST_ROWS", 3)
+    source, said = Refusing(11, [9, 4, 2, 7, 0, 10, 5], {9, 4, 2, 0}), list[str]()
+    counts = ScoreFile(tmp_path / "out.csv").write(source, said.append)
+    assert counts == {"scored": 3, "refused": 4, "alone": 4}
+    assert (tmp_path / "out.csv").read_text("utf-8").splitlines() == [
+        "id,prediction", "id7,11.75", "id10,15.5", "id5,9.25"
+    ]  # fmt: skip
+    assert not said  # numbers have no probabilities that could be calibrated
+    outputs, refused = Answers(source).of_rows(np.array([5, 7, 0, 10, 7, 9, 4]))
+    assert refused.tolist() == [False, False, True, False, False, True, True]
+    assert (8 * outputs[~refused, 0]).tolist() == [5, 7, 10, 7]
+    assert source.most == 3
+
+
+@pytest.mark.parametrize("rows", [[], [-1, 2], [2, 5], [3, 3]])
+def test_a_leader_cannot_name_a_row_that_is_not_there(rows: list[int]) -> None:
+    scorer: Any = SimpleNamespace(ids=np.arange(5))
+
+    def told(rows: list[int]) -> Any:
+        message: Any = {"kind": "aligned", "rows": np.array(rows, np.int64)}
+        return row_alignment._rows(scorer, message, None)
+
+    with pytest.raises(MessageInvalid, match="not distinct positions among the 5 here"):
+        told(rows)
+    assert told([4, 0]).tolist() == [4, 0]
+
+
+def test_a_follower_that_restarts_is_asked_from_the_first_request(tmp_path: Path) -> None:
+    folder, found = trained(tmp_path), []
+    bundles = {name: folder / "run" / name / "bundle" for name in ("lead", "bank")}
+    with ExitStack() as stack:
+        lead = Scorer(bundles["lead"], str(folder / "new-lead.csv"), stack)
+        for rows in ([[3, 1], [4]], [[1, 5]]):
+            with ExitStack() as its:
+                bank = Scorer(bundles["bank"], str(folder / "new-bank.csv"), its)
+                sides = {"lead": lead_once(lead, rows), "bank": follow_once(bank)}
+                found.append(drive_together(sides, encoded=True)["lead"])
+    np.testing.assert_allclose(found[0][0].outputs[1], found[1][0].outputs[0], atol=1e-5)
+
+
+def test_a_bundle_has_the_limits_of_its_job_and_says_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = trained(tmp_path), list[str]()
+    kinds = ["red", "blue", "never seen"]
+    bank = {"key": ["c1", "c2", "c3"], "z0": [1, 0, 2], "z1": [0, 2, 1], "kind": kinds}
+    write_table(folder / "new.csv", bank)
+
+    def opened(most: int | None) -> int:
+        with ExitStack() as stack:
+            path = folder / "run" / "bank" / "bundle"
+            scorer = Scorer(path, str(folder / "new.csv"), stack, None, said.append, most)
+            assert scorer.new.notes
+            assert [f"bank: {note}" for note in scorer.new.notes] == said[-len(scorer.new.notes) :]
+            return scorer.most_ids
+
+    assert [opened(most) for most in (None, 5, 0)] == [12, 5, 0]
+    reopen = scorer_module.reopen
+
+    def limited(*given: Any) -> Any:
+        root, job = reopen(*given)
+        return root, job.with_(alignment={"most_ids": 17})
+
+    monkeypatch.setattr(scorer_module, "reopen", limited)
+    assert [opened(most) for most in (None, 5)] == [17, 5]
+
+
+def test_a_leader_refuses_who_is_unfit_and_waits_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+    links = {
+        name: SimpleNamespace(
+            is_connected=name == "bank",
+            refuse=lambda why, name=name: done.append((name, why)),
+            await_another=lambda name=name: done.append(name),
+        )
+        for name in ("bank", "shop")
+    }
+    apart = object.__new__(Apart)
+    apart._links, apart._agreed = links, True  # type: ignore[assignment]
+    apart._meeting = SimpleNamespace(report=done.append)  # type: ignore[assignment]
+    tried = iter([Unfit("shop", "shop has no ids"), None])
+
+    def work() -> str:
+        if (error := next(tried)) is not None:
+            raise error
+        done.append(apart._agreed)
+        return "scores"
+
+    assert apart._retrying(work) == "scores"
+    refused = ["refused: shop has no ids", ("shop", "shop has no ids"), "shop"]
+    assert done == [*refused, False]  # the common rows must be found again
+    assert not apart.is_connected
+    monkeypatch.setattr(sources, "drive", lambda *given: pytest.fail("nothing was agreed on"))
+    apart._finish()
 
 
 def test_a_row_that_the_limit_refuses_is_not_sent_to_a_lying_leader(

@@ -14,7 +14,7 @@ import torch
 import vertical_parts
 from fedveil.entropy import Secure, Seeded
 from fedveil.errors import RunFolderError
-from fedveil.record.run_folder import RunFolder
+from fedveil.record.run_folder import METRICS, RunFolder
 from fedveil.record.sealed_message import unsealed
 from fedveil.vertical import VerticalJob, log_lines, step_window
 from fedveil.vertical import rows as rows_module
@@ -24,8 +24,9 @@ from fedveil.vertical.epsilon_limit import Limit
 from fedveil.vertical.rows import Rows
 from fedveil.vertical.split import EmbeddingPrivacy
 from fedveil.vertical.step import Occasion
-from fedveil.vertical.step_checkpoint import Checkpoint
+from fedveil.vertical.step_checkpoint import Checkpoint, check_begins
 from fedveil.vertical.step_window import StepWindow
+from fedveil.vertical.task import Measured
 
 
 def test_a_record_has_the_means_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +69,31 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     (tmp_path / "checkpoint" / f"{3:09d}").rename(tmp_path / "checkpoint" / f"{4:09d}")
     with pytest.raises(RunFolderError, match="it is of step 3"):
         Checkpoint.read(folder, 4)
+
+
+def test_a_folder_without_a_record_of_a_step_may_begin(tmp_path: Path) -> None:
+    """A process that is killed before its first checkpoint has made the file of records."""
+    folder: Any = RunFolder(tmp_path, None)  # type: ignore[arg-type]
+    check_begins(folder)
+    (tmp_path / METRICS).write_bytes(b"")
+    check_begins(folder)
+    (tmp_path / METRICS).write_bytes(b"{}\n")
+    with pytest.raises(RunFolderError, match="holds no step"):
+        check_begins(folder)
+
+
+def test_metrics_over_all_examples_are_of_bfloat16_outputs_too() -> None:
+    def figures(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+        return {"largest": float(outputs.max()), "labels": labels.tolist()}
+
+    def metrics(outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        return {"examples": len(labels), "loss_sum": float(outputs.sum())}
+
+    measured = Measured(SimpleNamespace(figures=figures, metrics=metrics))  # type: ignore[arg-type]
+    for rows, labels in (([[0.5], [2.5], [1.0]], [4, 1, 2]), ([[-3.0]], [9])):
+        measured.add(torch.tensor(rows, dtype=torch.bfloat16), torch.tensor(labels))
+    measured.add(torch.ones(2, 1), None)
+    assert measured.quality() == {"loss": 0.25, "largest": 2.5, "labels": [4, 1, 2, 9]}
 
 
 def test_a_line_has_the_figures_of_its_record() -> None:

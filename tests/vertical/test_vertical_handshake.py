@@ -281,6 +281,8 @@ def applications(**changes: Any) -> dict[str, Any]:
     [
         {"job": 3},
         {"job": "{"},
+        {"job": "[" * 100_000},
+        {"parts": '{"top":' * 100_000},
         {"steps": np.array([0.5])},
         {"run": "text"},
         {"digests_train": np.zeros((4, 5), np.uint8)},

@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ import torch
 from torch import nn
 
 import vertical_parts
-from fedveil.errors import JobError
+from fedveil.errors import InvalidValue, JobError
 from fedveil.vertical import EmbeddingPrivacy, Optimizer, VerticalJob, account
 from fedveil.vertical.blocks import OptimizerSettings
 from fedveil.vertical.job_reference import reference
 from fedveil.vertical.job_split import make_split, threads
+from fedveil.vertical.remote.machine import follower_of
 from fedveil.vertical.split import Part, SplitModel
+from fedveil.vertical.task import check_party
 from vertical_parts import UShape
 
 WRONG: list[tuple[dict[str, object], str]] = [
@@ -255,6 +258,43 @@ def test_an_unprotected_crossing_beside_a_protected_one_has_an_infinite_epsilon(
     assert account.figures(nobody, "lead", releases, 1e-5, None) == []  # type: ignore[arg-type]
     shop = account.figures(split, "shop", releases, 1e-5, None)  # type: ignore[arg-type]
     assert all(line.epsilon < math.inf for line in shop)
+
+
+def test_the_opening_names_every_part_and_its_own_eps() -> None:
+    names = ("left0", "left1", "left2", "right", "top")
+    parts: dict[str, Any] = {name: {} for name in names}
+    for eps, said in ((5.0, "5.000000"), (0.0, "0.000000")):
+        alike = VerticalJob(privacy={"embedding_dp": {"eps": eps}}, parts=parts)
+        split = make_split(alike, Deep(3, crosses_early=True))
+        told = f"The embedding is protected by EmbeddingDP with eps {said}."
+        assert account.opening(split, "bank") == [told]
+    eps = {"a": 3.5, "b": None, "c": 3.5}
+    mixed = [
+        Part(name, "bank", ("data.x",), (3,), privacy=EmbeddingPrivacy(one))
+        for name, one in eps.items()
+    ]
+    split = SplitModel([*mixed, Part("top", "lead", tuple(eps), (2,))], leader="lead")
+    assert account.opening(split, "bank") == [
+        "The embedding of a, c is protected by EmbeddingDP with eps 3.500000.",
+        "The embedding of b is protected by EmbeddingDP with one bit for each value and no noise.",
+    ]
+
+
+def test_the_largest_in_flight_and_a_jobs_own_momentum() -> None:
+    assert VerticalJob(in_flight=32, batch_size=32).in_flight == 32
+    wrong = re.escape("optimizer.momentum = 0.75 belongs to sgd; under optimizer.name = adamw")
+    with pytest.raises(JobError, match=rf"(^|\s){wrong}"):
+        VerticalJob(optimizer={"name": "adamw", "momentum": 0.75})
+
+
+def test_a_follower_of_several_has_to_say_which_it_is() -> None:
+    task: Any = SimpleNamespace(leader="lead", followers=("bank", "shop"))
+    assert follower_of(task, "shop", None) == "shop"
+    with pytest.raises(InvalidValue, match=r"--party is missing: .* bank, shop"):
+        follower_of(task, None, None)
+    check_party(task, "lead")
+    with pytest.raises(InvalidValue, match="'desk' is not one of lead, bank, shop"):
+        check_party(task, "desk")
 
 
 def test_an_output_of_others_data_alone_is_no_release_of_ones_own() -> None:

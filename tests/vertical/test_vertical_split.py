@@ -162,6 +162,7 @@ def test_what_is_refused_is_refused_in_one_sentence(sentence: str) -> None:
         (lambda: Optimizer(momentum=1.0), "optimizer.momentum = 1.0 is outside"),
         (lambda: EmbeddingPrivacy(-1.0), "embedding_dp.eps = -1.0 is outside"),
         (lambda: SplitModel([Part("t", "l", ("data.x",), (0,))], leader="l"), "output of the part"),
+        (lambda: SplitModel([Part("t", "l", ("data.x",), (3, 0))], leader="l"), "part t = 0 is"),
     ],
 )
 def test_numbers_outside_their_range(make: Callable[[], object], sentence: str) -> None:
@@ -179,6 +180,18 @@ def test_the_joined_model_reads_each_partys_own_column() -> None:
     assert isinstance(right, nn.Module)
     assert isinstance(top, nn.Module)
     assert torch.equal(found, top(left(x[:, :3]), right(x[:, 3:])))
+    assert torch.equal(joined({"x": x[:, 3:], "bank.x": x[:, :3]}), found)
+
+
+def test_a_column_that_several_parts_read_is_named_once() -> None:
+    parts = [
+        part("left", "bank", "data.y", "data.x"),
+        part("more", "bank", "data.x", "left", "data.z"),
+        part("right", "shop", "data.x"),
+        part("top", "lead", "left", "more", "right"),
+    ]
+    split = SplitModel(parts, leader="lead")
+    assert (split.columns("bank"), split.columns("shop")) == (("y", "x", "z"), ("x",))
 
 
 def test_a_part_without_a_module_is_named_when_it_is_needed() -> None:

@@ -182,6 +182,26 @@ def test_through_its_bytes_it_is_the_same(shape: str, privacy: EmbeddingPrivacy 
     assert torch.equal(weights(direct), weights(encoded))
 
 
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_part_learns_from_its_owners_parts_and_from_another_party(in_flight: int) -> None:
+    def made() -> SplitModel:
+        torch.manual_seed(0)
+        parts = [
+            Part("low", "bank", ("data.x",), (8,), layer(6, 8, 1)),
+            Part("high", "bank", ("low",), (4,), layer(8, 4, 2)),
+            Part("top", "lead", ("low", "high"), (6,), vertical_parts.Joint(12, 6)),
+        ]
+        split = SplitModel(parts, leader="lead")
+        for part in parts:
+            split = split.replace(part.name, optimizer=SGD)
+        return split
+
+    split, unsplit = made(), made()
+    train(split, in_flight, 3)
+    train_unsplit(unsplit, SGD, 3)
+    torch.testing.assert_close(weights(split), weights(unsplit), atol=1e-6, rtol=1e-5)
+
+
 def test_a_bfloat16_cut_crosses_in_two_bytes_a_value() -> None:
     class Narrow(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

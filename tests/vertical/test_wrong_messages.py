@@ -6,7 +6,10 @@ instead of each message that it waits for, it gets every other one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from fedveil.base.message import Message
 from fedveil.entropy import Seeded
 from fedveil.errors import ExchangeError
 from fedveil.link.channel import Exchange, Receive, Send, drive_together
+from fedveil.vertical import step as step_module
 from fedveil.vertical.party import Party
 from fedveil.vertical.step import Batch
 from vertical_parts import Bottoms, UShape
@@ -145,3 +149,18 @@ def test_the_messages_are_those_of_a_step() -> None:
     heard = messages(Bottoms(), training=True)
     kinds = {str(message["kind"]) for received in heard.values() for _, message in received}
     assert kinds == {"tensor", "ready", "commit"}
+
+
+def test_a_party_has_waited_for_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, ticks = Bottoms(), itertools.count()
+    received = messages(task, training=True)["lead"]
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(step_module, "time", clock)
+    party, replies = parties_of(task)["lead"], iter(received)
+    exchange, answer = exchange_of(party, task, training=True), None
+    with suppress(StopIteration):
+        while True:
+            request = exchange.send(answer)
+            answer = next(replies)[1] if isinstance(request, Receive) else None
+    assert next(replies, None) is None
+    assert party.waited_s == len(received) >= 2 * IN_FLIGHT  # each takes one tick

@@ -20,6 +20,8 @@ from fedveil.link.tls import Credentials
 
 #: A signature for one purpose is not valid for another.
 _DOMAIN = b"fedveil: model bundle\0"
+#: PEM allows comments in any encoding between its certificates.
+_ANY_BYTES = "surrogateescape"
 MOST_CHAIN_BYTES = 1 << 16
 MOST_SIGNATURE_BYTES = 1 << 12
 
@@ -44,7 +46,9 @@ class Signatures:
             found = json.loads(data)
             return cls(
                 {
-                    str(party): Signed(one["chain"].encode(), bytes.fromhex(one["signature"]))
+                    str(party): Signed(
+                        one["chain"].encode("utf-8", _ANY_BYTES), bytes.fromhex(one["signature"])
+                    )
                     for party, one in found.items()
                 }
             )
@@ -53,7 +57,10 @@ class Signatures:
 
     def written(self) -> bytes:
         lines = {
-            party: {"chain": one.chain.decode(), "signature": one.signature.hex()}
+            party: {
+                "chain": one.chain.decode("utf-8", _ANY_BYTES),
+                "signature": one.signature.hex(),
+            }
             for party, one in sorted(self.by_party.items())
         }
         return json.dumps(lines, indent=1).encode()

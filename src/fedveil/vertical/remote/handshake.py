@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.base.message import Message, Value, take, take_array
+from fedveil.base.untrusted import MALFORMED
 from fedveil.entropy import Secure
 from fedveil.errors import DataInvalid, ExchangeError, FewCommon, MessageInvalid, Unfit
 from fedveil.link.channel import Exchange, Send, received
@@ -170,7 +171,7 @@ def _check_application(own: Standing, follower: str, message: Message, purpose: 
             for subset, count in counts.items():
                 shape = (count, alignment.DIGEST_BYTES)
                 take_array(message, f"digests_{subset}", "uint8", shape)
-    except (MessageInvalid, ValueError) as error:
+    except (MessageInvalid, *MALFORMED) as error:
         raise Unfit(follower, f"{follower} sent an invalid application: {error}") from None
     for what, theirs, mine in (("job", job, own.job), ("model", parts, own.parts)):
         for key, their, my in differences(theirs, json.loads(json.dumps(mine))):

@@ -140,14 +140,15 @@ class HttpServer:
     ) -> Request | Answer | None:
         """Return the next request, an Answer that refuses it, or None at the connection's end."""
         head: h11.Request | None = None
-        body, size = list[bytes](), 0
+        body, size, has_begun = list[bytes](), 0, False
         limit = asyncio.timeout(IDLE_S)
         async with limit:
             while True:
                 event = connection.next_event()
                 if event is h11.NEED_DATA:
                     data = await reader.read(_READ_BYTES)
-                    if data and head is None:  # the time of a request starts with its first byte
+                    if data and not has_begun:  # a request's time starts with its first byte
+                        has_begun = True
                         limit.reschedule(asyncio.get_running_loop().time() + REQUEST_S)
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
