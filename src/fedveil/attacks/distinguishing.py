@@ -68,7 +68,7 @@ def telling(reading: Reading, a: Float32s, b: Float32s) -> float:
 def said(view: Seen, sums: bool = False) -> Reading:
     """Return the attacker's estimate of the first client's update in a round.
 
-    If reports reveal nothing, or if `sums` is True, the estimate comes from the sum of all reports.
+    If that client's report reveals nothing, or if `sums` is True, the sum of all reports is used.
     """
     reading = view.readings[0]
     if not reading.empty and not sums:

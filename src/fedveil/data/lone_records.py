@@ -173,8 +173,8 @@ def _numbers(
 ) -> tuple[Array, Bools]:
     """Return records as one array, and a mask of the valid records.
 
-    A record may have any of `shapes`, and is stored in the first of them. A record of another type
-    does not change how the others are stored.
+    A record may have any of `shapes`, and is stored in the first of them. Records that are not one
+    array of numbers are converted one by one, so that none of them affects another.
     """
     if isinstance(value, Mapping):
         raise DataInvalid(

@@ -213,7 +213,7 @@ def start_vector(job: Job, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def make_way(job: Job, model: nn.Module) -> Way:
-    """Return a `Way`: the rule for the state that the job's clients keep between rounds."""
+    """Return the job's `Way`: which state its clients keep, and how the state affects training."""
     own = own_names(model)
     layout = Layout(whole(model))
     if job.training.algorithm == "scaffold":

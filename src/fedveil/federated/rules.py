@@ -203,8 +203,8 @@ def _examples_exact(job: JobFields) -> str | None:
 @RULES.rule("training", "server", "privacy.unit")
 def _algorithm_fits(job: JobFields) -> str | None:
     """`training.algorithm: scaffold`, `fednova` and `fedcm` need `optimizer: sgd`, `momentum` 0
-    and no `gradient_norm`. fednova also needs `proximal` 0, `privacy.unit: client` and any value
-    of `normal_steps`. `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1.
+    and no `gradient_norm`. fednova also needs `normal_steps`, `proximal` 0 and
+    `privacy.unit: client`. `feddyn` needs `proximal` 0, `server.optimizer: none` and `server.lr` 1.
     scaffold and feddyn need `server.aggregation: mean`."""
     training, algorithm = job.training, job.training.algorithm
     if algorithm == "fedavg":

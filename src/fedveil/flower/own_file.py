@@ -63,7 +63,7 @@ class OwnFile:
         self._seals.put(self._name, (new, new))
 
     def remove(self) -> None:
-        """Delete the file, and its digest in the folder's seal."""
+        """Delete the file and its line in `folder.seal`. It then counts as never written."""
         self.path.unlink(missing_ok=True)
         self._seals.put(self._name, None)
 

@@ -260,7 +260,7 @@ class _AnyModel:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size. Raises an error if all examples and an example of zeros fail.
+        `share` is lr / batch_size. If all examples fail, tries one of zeros and raises its error.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)

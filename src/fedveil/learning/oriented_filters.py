@@ -1,8 +1,8 @@
 """Fixed oriented filters that compute features for a linear classifier.
 
 The filters do not depend on any data. A pair of Gabor filters measures strokes of one direction and
-width, regardless of their exact position. Every image's features have the same norm, so all
-gradients have similar lengths and little is clipped.
+width, regardless of their exact position. The features of all images with clear strokes have the
+same norm, so their gradients have similar lengths and little is clipped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class FilterBank:
     Each of `wavelengths` is a scale: the width in pixels of a stroke plus the gap beside it.
     `width` is the standard deviation of a filter's Gaussian window, in wavelengths. `stride` is the
     number of pixels between two positions of a filter. Filter outputs are averaged over squares
-    with sides of `pool` pixels, a multiple of the stride. `norm` is the L2 norm of every image's
-    features. If `twice` is True, the first scale's outputs are filtered once more (second-order
-    scattering).
+    with sides of `pool` pixels, a multiple of the stride. `norm` is the L2 norm of the features of
+    an image with clear strokes. If `twice` is True, the first scale's outputs are filtered once
+    more (second-order scattering).
     """
 
     orientations: int = 8
@@ -75,8 +75,8 @@ class FilterBank:
 class OrientedFilters(nn.Module):
     """Maps images [examples, channels, height, width] to rows of `outputs` features.
 
-    An image's features do not depend on other images. Their norm is `bank.norm`, or close to zero
-    for an image without strokes.
+    An image's features do not depend on other images. Their norm is `bank.norm` for an image with
+    clear strokes. It is lower for an image with faint ones, and close to zero without strokes.
     """
 
     #: The bits of a convolution do not depend on the other images in the batch.

@@ -89,7 +89,7 @@ class QuantileClip:
         return within("clip", clip, self.first / _ROOM, self.most)
 
     def joint(self, vector: Array, clip: float) -> Float32s:
-        """Return the vector, clipped and scaled to the norm `first`, followed by its clip bit.
+        """Return the vector, clipped to `clip` and scaled by `first` / `clip`, and its clip bit.
 
         The clip bit is +`half` if the vector's norm is at most `clip`, else -`half`.
         """

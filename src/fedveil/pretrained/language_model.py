@@ -2,7 +2,7 @@
 
 With an adapter (LoRA, Hu et al. 2021), training adds a product B A to some weight matrices and
 changes nothing else. A client's update is the change of the factors A and B. The server averages
-the factors: the mean of the products B A differs from the product of the means.
+each factor on its own. The product of the two averages is not the average of the products B A.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _FEWEST = 8
 
 
 def surest(scores: Float64s, guesses: int) -> tuple[int, int]:
-    """Return how many of the scores farthest from 0 are positive, and how many negative.
+    """Return how many of the scores farthest from 0 are at least 0, and how many are negative.
 
     Only the `guesses` farthest scores count. Each score belongs to a canary, a test input that a
     fair coin put into the run or left out. A score must be likelier positive if the canary is in.

@@ -23,7 +23,7 @@ class Disclosure:
 
     A client that deals shares of its two secrets (its mask seed and its mask key) is a dealer. Each
     member of its neighbourhood, itself included, is a holder and gets one share of each secret. The
-    number of the share is the holder's position in the neighbourhood. Once the survivors are known,
+    index of the share is the holder's position in the neighbourhood. Once the survivors are known,
     each holder discloses one share of each dealer.
     """
 
@@ -48,7 +48,7 @@ class Disclosure:
         self._tags[dealer] = tags
 
     def places_of(self, holder: int) -> dict[int, int]:
-        """Return the number of each share that `holder` got, by the client that dealt it."""
+        """Return the index of each share that `holder` got, by the client that dealt it."""
         numbers, places = self._graph.numbers, self._places
         return {dealer: places[numbers[dealer]][holder] for dealer in self.dealers_to(holder)}
 

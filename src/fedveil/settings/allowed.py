@@ -225,7 +225,8 @@ def shown(value: object) -> str:
 def followed(root: type[BaseModel], path: Path) -> tuple[int, type[BaseModel], FieldInfo | None]:
     """Follow a key's `path` from the settings class `root` into its blocks, as far as they exist.
 
-    Returns the number of keys followed, the last block, and the next key's field in it or None.
+    Returns the number of keys followed, the block reached, and its field for the next key. The
+    field is None if there is no next key, or if the block does not have it.
     """
     block, named = root, False
     for i, key in enumerate(path):

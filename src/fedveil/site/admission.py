@@ -117,7 +117,7 @@ class Admission:
             yield from isolation.reasons(self.folder)
 
     def modules(self, order: Order) -> list[Module]:
-        """Return the site's modules that `order` names as the job's own code.
+        """Return the modules of the job's own code, which `order` names, from the site's folder.
 
         Raises `SiteRefused` unless the policy permits each module by its digest.
         """

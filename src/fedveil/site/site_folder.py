@@ -4,7 +4,7 @@
     identity.pem   the site's key for signed rounds
     account.key    the key that authenticates the accounts
     accounts/      an account for each data set
-    state/         keys and numbers of answered rounds
+    state/         for each job, a key for its state and the number of its last answered round
     logs/SERVER/   a log for each server: every answer and every refusal
 
 The folder may also contain modules with the owner's functions that read data.

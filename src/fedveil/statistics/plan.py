@@ -192,13 +192,13 @@ class Ball:
         return 1.0 if self.plain else self.rows * self.part.encoding.half / self.weight
 
     def back(self, total: Float64s, reports: int) -> Float64s:
-        """Return the sum of `reports` clients' vectors, given the `total` of their sections."""
+        """Return the sum of `reports` clients' vectors. `total` is the sum of their sections."""
         summed: Float64s = total * self.scale + reports * self.centre
         return summed
 
 
 class Layout:
-    """The positions of several parts in a client's joint vector. Each part has a section of it."""
+    """The division of a client's joint vector into sections, one for each of `parts`."""
 
     def __init__(self, file: QuestionFile, parts: Sequence[Part]) -> None:
         self.parts = parts

@@ -72,7 +72,7 @@ class Line:
         return [first_round(run, goal.figure, goal.reached) for run in self.runs]
 
     def spent(self, what: str) -> Figure | None:
-        """Return these runs' largest epsilon for `what`, such as "run_every_round", or None."""
+        """Return the largest of these runs' last figures `epsilon_<what>`, or None without one."""
         figures = [figure_of(run.last, what) for run in self.runs if f"epsilon_{what}" in run.last]
         return max(figures, default=None)
 

@@ -95,7 +95,7 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Save the present counts as those after `step`. Does nothing if `fresh` is False."""
+        """Save all counts as those after `step`. Does nothing if randomness comes from a seed."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))

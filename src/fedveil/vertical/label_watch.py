@@ -86,7 +86,7 @@ class LabelWatch:
 
     @property
     def has_told(self) -> bool:
-        """True once the result of the first steps has been passed to `tell`."""
+        """True once `tell` got the verdict on the first steps, or if no gradients are watched."""
         return len(self._windows) < self._all or not self._all
 
     @property

@@ -76,10 +76,11 @@ class Optimizer:
 class EmbeddingPrivacy:
     """The settings of EmbeddingDP for a part's output, applied before the output is sent.
 
-    `eps` is the epsilon of a one-hot row, as in the paper on EmbeddingDP. A single bit has epsilon
-    eps/2. If `eps` is None, the output is quantised without noise, which guarantees nothing. If
-    `gradient` is "none", no gradient is returned. If `reuse` is True, an example's report is saved
-    and sent again in every epoch. The part then learns only in the first epoch.
+    `eps` is the epsilon if a one-hot row is replaced by another, as in the paper on EmbeddingDP. If
+    one bit is replaced, the epsilon is eps/2. If `eps` is None, the output is quantised without
+    noise, which guarantees nothing. If `gradient` is "none", no gradient is returned. If `reuse` is
+    True, an example's report is saved and sent again in every epoch. The part then learns only in
+    the first epoch.
     """
 
     eps: float | None = None

@@ -93,9 +93,9 @@ def play_round(
 ) -> Round:
     """Simulate one round of the target's job, and return the attacker's estimates from its reports.
 
-    At most `most` clients take part, or more if the protection needs them. `rows[i]` is the row in
-    the pool of the target's training example i. `strangers` are rows that no client trains on. Each
-    client is tested with some of these.
+    At most `most` clients take part, or more if the protection needs them. The target's training
+    example i is row `rows[i]` of the pool. `strangers` are rows of the pool that no client trains
+    on. Each client is tested with some of the strangers.
     """
     in_round = target.job.clients_per_round
     count = min(in_round, max(most, target.protection.least_clients))

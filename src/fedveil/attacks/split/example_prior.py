@@ -26,7 +26,7 @@ class Prior(Protocol):
     def rate(self) -> float: ...
 
     def start(self, examples: int) -> torch.Tensor:
-        """Return the free numbers of `examples` likely examples, with which a search begins."""
+        """Return the first numbers of a search: those of likely examples, `examples` in number."""
 
     def examples(self, numbers: torch.Tensor) -> torch.Tensor: ...
 

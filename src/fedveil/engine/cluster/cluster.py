@@ -53,7 +53,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def places(self) -> Sequence[Place]:
-        """Return the places that can hold a machine now, also places that already have one."""
+        """Return all places for machines at present, including those where machines already run."""
 
     @abstractmethod
     def start(self, place: Place, setup: Any, name: str) -> Remote:

@@ -69,11 +69,11 @@ def placed(
 ) -> dict[M, list[Group]]:
     """Return a mapping from each machine to the groups that it trains, in the order of `work`.
 
-    `home(group)` is the machine that has the group's examples, or None. A group goes to its home if
-    the home then needs at most 1 + `slack` times as long as an even placement, or as the longest
-    group on one core if that is longer. Otherwise it goes to the machine that is free first.
-    `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds` are the
-    numbers of cores, reduced for slow machines.
+    `home(group)` is the machine that has the group's examples, or None. Let T be the time of an
+    even placement, or of the longest group on one core if that is longer. A group goes to its home
+    if the home then needs at most (1 + `slack`) · T. Otherwise it goes to the machine that is free
+    first. `seconds(client)` is a client's expected time on a core of the fastest machine. `speeds`
+    are the numbers of cores, reduced for slow machines.
     """
     names = list(speeds)
     length = {group: sum(map(seconds, group)) for group in work}

@@ -38,9 +38,9 @@ class _Waiting:
 
 
 class InProcess(Executor):
-    """An executor that starts no process. A second thread makes some reports of a large model.
+    """An executor that starts no process. With a large model, a second thread makes some reports.
 
-    After the last client, both threads make the reports that wait.
+    After the last client has trained, both threads make the reports that are not yet made.
     """
 
     beside_server = True

@@ -241,7 +241,7 @@ class WorkerPool(Executor):
     def fold(
         self, phase: str, messages: Mapping[ClientId, Message], server: MergeableHalf
     ) -> Iterator[Answer]:
-        """Yield answers without reports. Adds the sum of each worker's reports to `server`."""
+        """Yield answers without their reports. Adds each worker's sum of reports to `server`."""
         yield from self._answers("fold", messages)
         for worker in self._workers:
             worker.send(("sums",))

@@ -28,7 +28,7 @@ from fedveil.rounds.outcomes import Answer, ClientId, Effort, Failed
 
 
 class Way(Protocol):
-    """A rule for the state that a client keeps between rounds."""
+    """Defines the state that a client keeps between rounds, and how the state affects training."""
 
     @property
     def size(self) -> int: ...

@@ -157,7 +157,7 @@ class _Answer:
         self._protection: Protection = self.offer.protection(context.run_id)
 
     def content(self) -> RecordDict:
-        """Return the reply: a report, and metrics that the server asks for and the pins allow."""
+        """Return the reply: a report and, after training, the metrics that `may_reveal` allows."""
         phases, trains = self._protection.phases, self._protection.trains
         state = _state_of(self._context) if len(phases) > 1 else None
         kept = None if state is None else self._kept(state)

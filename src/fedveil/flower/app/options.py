@@ -1,7 +1,7 @@
 """The settings of a protected Flower app, from keyword arguments and Flower's configurations.
 
-The keys are the same everywhere: those below, and the protection's parameters under their names in
-a job (`sign_eps`, `dp_norm_clip`, ...). In a configuration they begin with "fedveil.":
+The keys are the fields of `Options`, and the protection's parameters under their names in a job
+(`sign_eps`, `dp_norm_clip`, ...). In a configuration, each key begins with "fedveil.":
 
     [tool.flwr.app.config.fedveil]
     protection = "signds"

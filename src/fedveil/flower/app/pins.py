@@ -130,7 +130,7 @@ def may_reveal(offer: Offer, pins: Sequence[Pin]) -> frozenset[str]:
 
 
 def answer_after_s(asked: Options, pins: Sequence[Pin]) -> float | None:
-    """Return the longest answer delay in `asked` and `pins`, in seconds, or None if none is set."""
+    """Return the largest `answer_after_s` of the server (`asked`) and the `pins`. None if unset."""
     said = [options.answer_after_s for options in (asked, *(pin.options for pin in pins))]
     return max((seconds for seconds in said if seconds is not None), default=None)
 

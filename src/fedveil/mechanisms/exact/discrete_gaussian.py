@@ -135,7 +135,7 @@ class DiscreteGaussian:
         return np.concatenate(again)
 
     def _draw_cells(self, words: Uint64s, cells: Int64s, entropy: Entropy) -> None:
-        """Fill `words` with random bits, and `cells` with the high parts of |x| that they give."""
+        """Fill `words` with random bits, and `cells` with the high part of |x| for each word."""
         entropy.fill(words)
         if choose_cells(words, *_cell_table(self.cell_variance), cells):
             for i in np.flatnonzero(cells == UNDECIDED):

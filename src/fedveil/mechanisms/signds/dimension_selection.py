@@ -57,7 +57,7 @@ class Selection:
 class Told(NamedTuple):
     """ln Pr[a selection | an update], and the magnitude of that update.
 
-    The magnitude is the mean absolute value of the update's top-k set for the selection's sign.
+    The magnitude is the mean absolute value of the update's entries in the top-k set of `SignDS`.
     """
 
     log_probability: float

@@ -68,7 +68,7 @@ def stochastic_states(
 def neighbours(
     values: npt.ArrayLike, cells: int, value_range: float
 ) -> tuple[States, States, Float64s]:
-    """Return the two states around each scaled value, and Pr[it is rounded to the second]."""
+    """Return each value's two possible states, the one nearer 0 first, and Pr[the second one]."""
     scaled = _scaled(_floating(values), cells, value_range)
     share, whole = np.modf(np.abs(scaled))
     first, second = (np.copysign(state, scaled) for state in (whole, np.minimum(whole + 1, cells)))

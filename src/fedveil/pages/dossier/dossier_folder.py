@@ -1,4 +1,7 @@
-"""Writes a dossier: a page, a record, and a script that recomputes the record's epsilons."""
+"""Writes the dossier of a run's privacy guarantees: a page, a record and a script.
+
+`record.json` has the run's accounts and statements. The script recomputes the accounts' epsilons.
+"""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def verdict(stated: float, epsilon: float, error: float) -> str:
 
 
 def main(files: list[str]) -> int:
-    """Compare every account of every record. Return the exit code."""
+    """Compare each account's stated epsilon with the recomputed one. Return the exit code."""
     wrong = False
     for file in files:
         try:

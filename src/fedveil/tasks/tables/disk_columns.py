@@ -28,7 +28,7 @@ class Spool:
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, columns: Sequence[str], piece: Array) -> None:
-        """Append the same rows, `piece`, to each of the columns `columns`.
+        """Append the rows of `piece` to each of `columns`. The rows are written to disk only once.
 
         All pieces of a column must have the same type.
         """

@@ -125,9 +125,9 @@ class NumberColumn:
     def _store(
         self, table: Float64s, codes: np.ndarray, words: Sequence[str], piece: Piece
     ) -> None:
-        """Store the numbers of a piece in every form that remains, and note where forms differ.
+        """Store a piece's numbers as each of `forms` reads them, and note where two forms differ.
 
-        `table` has each word's number in each form, and `codes` the index of each row's word.
+        `table[w, f]` is the number that form f reads in `words[w]`. Row r has the word `codes[r]`.
         """
         left = list(range(len(self.forms)))
         while left:

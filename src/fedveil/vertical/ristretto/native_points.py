@@ -187,7 +187,7 @@ def _padded(rows: Points) -> Array:
 
 
 def _are_points(words: Array) -> bool:
-    """Return True if each row encodes a canonical field element: an even number from 1 to p - 1."""
+    """Return True if each row is even and in [1, p - 1], as encoded non-identity points are."""
     large = (words[:, 3] >= _P[3]) & (words[:, 1:3] == _P[1]).all(axis=1) & (words[:, 0] >= _P[0])
     large |= (words[:, 3] > _P[3]) | (words[:, 0] & np.uint64(1) > 0)
     return bool(words.any(axis=1).all()) and not large.any()
