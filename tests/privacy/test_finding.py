@@ -95,8 +95,8 @@ def test_a_finding_has_an_effort_that_there_is() -> None:
 def test_a_finding_says_how_long_its_attack_took(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([40.25, 42.75])
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    found = timed(lambda: finding(Measured("auc", 0.75)))
-    assert found == replace(finding(Measured("auc", 0.75)), seconds=2.5)
+    sought = finding(Measured("auc", 0.75))
+    assert timed(lambda: sought) == replace(sought, seconds=2.5)
 
 
 def test_a_finding_tells_each_of_its_figures() -> None:
