@@ -287,7 +287,7 @@ def test_outputs_of_many_kinds(wrap):
 
 
 def test_an_output_that_is_missing_is_no_small_number():
-    """Among so many other numbers, no two outputs are equal."""
+    """The other 20 numbers keep outputs from repeating, so whole outputs cannot be counted."""
 
     def tells(given, source):
         return [None if given else -9.0, *source.generator().standard_normal(20)]

@@ -14,7 +14,7 @@ from fedveil.base.array_types import Array, Float32s
 from fedveil.data.examples import Examples
 from fedveil.engine.client_evaluation import CLIENTS, ClientTest, HeldOut
 from fedveil.engine.executors.client_states import ClientStates
-from fedveil.engine.run_records import CANARIES, MACHINES, RETRAINED, TRAINER
+from fedveil.engine.run_records import CANARIES, MACHINES, RETRAINED, SECONDS, TRAINER
 from fedveil.errors import ModelInvalid, RunStopped, TaskInvalid
 from fedveil.learning.evaluate import Scores, score
 from fedveil.learning.learning_task import Task
@@ -79,7 +79,7 @@ def told(scores: Scores) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """Return a metric's value as float or list of floats. Raises `TaskInvalid` for other values."""
-    if not re.fullmatch(_NAME, name) or name in _TAKEN or name.startswith("seconds_"):
+    if not re.fullmatch(_NAME, name) or name in _TAKEN or name.startswith(SECONDS):
         raise TaskInvalid(
             f"the task's metrics return {name!r}, which cannot be a record's key. Use small "
             f"letters, digits and underscores, and no name of a round's own figures"

@@ -23,7 +23,7 @@ from fedveil.engine.language_results import before_after
 from fedveil.engine.next_protection import advise
 from fedveil.engine.other_accounts import other_accounts
 from fedveil.engine.run_parts import Parts
-from fedveil.engine.run_records import TRAINER, all_failed, counted, without_result
+from fedveil.engine.run_records import SECONDS, TRAINER, all_failed, counted, without_result
 from fedveil.engine.run_state import RunState
 from fedveil.errors import LimitReached, RunFailed, RunFolderError, RunStopped
 from fedveil.federated.job import Job
@@ -185,7 +185,7 @@ class Federation:
             **({} if parts.trainer is None else {TRAINER: parts.trainer}),
             **parts.protection.shown(before),
             **self._privacy(),
-            **{f"seconds_{name}": value for name, value in sorted(outcome.seconds.items())},
+            **{f"{SECONDS}{name}": value for name, value in sorted(outcome.seconds.items())},
         }
         self._keep(record, outcome)
         return record

@@ -24,6 +24,8 @@ TRAINER = "trainer"
 #: its time. And the key for the number of clients that trained again because one was lost.
 MACHINES = "machines"
 RETRAINED = "retrained"
+#: Prefix of the keys for the seconds of a round and of its parts.
+SECONDS = "seconds_"
 _NOT_FINITE = "not finite"
 
 
@@ -123,7 +125,7 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _is_one(name: str) -> bool:
-    return (name in NEEDED and name != "in_clear") or name.startswith("seconds_")
+    return (name in NEEDED and name != "in_clear") or name.startswith(SECONDS)
 
 
 def _reasons(records: Sequence[Record]) -> str:

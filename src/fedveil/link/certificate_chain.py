@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -26,6 +27,7 @@ _MOST_SHOWN_NAMES = 3
 
 #: Maps each certificate to its possible issuers among the known certificates.
 Ascent = dict[x509.Certificate, list[x509.Certificate]]
+_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 
 def load_chain(pem: bytes, path: Path) -> list[x509.Certificate]:
@@ -46,9 +48,8 @@ def normal_name(name: str) -> str:
 
 def names_in(certificate: x509.Certificate) -> list[str]:
     """Return the DNS names and IP addresses in a certificate. The common name is not included."""
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    found = _extension(certificate, x509.SubjectAlternativeName)
+    if found is None:
         return []
     addresses = [str(address) for address in found.get_values_for_type(x509.IPAddress)]
     # A DNS name that is spelled as an address must not pass for the address.
@@ -68,11 +69,8 @@ def is_root(certificate: x509.Certificate) -> bool:
 
 def is_authority(certificate: x509.Certificate) -> bool:
     """Return True if a certificate may issue other certificates."""
-    try:
-        basics = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    except (x509.ExtensionNotFound, ValueError):
-        return False
-    return basics.value.ca
+    basics = _extension(certificate, x509.BasicConstraints)
+    return basics is not None and basics.ca
 
 
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
@@ -146,17 +144,17 @@ def _is_signed_weakly(certificate: x509.Certificate) -> bool:
 
 def _names_itself(certificate: x509.Certificate) -> bool:
     """Return True if a certificate names itself as issuer: its subject and, if stated, its key."""
-    own = _key_identifier(certificate, x509.SubjectKeyIdentifier)
-    signer = _key_identifier(certificate, x509.AuthorityKeyIdentifier)
-    return certificate.subject == certificate.issuer and signer in (None, own)
+    own = _extension(certificate, x509.SubjectKeyIdentifier)
+    signer = _extension(certificate, x509.AuthorityKeyIdentifier)
+    own_key = own and own.key_identifier
+    signing_key = signer and signer.key_identifier
+    return certificate.subject == certificate.issuer and signing_key in (None, own_key)
 
 
-def _key_identifier(
-    certificate: x509.Certificate,
-    kind: type[x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier],
-) -> bytes | None:
+def _extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
+    """Return the extension of this kind, or None if it is missing or malformed."""
     try:
-        return certificate.extensions.get_extension_for_class(kind).value.key_identifier
+        return certificate.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, ValueError):
         return None
 
