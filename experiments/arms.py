@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from experiments.experiment import Tell
+from fedveil.errors import FedveilError
 from fedveil.federated.job import Job
 from fedveil.pages.plot import Curve
 from fedveil.pages.read_run import ReadRun
 from fedveil.pages.table import Table
-from fedveil.record.run_folder import MODEL
-from fedveil.studies.several_runs import ended_run, refuse_other
+from fedveil.record.run_folder import JOB, MODEL
+from fedveil.studies.several_runs import ended_run, other_than, refuse_other
 
 #: A noisy run's accuracy is the mean of this many of its last tests.
 LAST = 5
+#: The file in a copied run's folder that names the folder it was copied from.
+COPIED = "copied-from.txt"
 
 Runs = Mapping[str, ReadRun]
 
@@ -31,22 +35,52 @@ class Arm:
 
 
 def trained(folder: Path, arms: Sequence[Arm], tell: Tell) -> Runs:
-    """Return every arm's finished run, by the arm's name."""
+    """Return every arm's finished run, by the arm's name.
+
+    If another experiment beside `folder` has finished a run of the same job, that run is copied.
+    """
     runs = {}
     for number, arm in enumerate(arms, 1):
         path = folder / arm.name
         refuse_other(path, arm.job)
         if not (path / MODEL).is_file():
-            tell(f"run {number} of {len(arms)}: {arm.name}")
+            same = None if path.exists() else _finished_beside(folder, arm.job)
+            copied = f", copied from {same}" if same else ""
+            tell(f"run {number} of {len(arms)}: {arm.name}{copied}")
+            if same:
+                _copy(same, path)
         runs[arm.name] = _ended(path, arm.job)
     return runs
+
+
+def _finished_beside(folder: Path, job: Job) -> Path | None:
+    """Return the folder of a finished run of `job` in another experiment's folder, or None."""
+    finished = sorted(found.parent for found in folder.absolute().parent.glob(f"*/*/{MODEL}"))
+    return next((path for path in finished if _is_run_of(job, path)), None)
+
+
+def _is_run_of(job: Job, path: Path) -> bool:
+    try:
+        return (path / JOB).is_file() and not other_than(job, path)
+    except FedveilError:
+        return False  # a job file that this version cannot read
+
+
+def _copy(run: Path, path: Path) -> None:
+    """Copy a run's folder to `path`, which exists only once everything is copied."""
+    unfinished = path.with_name(f".{path.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(run, unfinished)
+    (unfinished / COPIED).write_text(f"{run}\n", "utf-8")
+    unfinished.rename(path)
 
 
 def _ended(path: Path, job: Job) -> ReadRun:
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small products; workers share the load
+    if not job.simulation.workers:
+        torch.set_num_threads(1)  # small products
     try:
         return ended_run(job, path)
     finally:

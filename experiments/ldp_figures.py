@@ -150,11 +150,11 @@ class Epsilons(LDPFigure):
     source = "002, figure 3"
     scales = get_args(Scale)
     dense = True
-    medium_rounds = 50  # about half an hour
-    #: Some of the four epsilons that are too small to learn anything are omitted below full.
+    medium_rounds = 50
+    #: At scale small, two of the four epsilons that are too small to learn anything are omitted.
     shown: Mapping[Scale, Sequence[float]] = {
         "small": (EPSILONS[0], EPSILONS[2], *LARGE),
-        "medium": (EPSILONS[0], *LARGE),
+        "medium": EPSILONS,
         "full": EPSILONS,
     }
 
@@ -300,7 +300,7 @@ class Adaptive(LDPFigure):
     source = "002, figure 5 and algorithm 2"
     scales = get_args(Scale)
     dense = True
-    medium_rounds = 100  # about half an hour
+    medium_rounds = 100
     #: An epsilon for each task at which it converges, but not at once.
     lenet_eps, dense_eps = EPSILONS[5], EPSILONS[6]
     legend: Mapping[str, str] = {

@@ -113,27 +113,33 @@ These are the settings of the jobs at scale small:
 def job(
     scale: Scale,
     task: Task,
-    name: str,
     *,
     split: Split = "iid",
     protection: str = "not_encrypt",
     clients: int | None = None,
-    medium_rounds: int = 0,
+    rounds: int | None = None,
     **unary: Any,
 ) -> Job:
-    """Return a run of the task under a protection. `unary` are settings of rr and oue."""
+    """Return a run of the task under a protection. `unary` are settings of rr and oue.
+
+    Its name follows from its settings, so that equal runs of two experiments are equal jobs.
+    """
     small = not _own_size(scale, task)
-    rounds = {"small": SMALL_ROUNDS, "medium": medium_rounds, "full": 500}[scale]
+    clients = clients or (SMALL_CLIENTS if small else 1000)
+    rounds = rounds or (SMALL_ROUNDS if small else 500)
     blocks = _small(task) if small else _full(task, perturbed=protection != "not_encrypt")
     blocks["data"]["split"] = split
+    if protection == "not_encrypt":
+        unary = {}  # without effect
+    settings = (f"{key}-{value}" for key, value in sorted(unary.items()))
     return Job.read(
         {
             **blocks,
-            "name": name,
+            "name": "-".join([task, split, str(clients), protection, *settings]),
             "rounds": rounds * (NON_IID_ROUNDS if split == "shards" else 1),
-            "clients": {"number": clients or (SMALL_CLIENTS if small else 1000), "fraction": 0.5},
+            "clients": {"number": clients, "fraction": 0.5},
             "protection": {"name": protection, "unary": {"fidelity": "aggregate", **unary}},
-            "evaluation": {"every": {"small": 1, "medium": 2, "full": 5}[scale]},
+            "evaluation": {"every": (1 if scale == "small" else 2) if small else 5},
             "simulation": {"workers": 0 if small else "auto"},
         },
         [],
@@ -193,6 +199,7 @@ class LDPFigure(Experiment):
 
     #: True if the figure has the dense nets beside LeNet.
     dense: ClassVar[bool] = False
+    #: The rounds of the dense nets at scale medium.
     medium_rounds: ClassVar[int] = 0
 
     def tasks(self, scale: Scale) -> tuple[Task, ...]:
@@ -209,7 +216,8 @@ class LDPFigure(Experiment):
 
     def arm(self, scale: Scale, name: str, task: Task = "lenet-mnist", **more: Any) -> Arm:
         """Return the run of that name, with the arguments `more` of `job`."""
-        return Arm(name, job(scale, task, name, medium_rounds=self.medium_rounds, **more))
+        part = scale == "medium" and not _own_size(scale, task)
+        return Arm(name, job(scale, task, rounds=self.medium_rounds if part else None, **more))
 
     def arms(self, scale: Scale) -> list[Arm]:
         """Return the runs that are known before the first."""
@@ -246,8 +254,8 @@ def _told(scale: Scale, tasks: Sequence[Task], ran: str, medium_rounds: int) -> 
     parts = [ran]
     if scale == "medium":
         parts.append(
-            f"LeNet, MNIST and the clients are as in the source, but for {medium_rounds} rounds "
-            f"instead of 500. The dense nets are those of scale small, for {medium_rounds} rounds."
+            f"LeNet's runs have the source's own size. The dense nets are those of scale small, "
+            f"for {medium_rounds} rounds."
         )
     elif scale == "full" and "dnn-purchase100-synthetic" in tasks:
         parts.append(_SYNTHETIC)

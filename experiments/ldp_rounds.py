@@ -52,8 +52,9 @@ class LeakageByRound(Experiment):
     def base(self, scale: Scale, task: Task) -> Job:
         """Return the job of a task, at the largest epsilon of a bit. Sweeps set its protection."""
         size: Scale = scale if task == _LENET else "small"
-        found = job(size, task, self.name, protection="rr", eps=_EPS, medium_rounds=_FIRST)
-        return Job.read(found.model_dump(), ["evaluation.every=1", "record.page=false"])
+        found = job(size, task, protection="rr", eps=_EPS)
+        changes = [f"name={self.name}", "evaluation.every=1", "record.page=false"]
+        return Job.read(found.model_dump(), changes)
 
     def estimate_s(self, scale: Scale) -> float:
         """Estimate all runs."""

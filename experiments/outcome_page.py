@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.arms import COPIED
 from experiments.evidence import LEAST_SEEDS
 from experiments.experiment import Experiment, Outcome, Scale, Verdict
 from fedveil import __version__
@@ -25,7 +26,8 @@ SOURCES = {
     "003": f"{_MINDSPORE} EmbeddingDP",
 }
 _READING = (
-    "Scale `small` takes minutes, `medium` about half an hour; `full` has the source's own size."
+    "Scale `small` takes minutes, `medium` half an hour to two hours; `full` has the source's own "
+    "size."
 )
 _COLUMNS = (
     "Each row compares a result of the source with ours (here). The verdict is `agrees` if our "
@@ -79,9 +81,15 @@ def _parts(repeated: Repeated) -> Iterator[str]:
         else:
             yield table.markdown()
     yield f"    {repeated.command}\n"
-    took = f"It took {repeated.seconds:,.0f} s on {machine()}, with fedveil {__version__}."
-    yield f"{took} {_READING}"
+    took = f"It took {repeated.seconds:,.0f} s on {machine()}, with fedveil {__version__}"
+    yield f"{took}{_copied(repeated.folder)}. {_READING}"
     yield ""
+
+
+def _copied(folder: Path) -> str:
+    count = len([*folder.glob(f"*/{COPIED}")])
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return f", without the {runs} that it copied from another experiment" if count else ""
 
 
 def _source(named: str) -> str:

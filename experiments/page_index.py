@@ -21,7 +21,7 @@ In a clone of the repository:
 
     fedveil reproduce                      # list the experiments
     fedveil reproduce NAME --scale small   # takes minutes
-    fedveil reproduce NAME --scale medium  # as much as half an hour allows (not all have it)
+    fedveil reproduce NAME --scale medium  # as much as two hours allow (not all have it)
     fedveil reproduce NAME                 # the source's own size; an interrupted one is resumed
 
 The sources have numbers:
@@ -42,7 +42,7 @@ def index(folder: Path) -> str:
     columns = ("experiment", "what", "verdicts", "scale", "full takes about")
     pages = Table(columns, [_row(folder, name) for name in EXPERIMENTS])
     small = ldp_jobs.tasks_of("small")[: len(ldp_jobs.TASKS)]
-    jobs = [ldp_jobs.job("small", task, task, protection="rr") for task in small]
+    jobs = [ldp_jobs.job("small", task, protection="rr") for task in small]
     sources = ldp_jobs.SOURCE.values()
     tables = [settings(source, job) for source, job in zip(sources, jobs, strict=True)]
     parts = (_HEAD, pages.markdown(), "## Common settings of the pages of 002\n", ldp_jobs.SHARED)

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedveil.base.untrusted import MOST_LINES_BYTES, read_text
 from fedveil.pages.table import Table
+from fedveil.studies.checkout import Scale
 
 _HERE = Path(__file__).parent
 STATEMENTS = _HERE / "statements.toml"
@@ -41,6 +42,7 @@ statement depends on the size. Otherwise it is S if all verdicts agree, and D if
 
 **{tally}.**
 """
+_SCALES = get_args(Scale)
 _COMMAND = re.compile(r"^    (fedveil reproduce .*)$", re.MULTILINE)
 _SCALE = re.compile(r"\*\* Scale: (\w+)\.$", re.MULTILINE)
 
@@ -74,10 +76,13 @@ class Judged:
             found += mine
         return found
 
-    def status(self, verdicts: list[str], *, any_size: bool) -> str:
-        """Return the status of a statement that the verdicts with these beginnings judge."""
+    def status(self, verdicts: list[str], least_scale: str = "full") -> str:
+        """Return the status of a statement that the verdicts with these beginnings judge.
+
+        `least_scale` is the smallest scale whose verdicts count.
+        """
         found = {*self.of_measures(verdicts)}
-        if "says nothing" in found or not (any_size or self.scale == "full"):
+        if "says nothing" in found or _SCALES.index(self.scale) < _SCALES.index(least_scale):
             return "P"
         return "D" if "differs" in found else "S"
 
@@ -95,7 +100,7 @@ def rows() -> Iterator[tuple[str, ...]]:
     for source, number, statement in statements():
         if "page" in statement:
             judged = Judged.of(PAGES / f"{statement['page']}.md")
-            status = judged.status(statement["verdicts"], any_size=statement.get("any_size", False))
+            status = judged.status(statement["verdicts"], statement.get("least_scale", "full"))
             count = Counter(judged.of_measures(statement["verdicts"]))
             answers = ", ".join(f"{answer} {number}" for answer, number in count.items())
             shown = (

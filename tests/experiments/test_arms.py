@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.arms import Arm, accuracy, curve, falls, listed, mean_accuracy, settings, trained
+from experiments.arms import (
+    COPIED,
+    Arm,
+    accuracy,
+    curve,
+    falls,
+    listed,
+    mean_accuracy,
+    settings,
+    trained,
+)
 from experiments.leakage import leakage
 from fedveil.entry.simulation import simulate
 from fedveil.errors import RunFolderError
@@ -63,6 +74,42 @@ def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
         assert runs[name].figures("accuracy") == ([1, 2, 3], expected)
     assert not trained(tmp_path, arms, said.append).keys() ^ set(names)
     assert len(said) == 2
+
+
+def test_a_run_that_another_experiment_finished_is_copied(tmp_path: Path) -> None:
+    """Only a finished run of the same job counts, and the copy is of use without the first."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    trained(first, [Arm("a", job("same")), Arm("b", job("other"))], lambda text: None)
+    (first / "b" / "model.safetensors").unlink()
+    (tmp_path / "strange" / "c").mkdir(parents=True)
+    (tmp_path / "strange" / "c" / "model.safetensors").touch()
+    (tmp_path / "strange" / "c" / "job.yaml").write_text("rounds: many")
+    said: list[str] = []
+    wanted = [Arm("x", job("same")), Arm("y", job("other")), Arm("z", job("same", rounds=4))]
+    runs = trained(second, wanted, said.append)
+    assert said == [f"run 1 of 3: x, copied from {first / 'a'}", "run 2 of 3: y", "run 3 of 3: z"]
+    assert [path.parent.name for path in second.glob(f"*/{COPIED}")] == ["x"]
+    assert (second / "x" / "metrics.jsonl").read_bytes() == (
+        first / "a" / "metrics.jsonl"
+    ).read_bytes()
+    assert runs["y"].figures("accuracy") == runs["x"].figures("accuracy")  # the seed is the same
+    shutil.rmtree(first)
+    assert trained(second, wanted, said.append)["x"].figures("accuracy")[0] == [1, 2, 3]
+    assert len(said) == 3
+
+
+def test_a_run_that_was_begun_here_is_resumed_not_copied(tmp_path: Path) -> None:
+    trained(tmp_path / "first", [Arm("a", job("same"))], lambda text: None)
+
+    def cut_off(record: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(job("same"), tmp_path / "second" / "a", progress=cut_off)
+    said: list[str] = []
+    runs = trained(tmp_path / "second", [Arm("a", job("same"))], said.append)
+    assert said == ["run 1 of 1: a"]
+    assert any("went on after round 1" in line for line in runs["a"].events)
 
 
 def test_a_run_of_another_job_is_not_taken_for_this_one(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ def test_every_full_job_has_the_sources_settings(name: str) -> None:
         assert {key: at(job, key) for key in expected} == expected, arm.name
         assert job.data.name == (purchase100.SYNTHETIC if purchase else "mnist")
         assert job.data.shards_per_client == 2
-        assert job.name == arm.name
 
 
 def test_the_settings_that_the_source_states_are_those_of_its_table() -> None:
@@ -64,7 +63,7 @@ def test_the_settings_that_the_source_states_are_those_of_its_table() -> None:
     assert (lenet["training.lr"], dnn["training.lr"]) == (0.1, 0.01)
     assert ldp_jobs.EPSILONS == (0.075, 0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
     assert [*ldp_jobs.BASELINES.values()] == [0.9885, 0.9866, 0.9098]
-    full = ldp_jobs.job("full", "lenet-mnist", "x", protection="rr", eps=4.8)
+    full = ldp_jobs.job("full", "lenet-mnist", protection="rr", eps=4.8)
     for key, value in lenet.items():
         assert at(full, key) == value
     assert at(full, "protection.unary.eps") == 4.8
@@ -73,22 +72,40 @@ def test_the_settings_that_the_source_states_are_those_of_its_table() -> None:
 
 
 @pytest.mark.parametrize("name", ["epsilon", "adaptive"])
-def test_a_medium_job_of_lenet_is_the_sources_but_for_its_rounds(name: str) -> None:
-    """And one of Purchase-100 is that of scale small, for as many rounds."""
+def test_a_medium_job_of_lenet_is_the_sources(name: str) -> None:
+    """And one of Purchase-100 is that of scale small, for more rounds."""
     experiment = find(f"ldp-{name}")
-    small, medium, full = (
-        {arm.name: arm.job.model_dump() for arm in experiment.arms(scale)}  # type: ignore[attr-defined]
-        for scale in ("small", "medium", "full")
+    medium, full = (
+        {arm.name: arm.job for arm in experiment.arms(scale)}  # type: ignore[attr-defined]
+        for scale in ("medium", "full")
     )
-    assert {job["rounds"] for job in medium.values()} == {
-        experiment.medium_rounds  # type: ignore[attr-defined]
+    assert medium.keys() == full.keys()
+    dense = {arm for arm in medium if not arm.startswith("lenet")}
+    assert {arm: medium[arm] for arm in {*medium} - dense} == {
+        arm: full[arm] for arm in {*full} - dense
     }
-    assert len({*medium} & {*full}) == len(medium)
-    for arm, job in medium.items():
-        like = (full if arm.startswith("lenet") else small)[arm]
-        for key in ("rounds", "evaluation"):
-            job[key] = like[key]
-        assert job == like
+    rounds = experiment.medium_rounds  # type: ignore[attr-defined]
+    for arm in dense:
+        job = medium[arm]
+        assert (job.rounds, job.evaluation.every, job.simulation.workers) == (rounds, 2, 0)
+        assert (job.clients.number, job.model) == (
+            ldp_jobs.SMALL_CLIENTS, "experiments.small_stand_ins:narrow"
+        )  # fmt: skip
+
+
+def test_runs_that_two_figures_share_are_equal_jobs() -> None:
+    """And no two runs of one figure are."""
+    by_figure = {name: {arm.name: arm.job for arm in arms(name)} for name in LDP}
+    convergence, clients = by_figure["convergence"], by_figure["clients"]
+    epsilon, cells = by_figure["epsilon"], by_figure["cells"]
+    for name, job in convergence.items():
+        there = "lenet-mnist" if name == "plain" else f"lenet-mnist-{name}"
+        assert epsilon[there] == job
+    assert clients["not_encrypt-1000"] == convergence["plain"] == cells["iid"]
+    assert clients["oue-1000"] == convergence["oue-4.8"]
+    for jobs in by_figure.values():
+        named = [job.name for job in jobs.values()]
+        assert len({*named}) == len(named)
 
 
 def test_the_file_of_purchase_100_is_used_where_it_is(
@@ -98,7 +115,7 @@ def test_the_file_of_purchase_100_is_used_where_it_is(
     (tmp_path / "purchase").mkdir()
     (tmp_path / "purchase" / "dataset_purchase").write_text("1,0\n")
     assert ldp_jobs.tasks_of("full") == ("lenet-mnist", "dnn-purchase100")
-    assert ldp_jobs.job("full", "dnn-purchase100", "x").data.name == "purchase100"
+    assert ldp_jobs.job("full", "dnn-purchase100").data.name == "purchase100"
     assert ldp_jobs.tasks_of("small")[1] == "dnn-purchase100-synthetic"
 
 

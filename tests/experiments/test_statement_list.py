@@ -53,18 +53,28 @@ def judged(tmp_path: Path, *answers: str, scale: str = "full") -> Judged:
 def test_a_status_follows_the_verdicts(tmp_path: Path) -> None:
     found = judged(tmp_path, "agrees", "says nothing", "differs")
     assert found.command == "fedveil reproduce x --scale full"
-    assert found.status(["m0"], any_size=False) == "S"
-    assert found.status(["m0", "m1"], any_size=True) == "P"
-    assert found.status(["m"], any_size=True) == "P"
-    assert found.status(["m0", "m2"], any_size=False) == "D"
-    small = judged(tmp_path, "agrees", "differs", scale="small")
-    assert [small.status(["m0"], any_size=any_size) for any_size in (False, True)] == ["P", "S"]
-    assert [small.status(["m1"], any_size=any_size) for any_size in (False, True)] == ["P", "D"]
+    assert found.status(["m0"]) == "S"
+    assert found.status(["m0", "m1"], "small") == "P"
+    assert found.status(["m"], "small") == "P"
+    assert found.status(["m0", "m2"]) == "D"
+
+
+@pytest.mark.parametrize(
+    ("scale", "counts"),
+    [("small", {"small"}), ("medium", {"small", "medium"}), ("full", {"small", "medium", "full"})],
+)
+def test_verdicts_count_from_the_statements_least_scale_on(
+    tmp_path: Path, scale: str, counts: set[str]
+) -> None:
+    found = judged(tmp_path, "agrees", "differs", scale=scale)
+    for least in ("small", "medium", "full"):
+        expected = ["S", "D"] if least in counts else ["P", "P"]
+        assert [found.status([measure], least) for measure in ("m0", "m1")] == expected
 
 
 def test_a_statement_whose_verdict_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no verdict begins with 'n0'"):
-        judged(tmp_path, "agrees").status(["n0"], any_size=True)
+        judged(tmp_path, "agrees").status(["n0"], "small")
     (tmp_path / "x.md").write_text("# x\n")
     with pytest.raises(ValueError, match="is not the page of an experiment"):
         Judged.of(tmp_path / "x.md")

@@ -19,7 +19,7 @@ def reproduce(
     scale: Annotated[
         Scale,
         typer.Option(
-            help="small: takes minutes. medium: takes about half an hour; not every experiment has "
+            help="small: takes minutes. medium: takes at most two hours; not every experiment has "
             "this scale. full: as large as in the paper. --list shows each duration."
         ),
     ] = "full",

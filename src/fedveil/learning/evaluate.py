@@ -14,7 +14,8 @@ from fedveil.base.example_arrays import opened
 from fedveil.learning.learning_task import Task
 from fedveil.learning.task_trainer import on_device
 
-_BATCH = 1000
+#: So few examples that the arrays of a small convolution stay in the processor's cache.
+_BATCH = 250
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedveil.errors import ExperimentsMissing
 
 PACKAGE = "experiments"
 #: `full` is the source's own size; `small` finishes in minutes and keeps every trend visible;
-#: `medium` is as much of the source's own size as two cores do in about half an hour.
+#: `medium` is as much of the source's own size as two cores do in two hours at most.
 Scale = Literal["small", "medium", "full"]
 
 
