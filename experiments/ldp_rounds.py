@@ -21,11 +21,11 @@ from fedveil.studies.several_runs import first_round
 _DENSE: Task = "dnn-purchase100-synthetic"
 _LENET: Task = "lenet-mnist"
 #: The numbers of rounds after which a model is attacked.
-ROUNDS: Mapping[Scale, Sequence[int]] = {"small": (2, 8), "medium": (2, 10, 40)}
+ROUNDS: Mapping[Scale, Sequence[int]] = {"small": (2, 8), "medium": (2, 10, 80)}
 _FIRST = 10
 _EPS = EPSILONS[7]
 _KINDS = ("not_encrypt", *MECHANISMS)
-_SECONDS: Mapping[Scale, float] = {"small": 120, "medium": 540}
+_SECONDS: Mapping[Scale, float] = {"small": 120, "medium": 840}
 #: The accuracies that the source states, and the rounds in which the dense net reaches its own.
 _LENET_RANGE, _DENSE_LEAST, _DENSE_ROUNDS = (0.6, 0.8), 0.5, (100, 300)
 

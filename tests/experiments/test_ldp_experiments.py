@@ -149,6 +149,7 @@ def test_what_each_figure_varies() -> None:
     assert max(shown("clients", "clients.number")) == 1000
     assert shown("noniid", "data.split") == {"iid", "shards"}
     assert shown("adaptive", "protection.unary.adaptive") == {True, False}
+    assert shown("adaptive", "protection.unary.eps") == {4.8}  # LeNet learns nothing at 2.4
     for name in LDP:
         assert any(arm.job.protection.name == "not_encrypt" for arm in arms(name))
 
