@@ -148,7 +148,7 @@ def as_finite(array: Array) -> tuple[Array, Bools]:
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Return examples as int64, and a mask: True if no value of an example changes."""
+    """Return examples as int64, and a mask of those whose values this leaves unchanged."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

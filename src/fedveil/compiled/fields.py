@@ -33,5 +33,5 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return `count` column numbers from `first` on, for the columns of one kind of operation."""
+    """Return `count` table columns from `first` on, which only one kind of operation uses."""
     return range(first, first + count)

@@ -172,7 +172,7 @@ class _Cut:
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """The word and position tables before training, made again from the job's seed."""
+        """The word and position embeddings before training, built from the job's seed."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)

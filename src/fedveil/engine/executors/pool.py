@@ -84,7 +84,7 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process. It closes the pipe ends `others` and calls `serve(descriptor)`."""
+    """A fork of this process. It closes the pipe ends in `others` and calls `serve(descriptor)`."""
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
         def run() -> None:
