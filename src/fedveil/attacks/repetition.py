@@ -100,7 +100,7 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Yield the medians of the three measures of closeness, the hit rate, and any `claim`."""
+        """Yield the median cosine, correlation and error, the rate of right guesses and `claim`."""
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
         yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
@@ -200,7 +200,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Attack the first two clients of the job, which report the same update up to 100 times.
+    """Attack the job's first two clients. Each reports its own update up to 100 times.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

@@ -123,7 +123,7 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of each example's mean binary cross-entropy to `m`, times `scale`."""
+    """Write `scale` times the gradient of each example's mean binary cross-entropy over outputs."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

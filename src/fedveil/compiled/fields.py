@@ -33,5 +33,5 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return `count` table columns from `first` on, which only one kind of operation uses."""
+    """Return the numbers of `count` table columns from `first` on, for one kind of operation."""
     return range(first, first + count)

@@ -111,8 +111,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Attacks each reference model in turn, with the others as references. The attacked model's scores
-    are not used, so the accuracy that is measured on them is unbiased.
+    Each reference model is attacked in turn, with the others as references. The attacked model's
+    scores are not used, so the accuracy that is measured on them is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

@@ -38,7 +38,7 @@ _BLUR = 0.5
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Recover the leader's tokens at the follower, from sent vectors and from gradients.
+    """As the follower, recover the leader's tokens from received vectors, and from gradients.
 
     The follower has the leader's tokenizer. The name of each metric says what else the follower
     has: the leader's tables of vectors ("known table"), tables from the shared seed ("own copy",

@@ -42,11 +42,11 @@ class Remote(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End the machine, even during a call. Its calls fail."""
+        """End the machine, even during a call. Calls that have not ended then fail."""
 
 
 class Cluster(ABC):
-    """Starts machines, and waits for their calls."""
+    """Starts machines, and waits until calls of their methods have ended."""
 
     #: Names the cluster in messages, for example "the Ray cluster at 10.0.0.1:6379".
     name: str
@@ -64,7 +64,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def share(self, value: Any) -> Any:
-        """Return a handle for use in calls. Each machine receives its `value` only once."""
+        """Return a handle of `value` to pass in calls. Each machine receives `value` only once."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:

@@ -1,7 +1,7 @@
 """Trains clients and makes their reports. This is the client's side of a simulated round.
 
-A client's randomness depends only on the round and the client's number. So the result does not
-depend on the process or on the order.
+A client's randomness depends only on the round and the client's number. So its result depends
+neither on the process that trains it nor on the order of clients.
 """
 
 from __future__ import annotations

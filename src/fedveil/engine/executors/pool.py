@@ -275,7 +275,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send workers the one message for all clients. Returns False if messages differ."""
+        """Send workers the message that all clients get. Returns False if it is not the same."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False
