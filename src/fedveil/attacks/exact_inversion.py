@@ -89,7 +89,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """Candidate examples, and the share of neurons on which each agrees with its direction."""
+    """Candidate examples, and the share of neurons whose activity each one's direction predicts."""
 
     examples: Float64s
     shares: Float64s
@@ -151,7 +151,7 @@ def _factors(gradient: DenseGradient, batch: int | None) -> _Factors | None:
 
 
 def _sparse(factors: _Factors, number: int, rng: np.random.Generator, known: Float64s) -> Float64s:
-    """Search for directions [rank, number], not yet in `known`, that are zero on many neurons."""
+    """Search for directions [rank, number] that are zero on many neurons and not in `known`."""
     rank = len(known)
     lengths = np.linalg.norm(factors.left, axis=1)
     live = lengths > factors.zero
@@ -237,7 +237,7 @@ def _distinct(*parts: _Found) -> _Found:
 
 
 def _chosen(gradient: DenseGradient, factors: _Factors, directions: Float64s) -> _Explanation:
-    """Choose directions, as many as the gradient's rank, that predict the activations best."""
+    """Choose one direction per example, so that together they best predict the activations."""
     rank = len(directions)
     chosen: list[int] = []
     for i in range(directions.shape[1]):
@@ -328,7 +328,7 @@ def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
     """Invert the reports of clients that took one step on a batch of 5, 10 or 20 examples.
 
     Effort `quick` leaves out batches of 20. The attacker knows the model, the batch's size and the
-    report. If reports reveal nothing, it inverts the cohort's sum as one batch.
+    report. If single reports reveal nothing, the attacker inverts the cohort's sum as one batch.
     """
     target.needs_classes("exact")
     first_layer(target.model)

@@ -1,7 +1,7 @@
 """Repetition: a client reports the same update again and again.
 
-The attacker averages its estimates from k reports of one client, so the noise shrinks as the
-ledger's epsilon grows. It also guesses which of two known updates the client reported.
+With every further report, the average of the attacker's estimates gets better, and the epsilon in
+the ledger grows. The attacker also guesses which of two known updates the client reported.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class After:
         self.hits += right
 
     def figures(self, claim: Figure | None = None) -> Iterator[Measured]:
-        """Yield medians over the clients, the share of right guesses, and the `claim` if given."""
+        """Yield the median cosine, correlation and error, the rate of right guesses and `claim`."""
         of = f"after {self.count} report{'s' if self.count > 1 else ''}"
         yield intervals.median(f"cosine {of}", self.cosines, guess=0.0)
         yield intervals.median(f"correlation {of}", self.correlations, guess=0.0)
@@ -121,7 +121,7 @@ def averaged(
     entropy: Entropy,
     watch: Watch | None = None,
 ) -> list[After]:
-    """Attack `trials` clients that report the pair's first update, and equally many its second.
+    """Attack `trials` clients with the pair's first update, and as many with the second.
 
     Each client reports its update again and again. Returns one result for each number of reports in
     `counts`, in ascending order.
@@ -200,7 +200,7 @@ def embedding_epsilon(values: int, eps: float, count: int, delta: float, *, reus
 
 
 def attack(target: Target, effort: Effort, watch: Watch) -> Finding:
-    """Attack the first two clients of the job, which report the same update up to 100 times.
+    """Attack the job's first two clients. Each reports its own update up to 100 times.
 
     >>> from fedveil import Job
     >>> from fedveil.attacks.effort import Watch

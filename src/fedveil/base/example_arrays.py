@@ -67,7 +67,7 @@ def alike(parts: Sequence[Array]) -> list[Array]:
     """Convert arrays of examples to one form, so that they can be concatenated.
 
     If the examples of any array differ in length, all results have the form that `ragged` returns.
-    Raises ValueError if such arrays meet single numbers, or if inputs (fields) differ in name.
+    Raises ValueError if other arrays then hold single numbers, or if inputs differ in name.
     """
     if any(is_ragged(part.dtype) for part in parts):
         if any(is_plain(part) and part.ndim < 2 for part in parts):
@@ -148,7 +148,7 @@ def as_finite(array: Array) -> tuple[Array, Bools]:
 
 
 def as_whole(array: Array) -> tuple[Array, Bools]:
-    """Return examples as int64, and a mask: True if no value of an example changes."""
+    """Return examples as int64, and a mask of those whose values this leaves unchanged."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f":
             whole: Bools = (

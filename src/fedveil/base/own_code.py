@@ -35,8 +35,8 @@ def load(
 ) -> Callable[..., Any]:
     """Return the user's function or class called `name`, such as `package.module:function`.
 
-    Raises `error` if it does not exist. The message begins with `key`, which quotes the job's line,
-    such as `model = 'm:f'`, and lists the `built_in` values.
+    Raises `error` if it does not exist. The message begins with `key`, the job's line (such as
+    `model = 'm:f'`), and lists the `built_in` values.
     """
     if not is_function(name):
         names = list(built_in)
@@ -124,7 +124,7 @@ def described(error: Exception) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the file and line of the user's code that raised an error, or None if none did."""
+    """Return the file and line of the user's code that raised `error`. None if other code did."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_own(error.filename):
         return _place(error.filename, error.lineno or 1)
     frames = traceback.extract_tb(error.__traceback__)

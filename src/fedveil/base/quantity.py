@@ -1,4 +1,4 @@
-"""Numbers with their nouns, for people."""
+"""Formats numbers with their nouns, such as "20 rounds"."""
 
 from __future__ import annotations
 

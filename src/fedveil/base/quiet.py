@@ -34,7 +34,7 @@ class Quiet:
         self.stop()
 
     def heard(self) -> None:
-        """Restart the timer, because a line was printed."""
+        """Note that a line was printed, so that the silence begins anew."""
         self._since = time.monotonic()
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def start_reusing() -> None:
-    """Keep the memory of large arrays until `stop_reusing` has been called as often as this."""
+    """Keep freed large arrays' memory for new ones. Each call needs a call of `stop_reusing`."""
     global _users
     with _lock:
         _users += 1

@@ -107,7 +107,7 @@ def ends_whole(path: str | Path, most: int) -> bool:
 def check_regular(path: str | Path, most: int) -> None:
     """Raise OSError unless `path` is a regular file of at most `most` bytes.
 
-    Use it only before a library opens the file by itself: the file may be replaced in between.
+    Only for files that a library must open by itself: the file may be replaced after the check.
     """
     try:
         status = Path(path).stat()

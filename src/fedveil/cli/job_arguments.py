@@ -26,7 +26,7 @@ JobPath = Annotated[
 
 
 def set_option(of: str) -> Any:
-    """Return a command's option `--set`. Its help calls the file whose keys it overrides `of`."""
+    """Return an option `--set`, whose help says "override one key of", followed by `of`."""
     text = f"KEY=VALUE, such as seed=5: override one key of {of}; may be repeated."
     return typer.Option("--set", help=text)
 

@@ -23,7 +23,7 @@ AsJson = Annotated[
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """A context that sends all output except the JSON value to standard error, if `wanted`."""
+    """A context: if `wanted`, all output except the JSON value goes to standard error."""
     before = plain_text.to_stderr
     plain_text.to_stderr = wanted or before
     try:

@@ -27,13 +27,13 @@ _LONGEST = 512
 
 @compiled()
 def _sizes(op: Int64s) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens, heads and entries per head, and the length of a softmax row."""
+    """Return the number of tokens, of heads and of entries per head, and a softmax row's length."""
     return op[f.C], op[HEADS], op[f.OW] // op[HEADS], op[SHARE_ROW]
 
 
 @native(OPERATION)
 def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the attention that the table row `op` describes, in the memory `m`."""
+    """Compute the output of the attention in row `op` of the model's table, in the memory `m`."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale = op[f.W], op[f.OW], 1 / math.sqrt(size)
     for n in range(op[f.COUNT]):
@@ -59,7 +59,7 @@ def attend(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) 
 
 @native(OPERATION)
 def attend_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the queries, keys and values of the attention in table row `op`."""
+    """Compute the gradients of q, k and v, for the attention in row `op` of the model's table."""
     tokens, heads, size, row = _sizes(op)
     step, width, scale, slopes = op[f.W], op[f.OW], 1 / math.sqrt(size), op[SLOPES]
     for n in range(op[f.COUNT]):

@@ -81,7 +81,7 @@ class Room:
 
 
 class CompiledTrainer:
-    """Trains clients in native code. If it cannot read a client's data, torch trains the client."""
+    """Trains clients in native code, or with torch if native code cannot read a client's data."""
 
     chunk = least = 1
     native, own_step = True, False

@@ -55,7 +55,7 @@ from fedveil.compiled.window import (
 
 @native(OPERATION)
 def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the output of the convolution in table row `op`, in the memory `m`."""
+    """Compute the output of the convolution in row `op` of the model's table, in the memory `m`."""
     filters, row, length = op[f.OC], op[f.ROW], op[KW] * op[f.C]
     lanes, turned, z = (filters + 7) // 8 * 8, op[TURNED], op[OUTPUT]
     for k in range(filters):
@@ -85,7 +85,7 @@ def convolve(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s
 
 @native(OPERATION)
 def convolve_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Compute the gradients of the convolution in the table row `op`, in the memory `m`.
+    """Compute the gradients of the convolution in row `op` of the model's table, in the memory `m`.
 
     Overwrites the input's gradient. Adds to the gradients of the filters and the bias.
     """

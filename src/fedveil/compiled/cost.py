@@ -95,7 +95,7 @@ def next_token(
 def _of_numbers(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, count: int, scale: float, truth: bool
 ) -> None:
-    """Write scale / n * (x - target) for each of n outputs x. `truth` replaces x by its sigmoid."""
+    """Write scale / n * (x - target) for n outputs x, or for their sigmoids if `truth` is True."""
     many = scores[SCORES]
     for n in range(count):
         z, g = scores[f.Y] + n * scores[f.YS], scores[f.DY] + n * scores[f.YS]
@@ -123,7 +123,7 @@ def binary_cross_entropy(
     m: Float32s, scores: Int64s, y: Float32s, rows: Int64s, weights: Float32s, count: int,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write the gradient of each example's mean binary cross-entropy to `m`, times `scale`."""
+    """Write `scale` times the gradient of each example's mean binary cross-entropy over outputs."""
     _of_numbers(m, scores, y, rows, count, scale, True)
 
 

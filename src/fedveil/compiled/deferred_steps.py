@@ -75,9 +75,9 @@ def begin_steps(ops: Int64s, examples: int, hold: bool, shared: int) -> None:
 
 @compiled()
 def hold_step(m: Float32s, op: Int64s, x: int, xs: int, dy: int, ys: int, rows: int) -> None:
-    """Store an SGD step for later: `rows` rows of a layer's inputs and of its output gradients.
+    """Store a deferred SGD step: `rows` rows of a layer's inputs and of its output gradients.
 
-    They begin at m[x] and at m[dy], with rows `xs` and `ys` apart.
+    Row n of the inputs begins at m[x + n xs], and row n of the gradients at m[dy + n ys].
     """
     inputs, outputs = op[INPUTS], op[OUTPUTS]
     for n in range(rows):
@@ -133,8 +133,8 @@ def take_steps(m: Float32s, w: Int32s, op: Int64s, out: Float32s) -> None:
     """Write the sum of the deferred steps to its position in the update `out`.
 
     The sum is D' X: D has the stored output gradients times -learning rate, X the stored inputs,
-    and D' is D transposed. If it is not finite, the column HELD of the table row `op` becomes -1.
-    `take_held` then returns False.
+    and D' is D transposed. If it is not finite, column HELD of `op`, a row of the model's table,
+    becomes -1. `take_held` then returns False.
     """
     outputs, inputs, rows, finite = op[OUTPUTS], op[INPUTS], op[f.HELD], True
     a, am, b, bm = op[HELD_DY], _apart(outputs), op[HELD_X], _apart(inputs)

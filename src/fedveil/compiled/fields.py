@@ -33,5 +33,5 @@ from __future__ import annotations
 
 
 def own(count: int, first: int = OWN) -> range:
-    """Return `count` column numbers from `first` on, for the columns of one kind of operation."""
+    """Return the numbers of `count` table columns from `first` on, for one kind of operation."""
     return range(first, first + count)

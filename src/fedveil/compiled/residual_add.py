@@ -25,7 +25,7 @@ def _add(m: Float32s, op: Int64s, back: bool, also: bool) -> None:
 
 @native(OPERATION)
 def branch(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Start the residual connection in table row `op`: copy the input to the output."""
+    """Begin the residual connection in row `op` of the model's table: copy input to output."""
     _add(m, op, False, False)
 
 
@@ -37,7 +37,7 @@ def branch_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float
 
 @native(OPERATION)
 def join(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """End the residual connection in table row `op`: add the connection's input to the output."""
+    """End the residual connection in row `op` of the model's table: add its input to its output."""
     _add(m, op, False, True)
 
 
@@ -49,7 +49,7 @@ def join_back(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32
 
 @native(OPERATION)
 def place(m: Float32s, w: Int32s, op: Int64s, setting: float, draws: Float32s) -> None:
-    """Add the layer's position embeddings, the first rows of its weight, to the input in place."""
+    """Add row i of the layer's weight, the embedding of position i, to the input at position i."""
     for n in range(op[f.COUNT]):
         at = op[f.X] + n * op[f.XS]
         for i in range(op[f.RUN]):
@@ -74,7 +74,7 @@ class Copied(Operation):
 
 
 class Added(Operation):
-    """The end of a residual connection. It adds the input of the connection to the result."""
+    """The end of a residual connection: adds the connection's input to the layers' output."""
 
     forward, backward = join, join_back
 

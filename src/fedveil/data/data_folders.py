@@ -52,7 +52,7 @@ def find(subfolder: str, *names: str) -> Path | None:
 
 @contextmanager
 def reading(path: Path, done: str = "read") -> Iterator[None]:
-    """Context manager: raises `DataUnavailable` ("PATH cannot be DONE") in place of an OSError."""
+    """Convert an OSError in a `with` block into `DataUnavailable`: "PATH cannot be" `done`."""
     try:
         yield
     except OSError as error:

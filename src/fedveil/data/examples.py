@@ -142,7 +142,7 @@ def _alike(parts: Mapping[str, Examples]) -> dict[str, Examples]:
 
 
 def checked_owners(name: str, owners: Any, count: int) -> Labels:
-    """Return the number of the owner of each of `count` training examples. Raises `DataInvalid`."""
+    """Return the owners' numbers, one for each of `count` examples, or raise `DataInvalid`."""
     try:
         codes = owner_codes(owners)
     except ValueError as error:

@@ -43,7 +43,7 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class IdxSet:
-    """Files that are published together. Images come before labels, training before test files."""
+    """Files that are published together: training before test part, and images before labels."""
 
     name: str
     files: tuple[IdxFile, ...]
@@ -70,7 +70,7 @@ def read_idx(path: Path, file: IdxFile) -> Array:
 
 
 def _content(path: Path, longest: int) -> bytes:
-    """Return a file's decompressed content, at most `longest` + 1 bytes."""
+    """Return a file's decompressed content, cut off after `longest` + 1 bytes."""
     with reading(path), opened(path, MOST_STREAMED_BYTES) as stream:
         if stream.read(len(_GZIP)) != _GZIP:
             stream.seek(0)

@@ -137,10 +137,10 @@ def _examples(name: str, x: Any, y: Any, form: Form) -> Examples:
 
 
 def _inputs(rows: Array, form: Form) -> tuple[Array, Bools]:
-    """Convert examples to int64 if `form.whole` is True, otherwise to float32.
+    """Convert floats and wide integers to int64 if `form.whole` is True, otherwise to float32.
 
-    Integers of at most 16 bits are never converted. Also returns a mask of the valid examples:
-    those that int64 represents exactly, or whose floats are finite.
+    Integers of at most 16 bits are not converted. Also returns a mask of the valid examples: those
+    that int64 represents exactly, or whose floats are finite.
     """
     if rows.dtype.kind != "f" and rows.dtype.itemsize <= 2:
         return rows, np.ones(len(rows), np.bool_)

@@ -51,8 +51,8 @@ def read(name: str, targets: Targets = "class") -> Dataset:
 def read_apart(name: str, targets: Targets) -> Dataset:
     """Return the same data set as `read`, but read each training record separately.
 
-    The test examples define the form of a record (`lone_records`). If they have several inputs or
-    different lengths, records are read together, as in `read`.
+    Every record must have the same form as the test examples (`lone_records`). If these have
+    several inputs or different lengths, all records are read together, as in `read`.
     """
     with _current_folder_importable():
         result = _called(name)

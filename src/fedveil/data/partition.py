@@ -54,7 +54,7 @@ class Partition:
         return np.bincount(held, minlength=self.clients)
 
     def summary(self, labels: Array | None = None) -> str:
-        """Describe in one line how many examples (and, given `labels`, labels) clients have."""
+        """Describe in one line the clients' numbers of examples and, with `labels`, of labels."""
         hold = "holds" if self.clients == 1 else "hold"
         line = f"{quantity(self.clients, 'client')} {hold} {_low_to_high(self.sizes, 'example')}"
         if labels is None:
@@ -141,8 +141,8 @@ def dirichlet(labels: Array, clients: int, alpha: float, entropy: Entropy) -> Pa
     class uniformly. Two clients' numbers of examples differ by at most one, so no client is empty,
     whatever alpha is.
 
-    `alpha` is the mean concentration of a class, as in the usual implementations. The paper's own
-    alpha is C times as large. Source: Hsu, Qi and Brown 2019, section 3.
+    `alpha` is the mean concentration of a class, as in the usual implementations. It is 1 / C times
+    the alpha of the source, Hsu, Qi and Brown 2019, section 3.
     """
     n = len(labels)
     _check_clients(clients, n)

@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 8192
 
 
 def read() -> Dataset:
-    """Return the real set. Reads either of its two public formats."""
+    """Return the published Purchase-100 data set, from its .npz archive or its text file."""
     path = find(FOLDER, ARCHIVE, TEXT_FILE)
     if path is None:
         raise DataUnavailable(
@@ -71,7 +71,7 @@ def _read_text(path: Path) -> tuple[Array, Labels]:
 
 
 def _read_archive(path: Path) -> tuple[Array, Labels]:
-    """Read the usual archive. Labels in it are one-hot or integers, numbered from 0 or from 1."""
+    """Read the .npz archive. Its labels are one-hot, or integers that start at 0 or at 1."""
     x, labels = read_npz(path, "features", "labels")
     if labels.ndim == 2 and labels.shape[1] == CLASSES:
         if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):

@@ -94,8 +94,8 @@ def read(folder: str, form: TextForm, *, apart: bool = False) -> Dataset:
 def _owners(path: Path, owners: Sequence[str], form: TextForm, *, apart: bool) -> list[str] | None:
     """Return the client of each example, or None if no line names one.
 
-    If `apart` is True, a line without a client belongs to the client of the line before it. The
-    result is then None unless `form.by_client`.
+    If `apart` is True, a line without a client belongs to the client of the line before it, and
+    without `form.by_client` the result is None.
     """
     if not any(owners) or (apart and not form.by_client):
         return None
@@ -132,7 +132,7 @@ def _maker(task: str, rows: TokenRows, labels: Sequence[str]) -> Maker:
 
 
 def _lines(path: Path, task: str, *, apart: bool = False) -> Iterator[tuple[str, Line]]:
-    """Yield the place (for error messages) and the keys of each line that is not blank.
+    """Yield the place (for error messages) and the JSON object of each line that is not blank.
 
     Raises `DataInvalid` for an invalid line, or yields {"client": ...} or {} if `apart` is True.
     """

@@ -101,7 +101,7 @@ class Canvass:
         yield by(BY_NOISE, seen.noise, self.moved)
 
         def by_lag(error: float) -> Measured:
-            """Return an epsilon bound from reused noise, wrong with probability up to `error`."""
+            """Return a lower bound on epsilon from reused noise, with confidence 1 - `error`."""
             lag, echo = seen.lag, seen.echo
             rounds = max(1, lag.releases // count)
             before = lag.distance(1.0, rounds, error=error / 2)

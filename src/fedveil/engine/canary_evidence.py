@@ -189,7 +189,7 @@ class ReportEvidence:
             self.scores[number] += np.clip(np.nan_to_num(said), -_MOST_SCORE, _MOST_SCORE)
 
     def close(self, turn: int) -> None:
-        """Add the round's evidence. All canaries multiplied their updates by `turn`, 1 or -1."""
+        """End the round. All canaries multiplied their updates in it by `turn`, 1 or -1."""
         others = len(self.scores) - 1
         if len(self._shared) and others:
             along = turn * self._directions.along(self._shared)

@@ -63,14 +63,14 @@ class Candidate:
         return " ".join([start, *(f"--set {setting}" for setting in self.settings)])
 
     def noise(self, examples: int) -> float | None:
-        """Return the length of the noise in a round's mean, divided by the mean's largest length.
+        """Return the length of the noise in a round's mean, relative to the mean's largest length.
 
         `examples` is the number of examples of all clients together. Returns None if the noise is
         not Gaussian.
 
         With d entries and noise ratio r (standard deviation over sensitivity 2 * clip), the noise
         of a sum of n updates has length r * 2 * clip * sqrt(d). If every report has its own noise,
-        this is multiplied by sqrt(n). The sum itself is at most n * clip long.
+        this is multiplied by sqrt(n). The length of the sum itself is at most n * clip.
         """
         protection, job = self.protection, self.job
         release = protection.spending(protection.initial_state())[0].loss.release

@@ -59,7 +59,7 @@ class ClientTest:
         return summary(np.array(each), self.better)
 
     def figure(self, client: int) -> float:
-        """Return the task's first metric on one client's held-out examples, NaN if it has none."""
+        """Return the task's first metric on a client's held-out examples, NaN without any."""
         start, end = map(int, self._held.shares.offsets[client : client + 2])
         if start == end:
             return math.nan

@@ -34,7 +34,7 @@ def client_rate(job: Job, round: int) -> float:
 
 
 def own_rate(job: Job, round: int) -> float:
-    """Return `client_rate`, or under FedCM the share of it for the client's own gradients."""
+    """Return `client_rate`, times the weight of the client's own gradients under FedCM."""
     fedcm = job.training.algorithm == "fedcm"
     return client_rate(job, round) * (job.training.own_direction if fedcm else 1.0)
 

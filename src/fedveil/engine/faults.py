@@ -104,9 +104,9 @@ def silent_clients(
     """Return the clients that drop out, each with the first phase that it does not answer.
 
     `shares` is the job's fault plan (`simulation.dropouts`). It maps the name of a phase to the
-    fraction of the cohort that drops out there. `phases` maps every possible name, in order, to a
-    phase of this protection, or to None if clients have nothing left to answer at that point. Then
-    nobody drops out there.
+    fraction of the cohort that drops out there. `phases` maps all names, in order, to phases of
+    this protection. It maps a name to None if clients have no answer left to give then, so none
+    drops out.
     """
     order = iter(entropy.permutation(len(cohort)))
     plan: dict[ClientId, str] = {}

@@ -1,4 +1,4 @@
-"""Runs the rounds of a job, from the next one to the last, with any engine."""
+"""Runs the remaining rounds of a job, with the simulator or any other engine."""
 
 from __future__ import annotations
 

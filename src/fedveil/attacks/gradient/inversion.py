@@ -42,7 +42,7 @@ class Bounds:
 
 
 def bounds(effort: Effort) -> Bounds:
-    """Return the limits and searches for this effort."""
+    """Return the attack's limits and searches for this effort."""
     iterations = by_effort(effort, 120, 300, 1200)
     turns = by_effort(effort, 300, 4000, 24_000)
     restarts = by_effort(effort, 2, 3, 4)
@@ -132,8 +132,8 @@ class Sight:
     def _aggregate(self, clients: Sequence[int], aggregate: Float64s) -> View:
         """Return a view of the aggregate as the mean of the `clients`' updates.
 
-        If the clients have too many examples or different numbers of them, the aggregate is treated
-        as the first client's update.
+        If these have different numbers of examples, or too many to reconstruct at once, the
+        aggregate counts as the first client's update.
         """
         sizes = [len(self.target.rows(client)) for client in clients]
         together = len({*sizes}) == 1 and sum(sizes) <= self.allowed.at_once

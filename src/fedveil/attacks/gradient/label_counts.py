@@ -1,4 +1,4 @@
-"""Counts of a client's labels from the change of the last layer (iLRG)."""
+"""Counts of a client's labels, from its update of the model's last layer (iLRG)."""
 
 from __future__ import annotations
 

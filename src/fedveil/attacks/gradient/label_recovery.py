@@ -1,4 +1,4 @@
-"""Recovery of a client's labels from the change of the last layer."""
+"""Recovery of a client's labels from its update of the model's last layer."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def reconstruct(
 
 
 def recovered_labels(reading: Reading, known: Knowledge) -> Int64s | Literal["joint"]:
-    """Return the labels recovered from the last layer, or "joint" if it is not dense."""
+    """Return the labels recovered from the last layer. If it is not dense, return "joint"."""
     training = known.training
     layer = LastLayer.of(training.model, known.probes)
     if layer is None:

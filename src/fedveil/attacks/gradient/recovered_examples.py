@@ -41,7 +41,7 @@ class Score:
     right: int = 0
 
     def add(self, originals: Float64s, labels: Int64s, found: Float64s, guessed: Int64s) -> None:
-        """Add examples, their `labels`, the reconstructions `found`, and their labels `guessed`."""
+        """Add originals with their `labels`, and reconstructions `found` labelled `guessed`."""
         self.originals += list(originals)
         self.found += list(paired(originals, found))
         self.labels += labels.tolist()

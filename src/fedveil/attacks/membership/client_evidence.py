@@ -17,8 +17,8 @@ from fedveil.protections.reading import Reading
 class View:
     """The server's estimate of one client's update, or of the mean update of a cohort.
 
-    `clients` are that client, or the cohort's clients. `reading` is the estimate: the sum of the
-    updates that these clients added, each times `share`, plus noise.
+    `clients` are that client, or the cohort's clients. `reading` is the estimate: `share` times the
+    sum of the updates that these clients sent, plus noise.
     """
 
     reading: Reading
@@ -79,6 +79,6 @@ class Evidence:
 
     @property
     def scores(self) -> Float64s:
-        """Return each candidate's log-likelihood ratio of "the candidate is one of the clients"."""
+        """Return each candidate's log-likelihood ratio of taking part against not doing so."""
         scores: Float64s = np.logaddexp.reduce(self._found, axis=0) - math.log(len(self._found))
         return scores

@@ -48,7 +48,7 @@ class Game:
     def of(cls, target: Target, most: int, entropy: Entropy) -> Game:
         """Split the job's examples at random into clients that take part and clients that do not.
 
-        One owner's examples go to the same half. At most `most` clients of each half are tested.
+        An owner's examples all go to one half. At most `most` clients of each half are tested.
         """
         pool = Pool.training(target.dataset)
         there, seed = _half(pool, entropy.stream("there")), entropy.stream("seed").integer(1 << 31)
@@ -116,7 +116,7 @@ def _half(pool: Pool, entropy: Entropy) -> Bools:
 def measured(
     target: Target, effort: Effort, step: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Measured], int]:
-    """Play several games, and return the metrics of the attack and the number of rounds per game.
+    """Play several games (`Game`). Returns the attack's metrics, and the number of rounds per game.
 
     `step` is called after each game with the number of finished games and the total.
     """

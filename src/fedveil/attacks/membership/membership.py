@@ -86,7 +86,7 @@ class Case:
 
     @classmethod
     def of(cls, target: Target, count: int, entropy: Entropy, watch: Watch) -> Case:
-        """Train `count` reference models and, unless it is trained already, the attacked model."""
+        """Train `count` reference models, and the attacked model if `target` is not trained yet."""
         dataset, job = target.dataset, target.job
         pool = Pool.everything(dataset) if target.trained else Pool.training(dataset)
         members = np.arange(len(pool)) < len(pool) - len(dataset.test)

@@ -59,12 +59,12 @@ class References:
         return means, shared
 
     def normals(self, of: Callable[[Answers], Float64s], member: bool) -> tuple[Float64s, Float64s]:
-        """Return the mean and standard deviation of each example's score over models.
+        """Return the mean and standard deviation of each example's score over reference models.
 
         `of` computes the scores of all examples from one model's answers. If `member` is True, only
-        models that were trained on the example count, otherwise only the others. With few
-        references, all examples have the same standard deviation. Otherwise an example's own
-        variance is shrunk towards the common one (Smyth 2004).
+        models that were trained on the example count, otherwise only the others. With fewer than 15
+        models, all examples have the same standard deviation. Otherwise an example's own variance
+        is shrunk towards the common one (Smyth 2004).
         """
         given = self.held if member else ~self.held
         if not given.any(axis=0).all():
@@ -111,8 +111,8 @@ def halves(examples: int, models: int, entropy: Entropy) -> Bools:
 def threshold(method: Method, references: References) -> float:
     """Return the threshold of `method`'s scores that best separates members from non-members.
 
-    Members are the examples that a reference model was trained on, non-members all others. The
-    attacked model's scores are not used, so the accuracy that is measured on them is unbiased.
+    Each reference model is attacked in turn, with the others as references. The attacked model's
+    scores are not used, so the accuracy that is measured on them is unbiased.
     """
     members, others = [], []
     for which, answers in enumerate(references.answers):

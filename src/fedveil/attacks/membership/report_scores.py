@@ -51,8 +51,8 @@ class ReportScores:
     def moved(self, reading: Reading, x: Float32s, y: Int64s) -> Float64s:
         """Return the fall of each example's loss if the estimated update is applied.
 
-        `reading` must state the size, not only the direction. A report without information scores
-        0.
+        `reading` must estimate the update's length as well as its direction. If it estimates
+        nothing, all scores are 0.
         """
         if reading.empty:
             return np.zeros(len(y))

@@ -41,7 +41,7 @@ class Pool:
     def everything(cls, dataset: Dataset) -> Pool:
         """Return a pool of the training examples, followed by the test examples.
 
-        If the data names owners, the test examples are assigned to them in turn.
+        If the training examples have owners, these also get the test examples, in turn.
         """
         train, test = cls.training(dataset), dataset.test
         owners = train.owners

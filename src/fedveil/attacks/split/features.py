@@ -115,7 +115,7 @@ class Aim:
 
     @cached_property
     def cases(self) -> Mapping[str, Evidence]:
-        """The reports to attack, by the ending of the metrics' names, such as ", 10 reports".
+        """The evidence to attack. A key, such as ", 10 reports", ends the names of its metrics.
 
         One case has one report of each example. If every report has new noise, another case has
         several reports of each example.
@@ -223,7 +223,7 @@ class Aim:
 
 
 def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured:
-    """Return the median over features of the correlation between found and true values."""
+    """Return the metric `name`: the median over features of the correlation of truth and found."""
     real, made = (each.flatten(1).double() for each in (truth, found))
     real, made = real - real.mean(dim=0), made - made.mean(dim=0)
     size, other = real.norm(dim=0), made.norm(dim=0)
@@ -233,7 +233,7 @@ def correlation(name: str, truth: torch.Tensor, found: torch.Tensor) -> Measured
 
 
 def _attackable(target: SplitTarget) -> list[Part]:
-    """Return all parts that can be attacked. Raises `AttackImpossible` if there are none."""
+    """Return the parts that `attack` can attack. Raises `AttackImpossible` if there are none."""
     crossing = {crossing.part for crossing in target.split.crossings}
     found = []
     for part in target.split.parts:

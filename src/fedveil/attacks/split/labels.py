@@ -115,7 +115,7 @@ class _Follower:
 
     @classmethod
     def of(cls, target: SplitTarget) -> _Follower:
-        """Return the first follower that receives a gradient, or else the first follower."""
+        """Return the first follower that receives a gradient, otherwise the first follower."""
         classes, followers = target.task.classes, target.split.followers
         if classes is None:
             raise AttackImpossible(

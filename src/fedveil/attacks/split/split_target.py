@@ -117,7 +117,7 @@ class SplitTarget:
         return self.told.count
 
     def crossing(self, part: str) -> Crossing:
-        """Return the first crossing of a part's output. Raises `AttackImpossible` if none."""
+        """Return the first crossing of a part's output. Raises `AttackImpossible` without one."""
         for crossing in self.split.crossings:
             if crossing.part == part:
                 return crossing
@@ -237,7 +237,7 @@ class SplitTarget:
 
 
 def _tapped(party: str, exchange: Exchange[T], heard: list[tuple[str, Message]]) -> Exchange[T]:
-    """Run one party's side of an exchange, and append every message that it sends to `heard`."""
+    """Run a party's side of an exchange. Each message that it sends is also appended to `heard`."""
     answer: Message | None = None
     while True:
         try:
@@ -260,7 +260,7 @@ def _rows(task: Task, split: SplitModel, subset: Subset) -> dict[str, Rows]:
 
 
 def _told(job: VerticalJob, task: Task, rows: Rows, folder: Path | None) -> Rows:
-    """Return the leader's training rows with labels after LabelDP, read from `folder` or drawn."""
+    """Return the leader's training rows with LabelDP's labels, from the run `folder` or drawn."""
     settings = job.privacy.label_dp
     if settings is None or rows.labels is None:
         return rows

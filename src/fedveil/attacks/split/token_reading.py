@@ -38,9 +38,9 @@ def nearest(sent: Float64s, known: Float64s) -> Int64s:
 
 
 def odds(values: Float64s, eps: float | None, blur: float = 0.0) -> Float64s:
-    """Return, for each of `values`, Pr[EmbeddingDP with parameter `eps` sends a 1].
+    """Return, for each estimate in `values`, Pr[EmbeddingDP with parameter `eps` sends a 1].
 
-    `values` are the attacker's estimates, whose errors have the standard deviation `blur`.
+    `values` are estimates of the true values, with errors of standard deviation `blur`.
     """
     if blur:
         true = special().ndtr(values / positive("blur", blur))
@@ -92,14 +92,14 @@ def learnt(sent: Float64s, tokens: Int64s, words: int) -> tuple[Float64s, Int64s
 
 @dataclass(frozen=True)
 class Habits:
-    """Statistics of a text: the frequency of each word, and of each word after each other word."""
+    """Statistics of a text: the frequencies of words, and of the words that follow each word."""
 
     words: Float64s
     after: Float64s
 
     @classmethod
     def of(cls, tokens: Int64s, words: int) -> Habits:
-        """Count the words in a text, and how often each word follows each other word.
+        """Count the words in a text, and for each word the words that directly follow it.
 
         `words` is the size of the vocabulary.
         """

@@ -38,7 +38,7 @@ _BLUR = 0.5
 
 
 def attack(target: SplitTarget, effort: Effort, watch: Watch) -> Finding:
-    """Recover the leader's tokens at the follower, from sent vectors and from gradients.
+    """As the follower, recover the leader's tokens from received vectors, and from gradients.
 
     The follower has the leader's tokenizer. The name of each metric says what else the follower
     has: the leader's tables of vectors ("known table"), tables from the shared seed ("own copy",
@@ -172,7 +172,7 @@ class _Cut:
 
     @cached_property
     def fresh(self) -> tuple[Float64s, Float64s]:
-        """The word and position tables before training, made again from the job's seed."""
+        """The word and position embeddings before training, built from the job's seed."""
         made = module_of(self.target.task.split_model().by_name[self.part])
         assert isinstance(made, WordAndPosition)
         return _array(made.word), _array(made.position)

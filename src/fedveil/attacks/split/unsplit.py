@@ -122,7 +122,7 @@ class _Pair:
 
 
 def _guessing(evidence: Evidence) -> float:
-    """Return the mean misfit of a blind guess: the mean of all numbers, or 1/2 for every bit."""
+    """Return the mean misfit of a blind guess, which is the mean for numbers and 1/2 for bits."""
     mean = evidence.mean.mean() if evidence.lie is None else evidence.mean.new_zeros(())
     guess = mean.expand_as(evidence.mean)
     return max(float(evidence.misfit(guess, 1.0).mean()), 1e-12)

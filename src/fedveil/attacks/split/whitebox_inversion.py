@@ -1,7 +1,7 @@
 """Inversion with known weights: finds likely examples whose outputs fit the reports.
 
-An attacker can compute the initial weights of a job in one process, from the job's seed. Between
-machines, every party has a secret seed of its own.
+If a job runs in one process, an attacker can compute the initial weights from the job's seed. If
+parties run on different machines, each has a secret seed of its own.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Imprint:
         return np.asarray(inside + self.cells * np.arange(self.statistics), np.int64)
 
     def layer(self, whisper: float) -> tuple[Float64s, Float64s]:
-        """Return weights [rows, features] and biases, with activations up to about `whisper`."""
+        """Return weights [rows, features] and biases, for activations up to about `whisper`."""
         if self.form == "window":
             width = np.diff(self.edges)
             slope, low = whisper / width, self.edges[:, :-1]
@@ -146,7 +146,7 @@ class Imprint:
         return nn.Sequential(nn.Flatten(), first, bound, readout)
 
     def read(self, reading: Reading) -> Cells:
-        """Return the sums in each cell, from the attacker's estimate of an imprint's update."""
+        """Return each cell's gradient sums, from the attacker's estimate of an imprint's update."""
         features = self.directions.shape[1]
         stop = self.rows * features
 
@@ -169,7 +169,7 @@ class Imprint:
 
 
 def _edges(values: Float64s, cells: int) -> Float64s:
-    """Return bounds of `cells` cells with equally many `values` each, and of an empty last cell."""
+    """Return bounds of `cells` cells with equally many `values` each, and of one empty cell."""
     inner = np.quantile(values, np.arange(1, cells) / cells)
     low, high = float(values.min()), float(values.max())
     spread = max(high - low, 1e-6)

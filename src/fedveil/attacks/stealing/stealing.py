@@ -66,7 +66,7 @@ class Loot:
         return figures
 
     def picture(self, shape: Sequence[int]) -> bytes | None:
-        """Return a PNG of original images above their nearest candidates, if there are any."""
+        """Return a PNG of original images above their nearest candidates, if there are both."""
         if len(shape) != 3 or not len(self.offered):
             return None
         shown = self.originals[:_SHOWN]

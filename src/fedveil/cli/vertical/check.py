@@ -1,4 +1,4 @@
-"""`fedveil vertical check`: finds edited or removed lines of logs and files of model bundles."""
+"""`fedveil vertical check`: finds edits of a run's logs and of a model bundle's files."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def load(
 ) -> VerticalJob:
     """Load a job file and apply `overrides`. User functions are imported from the file's folder.
 
-    The error for a federated job ends with `other` and the path.
+    If the file is a federated job, the error ends with `other` and the path.
     """
     from fedveil.vertical.job import VerticalJob
 

@@ -78,7 +78,7 @@ def source_of(
     patience: float,
     stack: ExitStack,
 ) -> Source:
-    """Return the source of the leader's scores. If `listen` is None, all parties are here."""
+    """Return the source of the leader's scores. Without `listen`, this process has all parties."""
     from fedveil.vertical.scoring.sources import Apart, Together
 
     if listen is None:

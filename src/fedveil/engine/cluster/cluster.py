@@ -1,4 +1,4 @@
-"""The interface of a cluster: starts machines and calls them. A machine may be lost at any time."""
+"""The interface of a cluster: starts machines and calls their methods. Any machine may be lost."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Remote(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End the machine, even during a call. Its calls fail."""
+        """End the machine, even during a call. Calls that have not ended then fail."""
 
 
 class Cluster(ABC):
-    """Starts machines, and waits for their calls."""
+    """Starts machines, and waits until calls of their methods have ended."""
 
     #: Names the cluster in messages, for example "the Ray cluster at 10.0.0.1:6379".
     name: str
 
     @abstractmethod
     def places(self) -> Sequence[Place]:
-        """Return all places for machines at present, including those where machines already run."""
+        """Return every place where a machine can run now, even if one already runs there."""
 
     @abstractmethod
     def start(self, place: Place, setup: Any, name: str) -> Remote:
@@ -64,7 +64,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def share(self, value: Any) -> Any:
-        """Return a handle of `value` for calls. `value` is sent to each machine only once."""
+        """Return a handle of `value` to pass in calls. Each machine receives `value` only once."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Call], timeout_s: float | None = None) -> Sequence[Call]:
@@ -72,4 +72,4 @@ class Cluster(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the resources of this object."""
+        """Disconnect from the cluster, if this object made the connection."""

@@ -88,8 +88,8 @@ class Work:
 
     If `fold` is True, the machine returns the sum of the reports instead of each report. `before`
     are earlier phases of this round, which the machine repeats for clients of a lost machine.
-    `coming` are examples that the machine does not have yet. The clients `leaving` now train on
-    another machine.
+    `coming` are examples that the machine does not have yet. `leaving` are clients of this machine
+    that another machine trains from now on.
     """
 
     context: RoundContext

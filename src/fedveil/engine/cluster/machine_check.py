@@ -36,7 +36,7 @@ class Facts:
     """Everything on which the bytes of a client's report depend, besides its job and data.
 
     `versions` maps packages to versions, and `sources` is a digest of fedveil's own files.
-    `trained` is a digest of an update, and of the report that carries it.
+    `trained` is a digest of the update and the report from training on a test batch.
     """
 
     versions: dict[str, str]

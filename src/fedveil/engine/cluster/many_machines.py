@@ -1,6 +1,6 @@
 """Plays a round's clients on the machines of a cluster.
 
-If a machine is lost, another machine trains its clients again, with the same bytes as result.
+If a machine is lost, another machine trains its clients again, with identical results.
 """
 
 from __future__ import annotations

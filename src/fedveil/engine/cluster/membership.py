@@ -135,7 +135,7 @@ class Membership:
                 self.ready.remove(member)
 
     def worked(self, member: Member) -> None:
-        """Record that a machine has returned a result. Forgets earlier losses at its place."""
+        """Record that a machine returned a result. Forgets that others at its place were lost."""
         self._lost.pop(member.place.key, None)
 
     def close(self) -> None:

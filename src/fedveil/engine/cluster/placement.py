@@ -35,7 +35,7 @@ class Expected(Generic[M]):
         self._factor: dict[ClientId, float] = {}
 
     def learn(self, machine: M, seconds: Mapping[ClientId, float]) -> None:
-        """Learn from the seconds that each client took on a machine in a round."""
+        """Update the expected times by the seconds that clients took on a machine in a round."""
         each = {client: took / self._examples(client) for client, took in seconds.items()}
         pace = median(each.values())
         self._pace[machine] = min(pace, GROWTH * self._pace.get(machine, pace))
@@ -55,9 +55,9 @@ class Expected(Generic[M]):
         return {machine: cores[machine] * fastest / pace for machine, pace in paces.items()}
 
 
-def groups(clients: Sequence[ClientId], least: int) -> list[Group]:
-    """Divide clients, in order, into groups of `least`. The last one may be smaller."""
-    return [tuple(clients[i : i + least]) for i in range(0, len(clients), least)]
+def groups(clients: Sequence[ClientId], size: int) -> list[Group]:
+    """Divide clients, in order, into groups of `size`. Only the last group may be smaller."""
+    return [tuple(clients[i : i + size]) for i in range(0, len(clients), size)]
 
 
 def placed(

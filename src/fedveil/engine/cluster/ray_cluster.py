@@ -1,4 +1,4 @@
-"""A cluster of Ray's: one actor for each machine, or for each GPU of it."""
+"""Ray as a run's cluster: each machine of the run is a Ray actor with some cores of a node."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _PULSE = "pulse"
 class RayCluster(Cluster):
     """The Ray cluster at `address`. If this is "ray" or "auto", Ray looks for the cluster itself.
 
-    A machine here is a process of fedveil on a node of the cluster. It uses `workers` of the node's
-    cores (None: all). If `gpus`, it also has one GPU.
+    A machine is here a process of fedveil on a node. It uses `workers` of the node's cores (None:
+    all or, with `gpus`, an equal share for each GPU). If `gpus` is True, it also uses one GPU.
     """
 
     def __init__(self, address: str, workers: int | None, *, gpus: bool) -> None:

@@ -99,7 +99,7 @@ class Shards:
         return int(mine.stop - mine.start)
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data to train with `entropy`. May be a view if it stays `unchanged`."""
+        """Return a client's data to train with `entropy`: a view if `unchanged`, or a copy."""
         piece, mine = self._of[client]
         x, y = piece.x[mine], piece.y[mine]
         if not unchanged:
@@ -108,7 +108,7 @@ class Shards:
         return ClientData.of(as_floats(x), y, entropy, usable)
 
     def as_arrays(self, clients: int) -> ClientsData:
-        """Return all examples in single arrays. Clients are numbered from 0 to `clients` - 1."""
+        """Return all clients' examples as one x and one y. The client ids are 0..`clients` - 1."""
         sizes = np.zeros(clients + 1, np.int64)
         for client in self._of:
             sizes[client + 1] = self.examples(client)

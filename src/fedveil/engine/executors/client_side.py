@@ -1,7 +1,7 @@
 """Trains clients and makes their reports. This is the client's side of a simulated round.
 
-A client's randomness depends only on the round and the client's number. So the result does not
-depend on the process or on the order.
+A client's randomness depends only on the round and the client's number. So its result depends
+neither on the process that trains it nor on the order of clients.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ClientsData:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def of(self, client: ClientId, entropy: Entropy, *, unchanged: bool = False) -> ClientData:
-        """Return a client's data to train with `entropy`. May be a view if it stays `unchanged`."""
+        """Return a client's data to train with `entropy`, possibly as a view if `unchanged`."""
         mine: npt.NDArray[np.int64] | slice
         mine = self.indices[self.offsets[client] : self.offsets[client + 1]]
         writeable = self.x.flags.writeable and self.y.flags.writeable  # else torch warns

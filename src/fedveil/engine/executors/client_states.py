@@ -68,7 +68,7 @@ class ClientStates:
         return sorted({client for client, _ in self._files()})
 
     def settle(self, round: int, summed: Collection[ClientId]) -> None:
-        """Delete the states of `round`, except for the clients in its sum, `summed`."""
+        """Delete the states of `round`, except those of the clients in its sum, `summed`."""
         written = self._files(f"*-{round}")
         self._drop((client, at) for client, at in written if at == round and client not in summed)
 

@@ -1,4 +1,4 @@
-"""Records the warnings of each client. Python itself has one warning filter per process."""
+"""Records each client's warnings, although Python has only one warning filter per process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.rounds.outcomes import Effort
 
 
 class _Ears(threading.local):
-    """For each thread, the record that collects the warnings of the client in training, or None."""
+    """For each thread, the record of warnings of the client that it now trains, or None."""
 
     effort: Effort | None = None
 

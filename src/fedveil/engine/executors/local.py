@@ -40,9 +40,9 @@ def start_locally(
 ) -> Executor:
     """Return an executor: threads if clients train in native code, otherwise worker processes.
 
-    Without workers, clients train in this process. `pack` returns the user's own functions and
-    classes that workers need. `cores` is the number of cores to use (default: all). `starting` is
-    called with the name of each step before the first round, and `event` logs a line.
+    If the job allows no workers, clients train in this process. `pack` returns the user's own
+    functions and classes that workers need. `cores` is the number of cores to use (default: all).
+    `starting` is called with the name of each step before the first round, and `event` logs a line.
     """
     model = np.empty(job.training.sent_length(dimension), np.float32)
     sides = make_client_sides(job, shape, data, model, starting, cores)

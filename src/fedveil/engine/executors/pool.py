@@ -84,7 +84,7 @@ class WorkerSetup:
 
 
 class _Fork:
-    """A fork of this process. It closes the pipe ends `others` and calls `serve(descriptor)`."""
+    """A fork of this process. It closes the pipe ends in `others` and calls `serve(descriptor)`."""
 
     def __init__(self, serve: Serve, descriptor: int, others: Sequence[Connection]) -> None:
         def run() -> None:
@@ -275,7 +275,7 @@ class WorkerPool(Executor):
                 waiting -= len(answers)
 
     def _say_common(self, messages: Mapping[ClientId, Message]) -> bool:
-        """Send workers the one message for all clients. Returns False if messages differ."""
+        """Send workers the message that all clients get. Returns False if it is not the same."""
         first = next(iter(messages.values()), None)
         if first is None or any(message is not first for message in messages.values()):
             return False

@@ -32,7 +32,7 @@ def encoded(answer: Answer) -> Answer:
 
 
 def folded(answer: Answer, server: MergeableHalf) -> Answer:
-    """Add a `Made` report to `server`. Returns `Folded` or `Refused`, or any other `answer`."""
+    """Add a `Made` report to `server`. Returns `Folded` or `Refused`, and other answers as is."""
     if not isinstance(answer, Made):
         return answer
     began, client, effort = time.perf_counter(), answer.client, answer.effort
@@ -64,7 +64,7 @@ class Folding:
         return folded(answer, self._half())
 
     def sums(self, room: npt.NDArray[np.uint8]) -> tuple[bytes, list[bytes | tuple[int, int]]]:
-        """Remove the worker's sum and return its pickle without arrays, and its arrays.
+        """Remove the worker's sum. Returns its pickle without the arrays, and the arrays.
 
         An array that fits into the shared memory `room` is copied there and returned as (begin,
         end). Any other array is returned as bytes.

@@ -27,7 +27,7 @@ _HAND_OVER_S = 0.05
 
 @dataclass
 class _Thread:
-    """A thread's client side. `mine` are waiting clients that it served earlier in the round."""
+    """A thread's client side. `mine` are waiting clients that must be served by this thread."""
 
     side: ClientSide
     folding: Folding
