@@ -312,7 +312,7 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector in units of `step`, plus a share of noise. `signs` is not used."""
+        """Return the vector in units of `step`, plus one share of the noise. Ignores `signs`."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers

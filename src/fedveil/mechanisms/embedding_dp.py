@@ -180,7 +180,7 @@ class EmbeddingLoss:
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
         """Return the cost of releasing `values` values: pairs of a loss and a number of bits.
 
-        At a positive delta, a ledger composes the bits to far less than values · eps/2.
+        At a positive delta, a ledger composes these losses to far less than their sum.
         """
         return [(self.per_bit, integer("values", values, 1))]
 

@@ -77,12 +77,12 @@ class Marvell:
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
     if a class's gradients are N(m_c, v_c I), where v_c is the variance of their entries in the
-    batch. Then no attacker who sees one such gradient has an AUC above `most_auc` of that minimum.
-    Real gradients of a class are not Gaussian, so this is a model and no guarantee.
+    batch. No attacker who sees one such gradient then has an AUC above `most_auc(minimum)`. Real
+    gradients of a class are not Gaussian, so this is a model and no guarantee.
 
-    If a batch lacks a class, the mean of that class is taken to be the opposite of the other
-    class's mean. The mean squared length is over both classes. A class's share is counted in the
-    batch plus one example of each class.
+    If a batch lacks a class, the class's mean is taken to be minus the mean of the other class. The
+    noise's mean squared length is averaged over the classes, weighted by their shares. The shares
+    are those in the batch plus one example of each class.
     """
 
     def __init__(self, power: float) -> None:
