@@ -134,7 +134,7 @@ class Trainer(Protocol):
     own_step: bool
 
     def start(self, weights: Float32s, round: int = 1) -> None:
-        """Begin `round` with these weights. The array must stay unchanged until the next call."""
+        """Begin `round` with these weights. Do not change the array before the next `start`."""
 
     def compile(self, shape: Sequence[int]) -> bool:
         """Compile native code for examples of this shape. Returns False if the trainer has none."""
