@@ -21,8 +21,8 @@ ONE_STEP = {
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
-    """`clients.number: null` needs `data.split: by_client` or `writers`. Other splits need a given
-    number."""
+    """`clients.number: null` needs `data.split: by_client` or `writers`. Other splits need a number
+    of clients."""
     if job.clients.number is not None or job.data.by_owner:
         return None
     return (

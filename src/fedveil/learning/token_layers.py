@@ -49,7 +49,7 @@ class CausalLayer(nn.TransformerEncoderLayer):
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
     """A context in which the model's embeddings return NaN for an index out of range.
 
-    On a GPU, such an error would break the training of all other clients in the process.
+    An error on a GPU would break the training of all other clients in the process.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

@@ -264,7 +264,7 @@ class LoopTrainer(OneByOne):
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Make inputs of a `norm` layer contiguous if they need no gradients.
 
-    Otherwise, torch crashes in the backward pass of a GroupNorm with such an input.
+    With a non-contiguous input, torch crashes in the backward pass of a GroupNorm.
     """
     return tuple(x if x.requires_grad else x.contiguous() for x in inputs)
 

@@ -92,7 +92,7 @@ class NoiseShares:
     def wrapped(self, total: Int64s) -> bool:
         """Return True if `total` is too large for a sum of honest clients' vectors.
 
-        An honest sum is that large with probability at most 2^-40.
+        If all clients are honest, it is too large with probability at most 2^-40.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
