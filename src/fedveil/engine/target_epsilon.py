@@ -1,4 +1,4 @@
-"""Finds the parameter of a protection with which a whole run costs a target epsilon."""
+"""Finds the value of a protection's parameter at which a whole run costs a target epsilon."""
 
 from __future__ import annotations
 

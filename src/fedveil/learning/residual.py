@@ -1,6 +1,6 @@
 """A transformer layer as a chain of known layers with residual connections.
 
-x + f(x) becomes `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x.
+x + f(x) becomes three parts: `Branch` copies x, the layers of f change the copy, `Join` adds x.
 """
 
 from __future__ import annotations

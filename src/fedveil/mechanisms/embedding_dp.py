@@ -105,8 +105,8 @@ class EmbeddingDP:
 
         `values` has one example per row, and `keys` identifies the examples. For a key that was
         used before, the result repeats the bits stored in `memory`, without reading `values`. This
-        costs no privacy. The memory's `width` must be the bytes of one example: its number of
-        values / 8, rounded up.
+        costs no privacy. The memory's `width` must be the number of bytes of one example: its
+        number of values / 8, rounded up.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):

@@ -49,10 +49,10 @@ class MaxNorm:
 
         (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j.
 
-    The result has the mean g_j, and the mean squared length of the batch's longest gradient. This
-    hides the length of g_j but not its direction: only the sign flips, with probability Phi(-1 /
-    s_j) below 1/2 (Phi is the normal distribution function). The longest gradient and gradients of
-    length 0 are returned unchanged. The defence works with any number of classes.
+    The result's mean is g_j, and its mean squared length is max_k |g_k|². This hides the length of
+    g_j but not its direction: only the sign flips, with probability Phi(-1 / s_j) below 1/2 (Phi is
+    the normal distribution function). The longest gradient and gradients of length 0 are returned
+    unchanged. The defence works with any number of classes.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:

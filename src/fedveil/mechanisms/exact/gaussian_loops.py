@@ -163,7 +163,7 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add the certainly accepted draws to `values`. Marks the others in `left_out`."""
+    """Add certainly accepted draws to `values`. Marks others in `left_out`. Returns their count."""
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     count = np.int64(0)
