@@ -84,7 +84,7 @@ class Entropy(ABC):
         self._position = 0
 
     def _fill_directly(self, target: memoryview) -> int:
-        """Fill `target` with keystream without the buffer, except for a short rest at its end.
+        """Fill `target` directly from the cipher, except for a short rest at the end of `target`.
 
         Returns the number of bytes filled. The rest may contain any bytes.
         """

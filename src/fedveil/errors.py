@@ -28,7 +28,7 @@ def did_you_mean(candidates: Sequence[str]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Suggest the one of `names` that is most similar to `name`, as `did_you_mean` does, or ""."""
+    """Return " (did you mean X?)" for the X in `names` closest to `name`, or "" without one."""
     return did_you_mean(get_close_matches(name, list(names), 1))
 
 
@@ -152,7 +152,7 @@ class ClusterUnavailable(RunStopped):
 
 
 class MachineDiffers(RunStopped):
-    """A machine of a cluster has other versions or source files, or computes other update bytes."""
+    """A machine of a cluster differs in versions or source files, or computes different updates."""
 
 
 class StatesUnreachable(RunStopped):

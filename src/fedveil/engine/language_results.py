@@ -19,8 +19,8 @@ from fedveil.record.metric_names import deciding
 def before_after(parts: Parts, first: Float32s | None, weights: Float32s) -> Iterator[BeforeAfter]:
     """Yield comparisons of a run's language model before and after training.
 
-    The comparisons are of the metric that decides which model is best, and of the job's continued
-    prompts. `first` are the weights before training, or None if there is nothing to compare.
+    They compare the metric that decides which model is best, and the texts with which the model
+    continues the job's prompts. `first` are the weights before training (None: no comparisons).
     """
     form, job = text_form(parts.job), parts.job
     if form is None or first is None:

@@ -60,7 +60,7 @@ def _of_gaussian_noise(job: Job, protection: Protection, rounds: int) -> Iterato
 def _ratio(protection: Protection) -> float | None:
     """Return a report's noise ratio: standard deviation over sensitivity. None if not Gaussian.
 
-    Several Gaussian releases have the ratio of a single release with the same total cost.
+    For several Gaussian releases, it is the ratio of the one release that costs the same in total.
     """
     square = 0.0
     for spent in protection.spending(protection.initial_state()):

@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def _check_begins(folder: RunFolder, every: int) -> None:
-    """Raise `RunFolderError` if the folder has the records of more than `every` rounds."""
+    """Raise `RunFolderError` if a checkpoint is missing: more than `every` rounds have records."""
     metrics = folder.path / METRICS
     with intact(metrics):
         lines = read_bytes(metrics, MOST_LINES_BYTES) if metrics.exists() else b""

@@ -52,7 +52,7 @@ class ServerOptimizer:
         *,
         in_place: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """Return the new global weights. If `in_place`, they may overwrite `weights`.
+        """Return the new global weights. If `in_place` is True, may write them into `weights`.
 
         `share` is the number of reports in `aggregate` divided by the number of all clients. Raises
         `RoundVoid` and changes nothing if a weight or moment would not be finite.
@@ -113,7 +113,7 @@ class ServerOptimizer:
     def _direction(
         self, d: Vector, share: float, moments: dict[str, Vector]
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return the change of a slice of weights, from its aggregate `d`, and its new moments."""
+        """Return a slice's change of weights and its new moments. `d` is the slice's aggregate."""
         s = self._settings
         if s.optimizer == "none":
             return d if s.lr == 1 else s.lr * d, {}
@@ -152,9 +152,9 @@ class ServerOptimizer:
 class VariateOptimizer(ServerOptimizer):
     """SCAFFOLD: updates one vector, which holds the model and the clients' mean control variate.
 
-    The mean variate c changes by c += share / unit * d, where d is the mean of the changes in the
-    reports. `share` is the number of summed reports divided by the number of all clients. `unit` is
-    the clients' learning rate, by which clients multiply these changes. If d weights all clients
+    A client reports the change of its variate, multiplied by `unit`, the job's learning rate. Let d
+    be the mean of these reports, and `share` the number of summed reports divided by the number of
+    all clients. The mean variate c changes by c += share / unit * d. If d weights all clients
     equally, c stays the mean of all clients' variates.
     """
 
@@ -181,7 +181,7 @@ class VariateOptimizer(ServerOptimizer):
 
 
 class DirectedOptimizer(ServerOptimizer):
-    """FedCM: updates the model, and appends the aggregate to the weights. Clients get both."""
+    """FedCM: updates the weights, and appends the aggregate to them, so that clients get both."""
 
     def step(
         self,

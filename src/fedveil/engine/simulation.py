@@ -53,7 +53,7 @@ class Simulator(Engine):
         self._tested: Partition | None
 
     def settle(self, job: Job, dataset: Dataset) -> Job:
-        """Partition the examples. Returns the job with its number of clients."""
+        """Split the examples among the clients. Returns the job with the number of clients set."""
         self._starting("distributing the examples among the clients")
         self._dataset = dataset
         self._partition, self._tested = make_shares(job, dataset)

@@ -61,7 +61,7 @@ class Stopping:
             self._best = (best, weights.copy())
 
     def kept(self, weights: Float32s) -> tuple[Float32s, str | None]:
-        """Return the final weights, and a sentence if they differ from the last `weights`."""
+        """Return the weights that the run saves, and a sentence if they are not the last ones."""
         if self._best is None:
             return weights, None
         round, best = self._best
@@ -74,7 +74,7 @@ class Stopping:
         return {"round": self._best[0], "weights": self._best[1]}
 
     def restore(self, state: Message, records: Sequence[Record], dimension: int) -> None:
-        """Load the best model from a checkpoint. Raises unless it is of the best round."""
+        """Load the best model from a checkpoint. Raises if `records` have another best round."""
         best = self._best_round(records)
         if best is None:
             only_fields(state)

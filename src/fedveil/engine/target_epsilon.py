@@ -1,4 +1,4 @@
-"""Finds the parameter of a protection with which a whole run costs a target epsilon."""
+"""Finds the value of a protection's parameter at which a whole run costs a target epsilon."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def solve(job: Job, protection: Protection, target: float) -> Solved:
 
     The parameter is the one that decides what a report costs, such as the noise. Its value has four
     significant digits. The cost is the ledger's forecast at the job's delta, for a client that
-    takes part in every round. If noise requires equal weights of clients, the result sets them. In
-    an adaptive run, `target` is also set as the limit on the total cost.
+    takes part in every round. If the noise needs clients of equal weight, the result sets equal
+    weights. In an adaptive run, `target` is also set as the limit on the total cost.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that nobody has chosen yet
@@ -139,7 +139,7 @@ def _changed(protection: Protection, settings: Mapping[str, Any]) -> Protection:
 
 
 def _edge(fits: Callable[[float], tuple[bool, float]], key: CostKey, start: float) -> float | None:
-    """Return the value with the largest epsilon up to the target, or None if there is none.
+    """Return the value of `key` with the largest epsilon up to the target, or None if none fits.
 
     `fits(value)` returns two results: True if the value meets the target, and the value's epsilon
     divided by the target. The search begins at `start`.

@@ -12,7 +12,7 @@ from fedveil.record.recorder import Record
 
 
 class MLflow(Callback):
-    """Logs to MLflow. Without the variable MLFLOW_TRACKING_URI it writes to the run's folder."""
+    """Logs to MLflow. Without $MLFLOW_TRACKING_URI it writes to the run's folder."""
 
     def __init__(self) -> None:
         try:
@@ -36,7 +36,7 @@ class MLflow(Callback):
 
 
 class WandB(Callback):
-    """Logs to Weights & Biases. Without the variable WANDB_MODE it writes to the run's folder."""
+    """Logs to Weights & Biases. Without $WANDB_MODE it writes to the run's folder."""
 
     def __init__(self) -> None:
         try:

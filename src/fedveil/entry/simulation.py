@@ -66,8 +66,8 @@ def resume(
 
     The run's own job file is used. An edited file is refused. `rounds` is a new, larger number of
     rounds. `on` is a new place to train the clients, as in `simulation.on`. All other arguments are
-    as in `simulate`. `progress` is first called with the records of earlier rounds, `callbacks` are
-    not. With seeded randomness the run ends with the same bytes as without the interruption.
+    as in `simulate`. `progress`, unlike `callbacks`, is first called with the earlier rounds'
+    records. With seeded randomness the run ends with the same bytes as without the interruption.
 
         >>> from tempfile import TemporaryDirectory
         >>> import fedveil

@@ -140,7 +140,7 @@ class DataSettings(Block):
 
 
 class EvaluationSettings(Block):
-    """When the global model is tested."""
+    """The tests of the global model: when, on which examples and with which metrics."""
 
     every: int = Field(
         1,

@@ -66,7 +66,7 @@ class Job(JobFields):
     ) -> tuple[Job, list[str]]:
         """Translate the MindSpore Federated settings `data` to a job, and apply `overrides` to it.
 
-        Also returns notes on the translation. Raises `JobError` with MindSpore Federated's keys.
+        Also returns notes on the translation. A `JobError` names keys as MindSpore Federated does.
         """
         translation = mindspore.Translation(data, cls.model_fields)
         try:

@@ -17,7 +17,7 @@ def add_language_rules(rules: Rules[JobFields]) -> None:
 
 def _task_fits(job: JobFields) -> str | None:
     """`model: hf:FOLDER` needs `task: next_token`, `sequence_classification`, `instruction` or a
-    task of yours. The last two of these tasks need such a model."""
+    task of yours. `sequence_classification` and `instruction` need `model: hf:FOLDER`."""
     if job.has_language_model == (job.task in LANGUAGE_TASKS) or ":" in job.task:
         return None
     if job.has_language_model:

@@ -53,7 +53,7 @@ class Switch(Choice):
             raise JobError([f"protection.{block}.{sentence}" for sentence in found]) from None
 
     def unread(self) -> Iterator[str]:
-        """Yield a warning for each block without effect because `protection.name` is not set."""
+        """Yield a warning for each given block that is ignored for lack of `protection.name`."""
         if "name" in self.model_fields_set:
             return
         for block in type(self).model_fields:

@@ -21,8 +21,8 @@ ONE_STEP = {
 
 @RULES.rule("clients.number", "data.split")
 def _clients_known(job: JobFields) -> str | None:
-    """`clients.number: null` needs `data.split: by_client` or `writers`. Other splits need a given
-    number."""
+    """`clients.number: null` needs `data.split: by_client` or `writers`. Other splits need a number
+    of clients."""
     if job.clients.number is not None or job.data.by_owner:
         return None
     return (
@@ -135,9 +135,9 @@ def _canaries_are_clients(job: JobFields) -> str | None:
 
 @RULES.rule("protection.name", "server.weighting")
 def _weighs_equally(job: JobFields) -> str | None:
-    """`server.weighting: by_size` is refused under a protection that perturbs reports: it reveals
-    to the server how much data each client has, and it breaks the sensitivity of local privacy. It
-    also breaks the sensitivity of central_gaussian and of pw_encrypt's `central_eps`."""
+    """`server.weighting: by_size` reveals to the server how much data each client has, and breaks
+    the sensitivity. So it is refused under a protection that perturbs reports, and under
+    central_gaussian and pw_encrypt's `central_eps`."""
     explicit = "weighting" in job.server.model_fields_set
     if not (explicit and job.server.weighting == "by_size" and job.protection.noised):
         return None
@@ -249,7 +249,7 @@ def _variates_protected(job: JobFields) -> str | None:
 @RULES.rule("protection.name", "server.aggregation")
 def _reports_seen(job: JobFields) -> str | None:
     """`server.aggregation: median` and `trimmed_mean` need a protection under which the server sees
-    single reports: not_encrypt or dp_encrypt. norm_bound needs not_encrypt."""
+    single reports: not_encrypt or dp_encrypt. `norm_bound` needs not_encrypt."""
     chosen = job.server.aggregation
     if chosen in job.protection.position.combinations:
         return None
@@ -347,7 +347,7 @@ def _canaries_few(job: JobFields) -> str | None:
 
 @RULES.rule("protection", "audit.canaries")
 def _reports_auditable(job: JobFields) -> str | None:
-    """`audit.canaries` needs reports that are private on their own."""
+    """`audit.canaries` needs a protection under which each single report is private."""
     if not job.audit.canaries:
         return None
     needed = job.protection.position.unauditable(job.protection.settings)

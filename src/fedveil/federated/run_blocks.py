@@ -1,4 +1,4 @@
-"""The keys of a deployment, of records and of checkpoints."""
+"""The job's blocks `deployment`, `record` and `checkpoint`, with their keys."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ MetricName = Annotated[str, text("the name of a figure in the rounds' records", 
 
 
 class StoppingSettings(Block):
-    """When a run stops before its last round, and which model it saves.
+    """The conditions under which a run stops early, and the choice of the model that it saves.
 
     Choosing a model by its results on the test examples makes these results too good. Use other
     examples to judge the chosen model.

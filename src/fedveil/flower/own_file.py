@@ -56,7 +56,7 @@ class OwnFile:
         return data
 
     def write(self, data: bytes) -> None:
-        """Replace the content. Raises `DeploymentError` if the old content was changed."""
+        """Replace the content. Raises `DeploymentError` if `read` refuses the old content."""
         old, new = _digest(self.read()), _digest(data)
         self._seals.put(self._name, (old, new))
         write_whole(self.path, data, 0o600)
@@ -69,7 +69,7 @@ class OwnFile:
 
 
 def sealed_names(folder: Path, seals: Path) -> list[str]:
-    """Return the names of `folder`'s files that the seal in `seals` lists, even if deleted."""
+    """Return the names of files in `folder` that the seal in `seals` lists, even if deleted."""
     within = folder.relative_to(seals).as_posix()
     paths = map(Path, _Seals(seals).read())
     return [path.name for path in paths if path.parent.as_posix() == within]
@@ -83,7 +83,7 @@ class _Seals:
         self._key_file = folder / KEY
 
     def read(self) -> dict[str, tuple[bytes, bytes]]:
-        """Return the two accepted digests of every file, by the file's path in the folder."""
+        """Return each file's two accepted digests (before and after a write), by its path."""
         with alone(self.path):
             return self._read()
 

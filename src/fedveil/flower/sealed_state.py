@@ -57,9 +57,9 @@ class StateFolder:
 
     @classmethod
     def for_keys(cls, named: object = None) -> StateFolder:
-        """Return the folder for encryption keys: `named`, if given.
+        """Return the folder for encryption keys: `named` if given, otherwise a default.
 
-        The default is a folder in memory or, if the machine has none, on disk.
+        The default is a folder in memory or, if the machine has no such folder, on disk.
         """
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if not named and runtime and Path(runtime).is_dir():

@@ -214,7 +214,7 @@ def figures(split: SplitModel, found: Continuation) -> list[Line]:
 
 
 def _epsilon(split: SplitModel, vectors: int) -> float:
-    """Return the epsilon of a text with `vectors` sent vectors. Infinite without EmbeddingDP."""
+    """Return the epsilon of a text for which `vectors` were sent. Infinite without EmbeddingDP."""
     crossing = _crossings(split)[0]
     if crossing.privacy is None:
         return math.inf

@@ -190,7 +190,7 @@ def _add_linear(
 ) -> None:  # fmt: skip
     """Add the clipped contributions of the examples `batch` to `moved` and `moved_bias`.
 
-    A contribution is -`share` times the gradient, scaled down to the norm `clip` if it is longer.
+    A contribution, -`share` times the gradient, is scaled down if its norm exceeds `clip`.
     `columns` (weights) and `moved` are [inputs, outputs]. `one` is 1 with a bias, otherwise 0.
     """
     inputs, outputs = columns.shape
@@ -260,7 +260,7 @@ class _AnyModel:
     ) -> None:
         """Add the clipped contributions of a client's examples, at the indices `batch`, to `total`.
 
-        `share` is lr / batch_size. If all examples fail, tries one of zeros and raises its error.
+        `share` is lr / batch_size. If all examples fail, raises the error of an example of zeros.
         """
         start = torch.from_numpy(weights).to(self._device)
         self._layout.write(start)
@@ -324,7 +324,7 @@ class _AnyModel:
         rows: int,
         draws: int,
     ) -> torch.Tensor:
-        """Return a row of gradients for each of the examples `some`, from a batch of `rows`."""
+        """Return a row of gradients for each example in `some`, from a batch of `rows` examples."""
         seed_torch(draws, self._device)
         index = torch.from_numpy(np.resize(some, rows))
         found = self._gradients(parameters, *self._on_device(client.x[index], client.y[index]))
@@ -335,7 +335,7 @@ class _AnyModel:
         return x.to(self._device), y.to(self._device)
 
     def _spread(self, total: Float64s, moved: Float64s) -> None:
-        """Add the changes `moved` of the trainable parameters to the whole vector `total`."""
+        """Add `moved`, the changes of the trainable parameters, to their entries in `total`."""
         begin = 0
         for entry in self._learnt:
             end = begin + entry.stop - entry.start

@@ -1,4 +1,4 @@
-"""Checks torch devices, seeds their generators, and sets how this thread treats tiny numbers."""
+"""Checks torch devices, seeds their generators, and lets a thread treat subnormals as zero."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ WEIGHTED = "weighted_cross_entropy"
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each example's cross-entropy. `y` contains class numbers."""
+    """Return each example's cross-entropy, from scores [examples, classes] and classes `y`."""
     return functional.cross_entropy(scores, y, reduction="none")
 
 

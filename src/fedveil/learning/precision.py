@@ -1,4 +1,4 @@
-"""The number format of training."""
+"""The number format of training: float32, or bfloat16 where it is precise enough."""
 
 from __future__ import annotations
 

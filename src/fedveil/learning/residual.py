@@ -1,6 +1,6 @@
 """A transformer layer as a chain of known layers with residual connections.
 
-x + f(x) becomes `Branch`, which copies x, the layers of f on the copy, and `Join`, which adds x.
+x + f(x) becomes three parts: `Branch` copies x, the layers of f change the copy, `Join` adds x.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Heads(nn.Module):
 
 
 def chain_of(layer: nn.TransformerEncoderLayer) -> list[nn.Module] | None:
-    """Return the layers of a standard transformer layer, or None for any other layer."""
+    """Return a standard transformer layer as a chain of known layers, or None for any other."""
     attention, curve = layer.self_attn, _curve(layer.activation)
     drops, asked = (layer.dropout, layer.dropout1, layer.dropout2), _asked(attention)
     plain = all(type(dense) is nn.Linear for dense in (layer.linear1, layer.linear2))

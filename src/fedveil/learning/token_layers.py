@@ -47,9 +47,9 @@ class CausalLayer(nn.TransformerEncoderLayer):
 
 @contextmanager
 def beyond_is_nan(model: nn.Module) -> Iterator[None]:
-    """Context manager: the model's embeddings return NaN for indices out of range, not an error.
+    """A context in which the model's embeddings return NaN for an index out of range.
 
-    On a GPU, such an error would break the training of all other clients in the process.
+    An error on a GPU would break the training of all other clients in the process.
     """
     known: dict[nn.Module, torch.Tensor] = {}
 

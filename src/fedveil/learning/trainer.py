@@ -134,7 +134,7 @@ class Trainer(Protocol):
     own_step: bool
 
     def start(self, weights: Float32s, round: int = 1) -> None:
-        """Begin `round` with these weights. The array must stay unchanged until the next call."""
+        """Begin `round` with these weights. Do not change the array before the next `start`."""
 
     def compile(self, shape: Sequence[int]) -> bool:
         """Compile native code for examples of this shape. Returns False if the trainer has none."""
@@ -264,7 +264,7 @@ class LoopTrainer(OneByOne):
 def _lying_plainly(norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Make inputs of a `norm` layer contiguous if they need no gradients.
 
-    Otherwise, torch crashes in the backward pass of a GroupNorm with such an input.
+    With a non-contiguous input, torch crashes in the backward pass of a GroupNorm.
     """
     return tuple(x if x.requires_grad else x.contiguous() for x in inputs)
 

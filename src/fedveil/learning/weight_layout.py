@@ -115,7 +115,7 @@ class Layout:
 
     @torch.no_grad()
     def write(self, vector: torch.Tensor) -> None:
-        """Write `vector` into the model. Resets all kept tensors except base weights."""
+        """Write `vector` into the model. Undoes changes of other tensors except base weights."""
         if self._arrays is None:
             torch._foreach_copy_(self._tensors, self.views(vector))
         else:

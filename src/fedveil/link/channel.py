@@ -135,9 +135,9 @@ class _Table(Generic[T]):
         return self._results
 
     def _turn(self, party: str, ahead: int | None) -> bool:
-        """Run `party` until it waits for a message or a peer has `ahead` unread messages from it.
+        """Run `party` until it waits for a message, or a peer has not read `ahead` of its messages.
 
-        Returns True if the party made any progress. If `ahead` is None, there is no such limit.
+        Returns True if the party made any progress. If `ahead` is None, it may send any number.
         """
         seat, moved = self._seats[party], False
         while not seat.done:

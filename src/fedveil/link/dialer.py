@@ -95,7 +95,7 @@ class Dialer:
         return False
 
     def _consider(self, wrong: FedveilError | None) -> None:
-        """Make the link fail with the error `wrong` if several attempts in a row ended with it.
+        """Make the link fail with `wrong` if several attempts to connect in a row ended with it.
 
         `wrong` is None after an attempt that failed for a temporary reason.
         """

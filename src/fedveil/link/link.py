@@ -252,7 +252,7 @@ class Link:
     def _patience_left(self, silent_since: float = math.inf) -> float:
         """Return the seconds to wait for the peer. Raises `LinkLost` if no time is left.
 
-        `silent_since` is the time since which the peer has sent nothing on an open stream.
+        `silent_since` is when the peer last sent something on an open stream (`time.monotonic`).
         """
         if self._stream:
             left = silent_since + 2 * self._patience_s - time.monotonic()

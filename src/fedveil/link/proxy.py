@@ -1,4 +1,4 @@
-"""Opens a TCP connection as gRPC would: directly, or through the proxy in the environment."""
+"""Opens a TCP connection as gRPC would: directly, or by the proxy that the environment names."""
 
 from __future__ import annotations
 

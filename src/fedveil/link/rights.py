@@ -1,4 +1,4 @@
-"""Checks the rights that a party's `tls.yaml` gives to others (see `roles`)."""
+"""Checks the rights that `roles` in a party's `tls.yaml` gives to others."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Greeting:
     """A party's first message on a stream.
 
     `session` identifies the sender's process. `known` is the session of the receiver's process that
-    the sender last saw. `arrived` is the number of messages received from it.
+    the sender last saw. `arrived` is the number of messages that the sender got from this process.
     """
 
     party: str

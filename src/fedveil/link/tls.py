@@ -187,7 +187,7 @@ def write_certificates(folder: Path, parties: Sequence[str], *, days: int = 825)
 
 
 def named_in(folder: Path, parties: Sequence[str]) -> str | None:
-    """Return the party that the certificate in `folder` names, or None unless it is exactly one."""
+    """Return the party that the certificate in `folder` names. None if it names none or several."""
     settings = TlsSettings.read(folder)
     path = settings.path(settings.certificate)
     if not path.exists():

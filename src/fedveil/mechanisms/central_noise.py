@@ -110,7 +110,7 @@ class CentralNoise:
         return join_parts(len(vector), self.clipping(vector))
 
     def clipping(self, vector: Array) -> Callable[[slice], Int64s]:
-        """Return a function that computes a slice of `clipped(vector)` without the rest."""
+        """Return a function that computes any slice of `clipped(vector)`, and only this slice."""
         vector = finite_vector("update", vector)
         kind = np.float32 if vector.dtype == np.float32 else np.float64
         return clipping_to_grid(np.ascontiguousarray(vector, kind), self.clip, self.step)
@@ -142,9 +142,9 @@ class CentralNoise:
 class CentralSum(CentralNoise):
     """Central noise for clients' vectors that are sums of clipped contributions, one per example.
 
-    Every contribution moves a client's vector by whole multiples of `step`, whose L2 norm is at
-    most `clip` (see `privacy.grid_sensitivity`). The vector itself is not clipped. Its entries are
-    limited to 2^24 steps in absolute value, which costs no privacy.
+    Every contribution moves a client's vector by a vector of L2 norm at most `clip`, whose entries
+    are whole multiples of `step` (see `privacy.grid_sensitivity`). The client's vector is not
+    clipped. Its entries are limited to 2^24 steps in absolute value, which costs no privacy.
 
     Privacy: the guarantee of `CentralNoise`, but for the replacement of one contribution instead of
     a client's whole vector. The noise's standard deviation is 2 · clip times the constructor's

@@ -92,7 +92,7 @@ class NoiseShares:
     def wrapped(self, total: Int64s) -> bool:
         """Return True if `total` is too large for a sum of honest clients' vectors.
 
-        An honest sum is that large with probability at most 2^-40.
+        If all clients are honest, it is too large with probability at most 2^-40.
         """
         return bool(max(int(total.max(initial=0)), -int(total.min(initial=0))) > self.reach)
 
@@ -312,7 +312,7 @@ class DistributedSum(NoiseShares):
         self.bits = ring_bits(self.reach)
 
     def share(self, vector: Array, signs: Int8s | None, entropy: Entropy) -> Int64s:
-        """Return the vector in units of `step`, plus a share of noise. `signs` is not used."""
+        """Return the vector in units of `step`, plus one share of the noise. Ignores `signs`."""
         numbers = to_grid(finite_vector("update", vector), self.step)
         self.add_share(numbers, entropy)
         return numbers

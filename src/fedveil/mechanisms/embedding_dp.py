@@ -105,8 +105,8 @@ class EmbeddingDP:
 
         `values` has one example per row, and `keys` identifies the examples. For a key that was
         used before, the result repeats the bits stored in `memory`, without reading `values`. This
-        costs no privacy. The memory's `width` must be the bytes of one example: its number of
-        values / 8, rounded up.
+        costs no privacy. The memory's `width` must be the number of bytes of one example: its
+        number of values / 8, rounded up.
         """
         rows = values_of("values", values)
         if rows.ndim == 0 or len(keys) != len(rows):
@@ -180,7 +180,7 @@ class EmbeddingLoss:
     def charges(self, values: int) -> list[tuple[PrivacyLoss, int]]:
         """Return the cost of releasing `values` values: pairs of a loss and a number of bits.
 
-        At a positive delta, a ledger composes the bits to far less than values · eps/2.
+        At a positive delta, a ledger composes these losses to far less than their sum.
         """
         return [(self.per_bit, integer("values", values, 1))]
 

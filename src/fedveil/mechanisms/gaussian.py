@@ -185,7 +185,7 @@ def distance_of(clip: float, apart: float | None) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of `step`, to which vectors are rounded, and the noise, in units of `step`."""
+    """A grid, to which vectors are rounded: multiples of `step`. `noise` is counted in steps."""
 
     step: float
     noise: DiscreteGaussian
@@ -291,7 +291,7 @@ def _sum_of_squares_numpy(vector: Vector, scale: float, lanes: Float64s) -> floa
 
 @compiled(_sum_of_squares_numpy)
 def sum_of_squares(vector: Vector, scale: float, lanes: Float64s) -> float:
-    """Return Σ (scale · entry)², in a fixed order. `lanes` must be zeros, for partial sums."""
+    """Return Σ (scale · entry)², added in a fixed order. `lanes` are zeros, for partial sums."""
     whole = len(vector) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for j in range(_LANES):

@@ -49,10 +49,10 @@ class MaxNorm:
 
         (1 + s_j x) g_j,   s_j = sqrt(max_k |g_k|² / |g_j|² - 1),   x ~ N(0, 1) for each j.
 
-    The result has the mean g_j, and the mean squared length of the batch's longest gradient. This
-    hides the length of g_j but not its direction: only the sign flips, with probability Phi(-1 /
-    s_j) below 1/2 (Phi is the normal distribution function). The longest gradient and gradients of
-    length 0 are returned unchanged. The defence works with any number of classes.
+    The result's mean is g_j, and its mean squared length is max_k |g_k|². This hides the length of
+    g_j but not its direction: only the sign flips, with probability Phi(-1 / s_j) below 1/2 (Phi is
+    the normal distribution function). The longest gradient and gradients of length 0 are returned
+    unchanged. The defence works with any number of classes.
     """
 
     def __call__(self, gradients: Array, rare: Bools, own: Own) -> Float64s:
@@ -77,12 +77,12 @@ class Marvell:
         KL(class 0 || class 1) + KL(class 1 || class 0),
 
     if a class's gradients are N(m_c, v_c I), where v_c is the variance of their entries in the
-    batch. Then no attacker who sees one such gradient has an AUC above `most_auc` of that minimum.
-    Real gradients of a class are not Gaussian, so this is a model and no guarantee.
+    batch. No attacker who sees one such gradient then has an AUC above `most_auc(minimum)`. Real
+    gradients of a class are not Gaussian, so this is a model and no guarantee.
 
-    If a batch lacks a class, the mean of that class is taken to be the opposite of the other
-    class's mean. The mean squared length is over both classes. A class's share is counted in the
-    batch plus one example of each class.
+    If a batch lacks a class, the class's mean is taken to be minus the mean of the other class. The
+    noise's mean squared length is averaged over the classes, weighted by their shares. The shares
+    are those in the batch plus one example of each class.
     """
 
     def __init__(self, power: float) -> None:

@@ -26,8 +26,8 @@ class BinaryRandomizedResponse:
     Privacy: eps per bit at delta = 0, if the bit is replaced. The likelihoods of an output under
     the two bits differ by exactly the factor e^eps.
 
-    Source: MindSpore Federated's document on SignDS, "local differential privacy: random response",
-    P.
+    Source: the probability P in MindSpore Federated's document on SignDS, "local differential
+    privacy: random response".
 
         >>> import numpy as np
         >>> from fedveil.entropy import Seeded

@@ -78,7 +78,7 @@ class GaussianSum:
         self._noise = noise_in_steps(self.sigma, self.step)
 
     def multiples(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Int64s:
-        """Return the noisy sum in units of `step`. Raises `InvalidValue` on NaN and infinity."""
+        """Return the noisy update in units of `step`. Raises `InvalidValue` on NaN and infinity."""
         return join_parts(len(update), self.drawing(update, entropy))
 
     def drawing(
@@ -99,7 +99,7 @@ class GaussianSum:
         return draw
 
     def privatize(self, update: npt.NDArray[np.floating[Any]], entropy: Entropy) -> Float64s:
-        """Return the noisy sum in the units of `update`."""
+        """Return `update` plus noise, rounded to multiples of `step`."""
         return self.multiples(update, entropy).astype(np.float64) * self.step
 
     def log_likelihood(self, output: Float64s, update: npt.NDArray[np.floating[Any]]) -> float:

@@ -9,7 +9,7 @@ from nvflare.apis.signal import Signal
 
 
 class PhaseExecutor(Executor):  # type: ignore[misc]
-    """Executes the task `fedveil_phase`. List it in a job's `executors`."""
+    """Executes `fedveil_phase`, a task without training. List this class in a job's `executors`."""
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal

@@ -1,4 +1,4 @@
-"""Carries a protected round's messages over Flower's grid, inside the user's app's messages."""
+"""Sends a protected round's messages over Flower's grid, inside messages of the user's app."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _NO_REPORT = "the reply is no report: the client's app runs without ProtectMod, 
 class AppCarrier(Carrier):
     """Sends each phase's messages, and yields the replies as they arrive.
 
-    `invited` has each client's message from the user's strategy. This message's content is sent
-    only in the phase `trains`, in which clients train. Beside its report, a reply can contain the
-    metrics that `reveal` names, unprotected. They are collected in `metrics`, by client.
+    `invited` has each client's message from the user's strategy. Its content is sent only in the
+    phase `trains`, in which clients train. A reply in this phase has a report and, unprotected,
+    metrics that `reveal` names. `metrics` collects these metrics by client.
     """
 
     grid: Grid

@@ -58,7 +58,7 @@ def usable(metrics: MetricRecord, weight_key: str) -> MetricRecord:
 class Means:
     """Running means of the revealed metrics, over the clients whose reports are in a round's sum.
 
-    Clients are weighted by the metric `weight_key` if they reveal it, and equally otherwise.
+    A client's weight is its metric `weight_key`, or 1 if it does not reveal this metric.
     """
 
     def __init__(self, weight_key: str) -> None:

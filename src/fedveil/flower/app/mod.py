@@ -188,7 +188,7 @@ class _Answer:
     def _train(
         self, kept: Message | None, time: FixedTime
     ) -> tuple[ClientRound, Message, MetricRecord]:
-        """Charge the report and let the app train. Returns the client half, report and metrics."""
+        """Charge the report, and let the app train. Returns `ClientRound`, report and metrics."""
         arrays = self._arrays()
         names = may_reveal(self.offer, self._pins)
         self._charge(names)

@@ -42,7 +42,7 @@ class Pin:
 def pins_of(
     keywords: Mapping[str, Any], run_config: Mapping[str, Any], node_config: Mapping[str, Any]
 ) -> list[Pin]:
-    """Return the demands of the three sources. Raises `JobError` for an invalid key."""
+    """Return a pin for each source that has settings. Raises `JobError` for an invalid key."""
     sources = (
         ("ProtectMod", keywords, ""),
         (_RUN, of_config(run_config), PREFIX),
@@ -85,10 +85,10 @@ def refuse_weaker(offer: Offer, pins: Sequence[Pin], run: int) -> None:
 
 
 def _trusted(pins: Sequence[Pin], limited: Sequence[Pin]) -> bool:
-    """Return True if noise that the server adds counts towards the client's epsilon limits.
+    """Return True if the client's epsilon limits may rely on noise that the server adds.
 
-    It counts if a pin demands a guarantee that relies on the server. `limited` are the pins with an
-    epsilon limit. If any of them is the client's own (`is_own`), only own pins can demand such a
+    They may if a pin demands a guarantee that relies on the server. `limited` are the pins with an
+    epsilon limit. If any of these is the client's own (`is_own`), only own pins can demand such a
     guarantee, because the server can change the others.
     """
     lifts = [pin for pin in pins if pin.is_own or not any(other.is_own for other in limited)]

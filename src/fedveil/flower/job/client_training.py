@@ -60,7 +60,7 @@ def own_data(
     shared: Callable[[], ClientsData],
     form: Form | None = None,
 ) -> ClientsData:
-    """Return the client's examples: of its own `function` or, if None, those that `shared` loads.
+    """Return the client's examples, from its own `function` if given, otherwise from `shared`.
 
     `form` describes a valid training record. If it is given, the training records that `function`
     returns are checked one by one, and its other data is ignored.
@@ -74,7 +74,7 @@ def own_data(
 def example_count(
     job: Job, client: ClientId, function: str | None, shared: Callable[[], ClientsData]
 ) -> int:
-    """Count the examples. Under `privacy.unit: example`, those of `function` are not read."""
+    """Count a client's examples. Under `privacy.unit: example`, `function`'s stay unread."""
     if function is not None and job.privacy.unit == "example":
         return count_records(function, make_task(job).targets)
     return own_data(job, client, function, shared).examples(client)
@@ -129,7 +129,7 @@ class Training:
         self._trainer = make_trainer(job, model, self._shape.example_shape, self._round)
 
     def update(self, client: ClientId, function: str | None) -> tuple[Update, int]:
-        """Return the client's update and number of examples. `function` is as in `own_data`."""
+        """Return the client's update and number of examples. `function`, if given, loads these."""
         data = self._seen(client, function)
         states = partial(self._states, client)
         training = make_training(self._job, self._shape, self._trainer, data, states)

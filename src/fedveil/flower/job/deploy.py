@@ -34,7 +34,7 @@ def deployable(job: Job, *, seeded: bool = False) -> Job:
 
 
 def write_app(folder: Path, job: Job) -> list[Path]:
-    """Write the app of a `deployable` job. Never overwrites a file with other content."""
+    """Write the app of `job`, made by `deployable`. Never overwrites a file with other content."""
     name = _app_name(job.name)
     extras = "torch,flower,language" if job.has_language_model else "torch,flower"
     files = {
@@ -66,7 +66,7 @@ def _app_name(name: str) -> str:
 
 
 def _own_modules(names: list[str]) -> dict[str, str]:
-    """Return the source files of the whole module or package of each of the functions `names`."""
+    """Return {path: source text} of the modules or packages that contain functions in `names`."""
     files: dict[str, str] = {}
     for name in filter(own_code.is_function, names):
         own_code.load(name, key=name, error=DeploymentError)

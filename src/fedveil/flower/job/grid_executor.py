@@ -127,7 +127,7 @@ class GridExecutor(Executor):
             )
 
     def _parts(self, clients: Iterable[ClientId]) -> Iterator[tuple[int, list[ClientId]]]:
-        """Yield the node and the clients of each message. All their reports fit into one reply."""
+        """Yield each message's node and clients, so few that one reply holds all their reports."""
         at_once = max(1, _REPLY_BYTES // self._protection.longest_report())
         parts: dict[int, list[ClientId]] = {}
         for client in clients:

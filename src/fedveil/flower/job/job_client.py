@@ -104,7 +104,7 @@ def answer(job: Job, member: Member, message: Message, context: Context) -> byte
 
 
 def _node_answer(job: Job, message: Message, context: Context) -> bytes:
-    """Return the encoded answer of a node to a message of the job: one for all of its clients."""
+    """Return a node's encoded answer, for all of its clients together, to a message of the job."""
     members, files = members_of(context.node_config, job), OwnFiles(job)
     if len(members) == 1:
         (member,) = members.values()

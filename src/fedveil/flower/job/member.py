@@ -48,9 +48,9 @@ class RoundTraining(Protocol):
 
     @property
     def reported(self) -> Callable[[Protection, Words], None]:
-        """A function to call with the protection and the server's message, once the report is made.
+        """A function to call after a report is made, with the protection and the server's message.
 
-        It saves the state that the client keeps.
+        It saves the state that the client keeps for the next round.
         """
 
 

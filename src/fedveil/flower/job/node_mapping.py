@@ -62,7 +62,7 @@ class Members:
         return clients
 
     def look(self) -> None:
-        """Poll Flower once: remove disconnected nodes, and ask new nodes which clients they are."""
+        """Poll Flower once: remove disconnected nodes, and ask new nodes for their clients."""
         here = set(self._grid.get_node_ids())
         for node in [node for node in self._clients_of if node not in here]:
             self._event(f"{_named(self._forget(node))} gone")

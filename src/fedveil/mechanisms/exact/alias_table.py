@@ -113,8 +113,8 @@ class AliasTables:
     def _decide(self, row: int, word: int, entropy: Entropy) -> int:
         """Return the symbol of a draw from `row` whose first 32 bits, `word`, tie with a threshold.
 
-        Reads 32 more bits to decide. If they choose the remainder, a second draw in exact integers
-        chooses the symbol.
+        Reads 32 more bits to decide. If they choose the remainder, which stands for the weight that
+        the table lacks, a second draw in exact integers chooses the symbol.
         """
         column = word >> (32 - self._bits)
         entry = int(self._entries[row, column])
@@ -212,7 +212,7 @@ def _pick(
     out: Array,
     undecided: Int32s,
 ) -> int:
-    """Draw a symbol from each distribution in `rows` by a 32-bit word, and write it to `out`.
+    """Write to out[i] a symbol drawn from the distribution rows[i] by the 32-bit word words[i].
 
     `entries` are the tables of all distributions. The top `bits` bits of a word choose the column,
     and the others are compared with the upper bits of the column's threshold. If these are equal,
@@ -258,9 +258,9 @@ def _pick_from_numpy(
 
 @compiled(_pick_from_numpy)
 def _pick_from(entries: Uint32s, bits: int, first_symbol: int, words: Uint32s, out: Array) -> bool:
-    """Fill `out` with symbols drawn from one distribution by 32-bit `words`, as `_pick` does.
+    """Write to out[i] a symbol drawn from one distribution by the 32-bit word words[i].
 
-    `entries` is its table. Returns True if any draw needs more bits.
+    `entries` is the distribution's table. Returns True if any draw needs more bits (see `_pick`).
     """
     column_shift, upper_shift = np.uint32(32 - bits), np.uint32(bits)
     digit_mask = np.uint32((1 << (32 - bits)) - 1)

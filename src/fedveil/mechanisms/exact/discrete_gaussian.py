@@ -92,7 +92,7 @@ class DiscreteGaussian:
             values[redo] += more
 
     def _add(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values` if `place_bits` is 0. Returns the indices of rejected draws."""
+        """Add a draw to each of `values` (`place_bits` = 0). Returns indices of rejected draws."""
         table = _cell_table(self.cell_variance)
         words = np.empty(min(len(values), _WORDS_AT_ONCE), np.uint64)
         listed, again = np.empty(len(words), np.int32), [np.empty(0, np.int64)]
@@ -112,7 +112,7 @@ class DiscreteGaussian:
         return np.sort(np.concatenate(again))
 
     def _add_places(self, values: Signed, entropy: Entropy) -> Int64s:
-        """Add draws to `values` if `place_bits` > 0. Returns the indices of rejected draws."""
+        """Add a draw to each of `values` (`place_bits` > 0). Returns indices of rejected draws."""
         size = min(len(values), _CHUNK)  # so that the buffers stay in a core's own cache
         words, drawn = np.empty(size, np.uint64), np.empty(size, np.int64)
         places, listed = np.empty(size, np.uint32), np.empty(size, np.int32)
@@ -165,7 +165,7 @@ class DiscreteGaussian:
         return True
 
     def _decide_cell(self, prefix: int, entropy: Entropy) -> int:
-        """Return the cell (high part of |x|) given by the 63 random bits `prefix` and more bits."""
+        """Return the cell (high part of |x|) that the 63 bits `prefix` and further bits choose."""
         bits = PREFIX_BITS
         while True:
             prefix, bits = _extend(prefix, bits, entropy)

@@ -163,7 +163,7 @@ def _add_certain(
     values: Signed,
     left_out: Int64s,
 ) -> int:
-    """Add to `values` the draws that `add_placed` accepts. Marks and counts all others."""
+    """Add certainly accepted draws to `values`. Marks others in `left_out`. Returns their count."""
     place_bits = PLACE_WORD_BITS - bits
     mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     count = np.int64(0)

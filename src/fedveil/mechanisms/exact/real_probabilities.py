@@ -54,7 +54,7 @@ class ExactDraw:
         return out
 
     def _refine(self, prefix: int, entropy: Entropy) -> int:
-        """Return the draw whose first random word is `prefix`, which needs more bits to decide."""
+        """Return the draw that begins with the word `prefix` and is decided by further bits."""
         bits = _WORD
         while True:
             bits += _WORD

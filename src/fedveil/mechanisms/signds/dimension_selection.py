@@ -1,4 +1,4 @@
-"""SignDS: a client reveals some of its largest dimensions, and the direction of their change."""
+"""SignDS: a client sends a sign, and some dimensions in which its update is likely to be large."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class InlierLaw:
         return floors[:-1]
 
     def pmf(self) -> Float64s:
-        """Return Pr[v] for v = 0..h, the number of selected dimensions in the top-k set."""
+        """Return Pr[v], v = 0..h, where v of the h selected dimensions are in the top-k set."""
         e, _ = exp_bounds(self._eps, _FLOAT_DIGITS)
         total = self._below * e.denominator + self._above * e.numerator
         out = np.zeros(self._h + 1)
@@ -81,7 +81,7 @@ class InlierLaw:
         return out
 
     def log_probability(self, v: int) -> float:
-        """Return ln of the probability of one selection that has v dimensions in the top-k set."""
+        """Return ln Pr[J] for any one selection J that has v dimensions in the top-k set."""
         total = np.logaddexp(_log(self._below), _log(self._above) + self._eps)
         return (self._eps if v >= self._threshold else 0.0) - float(total)
 
@@ -154,9 +154,9 @@ class ThresholdSearch:
         return self._law(dim_out, self.best(dim_out)).mean_reaches(Fraction(ratio) * dim_out)
 
     def largest(self, ratio: float) -> int:
-        """Return the largest h with an expected share of top-k dimensions of at least `ratio`.
+        """Return the largest h for which the expected share is at least `ratio`, or 0 if none is.
 
-        The share is of the h selected dimensions. Returns 0 if there is no such h.
+        The share is the fraction of the h selected dimensions that are in the top-k set.
         """
         # The best share never rises with h, so the search doubles h and then bisects. Proof: drop a
         # random dimension from the best selection of h + 1. The share stays, and the probability of

@@ -1,4 +1,4 @@
-"""How much one SignDS report reveals about the sign of one weight's change."""
+"""The information in one SignDS report about the sign of one weight's change."""
 
 from __future__ import annotations
 

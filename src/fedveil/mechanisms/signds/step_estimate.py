@@ -101,9 +101,9 @@ class MagnitudeEstimator:
         return _MIN_SHARE * reporters >= participants
 
     def global_step(self, sign_global_lr: float, reporters: int, participants: int) -> float:
-        """Return the step size of the server, 2 * estimate * participants.
+        """Return the server's step size, 2 * estimate * participants.
 
-        If `reporters` are fewer than 5% of the participants, returns `sign_global_lr` instead.
+        If fewer than 5% of `participants` are `reporters` (sent a bit), returns `sign_global_lr`.
         """
         if not self.enough(reporters, integer("participants", participants, 1)):
             return positive("sign_global_lr", sign_global_lr)

@@ -49,7 +49,7 @@ class LyingBits:
         self._draws_a_bit = float(q) + 1 / _LONGEST_GAP
 
     def draw(self, states: States, entropy: Entropy, sums: _Sums) -> None:
-        """Draw each parameter's S into `sums`. `states` has the parameters' own states."""
+        """Draw each parameter's sum S into `sums`. `states` has the parameters' own states."""
         if self._own_lies:
             sums[:] = states
         else:
@@ -138,7 +138,7 @@ def _next_lies(gaps: Int16s, place: int, places: Int64s) -> tuple[int, int]:
 
 @compiled()
 def _name(places: Int64s, cells: int, parameters: Int32s, lying: Int32s) -> None:
-    """Write the parameter and the state of each bit. `places` are positions in the joined codes."""
+    """Write the `parameters` and states (`lying`) of the bits at `places` in the joined codes."""
     states = 2 * cells + 1
     for k in range(len(places)):
         parameters[k] = np.int32((places[k] + 0.5) * (1.0 / states))

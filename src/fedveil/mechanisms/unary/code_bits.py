@@ -1,8 +1,8 @@
 """Perturbed one-hot codes, packed as bits.
 
-Bit `i * states + k` of the packed codes is bit k of parameter i's code. It stands for the state `k
-- cells`. The lowest bit of a byte comes first. A single 1 follows the last bit, and zeros fill the
-last byte. So the bytes determine the number of bits, and codes can be packed in only one way.
+A code has 2 cells + 1 bits. Its bit k stands for the state k - cells. There are no gaps between the
+codes. A byte's lowest bit comes first. A single 1 follows the last code, and zeros fill the last
+byte. So the bytes determine the number of bits, and codes can be packed in only one way.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class UnaryEncoding:
             code_bits.fold_codes(packed, self.cells, sums[begin : begin + step])
 
     def add(self, running: Running | None, report: Report) -> Running:
-        """Return `running` (None: 0) plus each code's sum of the states whose bits are 1."""
+        """Return `running` (None: zeros) plus each code's S, the sum of the states with bit 1."""
         count = len(report) if self.report == "sum" else self._count(report)
         if running is None:
             running = np.zeros(count, np.int64)
@@ -343,7 +343,7 @@ class UnaryEncoding:
         return pack(report, -self.largest_sum, self.sum_bits)
 
     def pack_parts(self, count: int, report: Callable[[slice], Report]) -> Uint8s:
-        """Return the bytes of a report of `count` parameters. `report` returns any slice of it."""
+        """Return the bytes of a report of `count` parameters. `report` computes its slices."""
         if self.report == "bits":
             return np.concatenate([report(part) for part in parts(count)])
         return pack_parts(count, -self.largest_sum, self.sum_bits, report)

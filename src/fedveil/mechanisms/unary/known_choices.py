@@ -45,9 +45,9 @@ def choices(encoding: UnaryEncoding, dimension: int) -> list[Choice]:
 
 
 def truths(encoding: UnaryEncoding, report: Report, values: Float32s) -> Sequence[Int8s]:
-    """Return which bits or sums in `report` equal those without noise: an array for each choice.
+    """Compare `report` with a report of the true `values` without noise, for each of `choices`.
 
-    `values` are the parameters' true values. An array has 1 (equal), 0 (not equal) or -1 (unknown).
+    Returns arrays with 1 for a bit or sum that is equal in both, 0 if not, and -1 if not tested.
     """
     states, certain = _states(encoding, values)
     if encoding.report == "sum":

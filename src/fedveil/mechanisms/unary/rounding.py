@@ -21,7 +21,7 @@ _BLOCK = 1 << 15
 
 
 def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> States:
-    """Return the state nearest to cells * value / value_range, clipped. NaN is refused."""
+    """Return the state in -cells..cells nearest to cells * value / value_range. Refuses NaN."""
     array = _floating(values)
     states = np.empty(array.shape, np.int16)
     if not _nearest(array.reshape(-1), cells, value_range, states.reshape(-1)):
@@ -30,7 +30,7 @@ def nearest_states(values: npt.ArrayLike, cells: int, value_range: float) -> Sta
 
 
 def nearest_moved(start: Float32s, update: Float32s, cells: int, value_range: float) -> States:
-    """Return the states nearest to cells * (start + update) / value_range, clipped."""
+    """Return the states in -cells..cells nearest to cells * (start + update) / value_range."""
     states = np.empty(len(update), np.int16)
     beyond = _nearest_moved(start, update, np.float32(value_range), cells, value_range, states)
     if beyond < 0:

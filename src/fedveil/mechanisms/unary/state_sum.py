@@ -31,7 +31,7 @@ def largest_sum(cells: int) -> int:
 
 @lru_cache(maxsize=4)
 def sum_tables(p: Fraction, q: Fraction, cells: int) -> AliasTables:
-    """Return tables that draw the sum S by one look-up, one for each state of the parameter.
+    """Return a table for each state of the parameter, which draws the sum S by one look-up.
 
     S is the sum of the states, whole numbers from -cells to cells, whose bits are 1 in a perturbed
     code. The bit of the parameter's state is 1 with probability p, any other with probability q.
