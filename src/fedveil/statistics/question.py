@@ -35,7 +35,7 @@ _COMPUTED = {
 
 
 class QuestionFile(CheckedJob):
-    """Questions that share one epsilon, about the rows of clients."""
+    """A file of questions about the rows of clients. One epsilon covers all answers together."""
 
     name: RunName = Field("question", description="name of the folder for the answers")
     data: str = Field(

@@ -95,7 +95,7 @@ class Releases:
         return "\r\n".join([*text, ""]).encode()
 
     def settle(self, step: int) -> None:
-        """Save all counts as those after `step`. Does nothing if randomness comes from a seed."""
+        """Save all counts, as of `step`. Does nothing if the randomness comes from a seed."""
         if self._folder is None:
             return
         self._folder.write_atomically(_COUNTS, sealed({"step": step, "train": self.train}))

@@ -234,7 +234,7 @@ def _apart(rows: Float64s, count: int, seed: int, start: int) -> Float64s:
 
 
 def _names(groups: Int64s, labels: Int64s, classes: int) -> Int64s:
-    """Return a different class for each group. As many known `labels` as possible are right."""
+    """Return a different class for each group, so that most of the known `labels` are right."""
     from scipy.optimize import linear_sum_assignment
 
     agree = np.eye(classes) / 2

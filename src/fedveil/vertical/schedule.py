@@ -291,7 +291,7 @@ def _with_words(
 def _says_it(program: Sequence[Instruction], peer: str) -> bool:
     """Return True if `program` receives all its tensors before it sends the last tensor to `peer`.
 
-    That tensor then implies `ready` or `commit`.
+    The arrival of that tensor then tells `peer` what the message `ready` or `commit` would.
     """
     sends = [isinstance(step, SendTensor) and step.transfer.receiver == peer for step in program]
     return _last(sends) > _last(isinstance(step, ReceiveTensor) for step in program)

@@ -293,7 +293,7 @@ def module_of(part: Part) -> nn.Module:
 
 
 def _blocks(source: Part, consumer: Part) -> bool:
-    """Return True if `consumer` returns no gradient, because `source` has `gradient = "none"`."""
+    """Return True if `gradient = "none"` of `source` stops the gradient from `consumer`."""
     crosses = source.owner != consumer.owner
     return crosses and source.privacy is not None and source.privacy.gradient == "none"
 

@@ -108,7 +108,7 @@ class Numbers(Settings):
         return cls(kind=kind, scale=scale, edges=tuple(edges.tolist()))
 
     def encode(self, values: Float64s, scaled: Float32s, intervals: Array) -> None:
-        """Write each number's scaled value and interval index. A missing one counts as the mean."""
+        """Write the scaled value and the interval index of each number. NaN counts as the mean."""
         edges = np.array(self.edges)
         _encode(values, self.scale.mean, self.scale.deviation, edges, scaled, intervals)
 

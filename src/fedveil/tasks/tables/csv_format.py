@@ -158,7 +158,7 @@ def _encoding(path: str, head: bytes, place: str | None) -> str:
 
 
 def _without_mark(head: bytes) -> str | None:
-    """Return the UTF-16 codec of text that begins with `head`, without a byte order mark, or None.
+    """Guess the UTF-16 codec of text without a byte order mark from its beginning, or return None.
 
     One byte of nearly every letter is zero, and its position shows the byte order.
     """

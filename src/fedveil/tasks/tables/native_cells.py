@@ -167,7 +167,7 @@ def _word(block: Array, at: int) -> np.uint64:
 
 @compiled()
 def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
-    """Append the digits that begin at `at` to `whole`, eight at once. Returns where they end."""
+    """Append the digits at `at` to `whole`. Returns the place after them, and the new number."""
     count = np.uint64(8)
     while count == 8:
         word = _word(block, at) ^ _ZEROS  # a digit becomes its value, any other byte more than 9
@@ -186,7 +186,7 @@ def _digits(block: Array, at: int, whole: np.uint64) -> tuple[int, np.uint64]:
 
 @compiled()
 def numbers(block: Array, cells: Array, values: Array, odd: Array) -> tuple[int, int]:
-    """Read the numbers of a column to `values`, each with a point or a comma as its only mark.
+    """Read the numbers of a column to `values`. A cell may contain at most one point or comma.
 
     An empty cell becomes NaN. Writes the rows of unreadable cells to `odd`, and returns their
     number. Also returns flags that tell how the cells are written, such as `COMMA`.
@@ -294,7 +294,7 @@ def dates(block: Array, cells: Array, days: Array, odd: Array) -> int:
 
 @compiled()
 def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
-    """Return the `count` bytes from `at` on as a number, at most eight."""
+    """Return the first `count` bytes from `at` on as a number, but never more than eight."""
     others = np.uint64(8 * max(0, 8 - count))
     return _word(block, at) << others >> others
 

@@ -155,7 +155,7 @@ def _applied(scorer: Scorer, message: Message) -> int:
 
 
 def _count_guesses(scorer: Scorer, party: str, many: int) -> None:
-    """Add `many` to the count of ids from `party`. Raises MessageInvalid above the limit."""
+    """Count `many` more ids sent by `party`. Raises MessageInvalid above `scorer.most_ids`."""
     file = hashlib.sha256(np.ascontiguousarray(np.sort(scorer.ids)).tobytes()).hexdigest()
     path = scorer.state.path / GUESSES
     counts: dict[str, dict[str, int]] = {}
