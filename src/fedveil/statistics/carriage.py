@@ -163,7 +163,7 @@ class Carriage:
     def most_rows(self, largest: float) -> int | None:
         """Return the largest number of rows that a report can hold, or None for no limit.
 
-        Only `unit: row` has a limit: an entry of the report is at most 2^24 grid steps, and the
+        Only `unit: row` has a limit: a report's entry is at most 2^24 grid steps, and the
         sensitivity is proved only up to 2^18 rows. `largest` is the largest entry that one row
         adds.
         """

@@ -279,7 +279,7 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return the names of a party's parts that send outputs of its data without protection."""
+    """Return the names of a party's parts whose outputs of its own data are sent unprotected."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

@@ -1,6 +1,6 @@
 """A vertical run with every party in one process: exact and repeatable.
 
-A party's folder in the run folder has the files of its run folder on a separate machine.
+Each party has a folder in the run folder, with the files that its own machine would have.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _orders(split: SplitModel, micros: int, training: bool) -> dict[str, list[Co
     following = dict.fromkeys(needs, 0)  # the next micro-batch of each stage
 
     def start(stage: _Stage) -> int | None:
-        """Return when a pass of a part, `stage`, can run its next micro-batch. None if unknown."""
+        """Return the simulated time from which `stage` can run its next micro-batch, if known."""
         party, at = owner[stage[1]], free[owner[stage[1]]]
         for before in needs[stage]:
             end = ends.get(Compute(*before, following[stage]))

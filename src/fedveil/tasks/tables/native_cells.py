@@ -158,7 +158,7 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @compiled()
 def _word(block: Array, at: int) -> np.uint64:
-    """Return the eight bytes from `at` on as a number. The first byte is the lowest."""
+    """Return the eight bytes from `at` on as a number, the least significant byte first."""
     word, first = np.uint64(0), np.uint64(at)
     for byte in range(8):  # becomes one instruction
         word |= np.uint64(block[first + np.uint64(byte)]) << np.uint64(8 * byte)

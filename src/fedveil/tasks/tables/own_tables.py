@@ -106,7 +106,7 @@ class Tables(ByLabel):
         return new_rows.read_rows(path, self._settings, folder, party)
 
     def schema(self, party: str) -> dict[str, str]:
-        """Return the kind of content of each column that a party's file to score must have."""
+        """Return the columns of a party's file to score, each with the kind of its content."""
         table = self._settings.files.get(party, TableSettings())
         return new_rows.schema_of(self._encoding(party), table)
 
