@@ -172,7 +172,7 @@ class Releases:
 
 
 def _fields(names: Iterable[str | int]) -> list[str]:
-    """Return the names as fields of a CSV file."""
+    """Return the names as fields of a CSV file, in quotes where necessary."""
     fields = list(map(str, names))
     whole = "".join(fields)
     if not any(letter in whole for letter in _SPECIAL):

@@ -1,6 +1,6 @@
 """A vertical run with every party in one process: exact and repeatable.
 
-Each party has a folder in the run folder, with the files that its own machine would have.
+Each party's folder in the run folder has the same files as on a machine of its own.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def key(place: str | None, stated: str) -> str:
 
 
 def find_format(path: str, settings: ReadingSettings, place: str | None = None) -> CsvFormat:
-    """Return a file's format, from `settings` and from guesses of what they leave out.
+    """Return a file's format from `settings`. Values that they leave out are guessed from the file.
 
     `place` is the path of `settings` in the job, for messages.
     """

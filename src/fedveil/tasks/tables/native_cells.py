@@ -72,10 +72,10 @@ def find_marks(block: Array, is_mark: Array, marks: Array) -> int:
 def locate(block: Array, separator: int, marks: Array, kept: Array, cells: Array, most: int) -> int:
     """Find the cells of a block. Returns the number of rows, or -1 if CSV readers may disagree.
 
-    They may disagree on a quote inside a cell, a line end inside quotes or other than LF and CRLF,
-    an empty line, a row of another length than `kept`, and a line of more than `most` bytes.
-    `marks` has the places of all quotes, separators and line ends, and of the block's end. `kept`
-    has the column of `cells` for each column of the file, or -1.
+    They may disagree on a quote inside a cell, a line end inside quotes, a line end other than LF
+    and CRLF, an empty line, a row of another length than `kept`, and a line of more than `most`
+    bytes. `marks` has the places of all quotes, separators and line ends, and of the block's end.
+    `kept` has the column of `cells` for each column of the file, or -1.
     """
     at, mark, row, size, width = 0, 0, 0, marks[-1], len(kept)
     while at < size:
