@@ -70,7 +70,7 @@ class Asked(Settings):
 
 @dataclass(frozen=True)
 class Setting:
-    """A protection with its settings. The comparison's tables have one line for each.
+    """A protection with its settings. The comparison's tables have one line for each setting.
 
     `changes` maps job keys to new values. `epsilon` is the target cost of a whole run, or None.
     """

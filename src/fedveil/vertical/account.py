@@ -279,7 +279,7 @@ def opening(split: SplitModel, party: str) -> list[str]:
 
 
 def sends_unprotected(split: SplitModel, party: str) -> list[str]:
-    """Return the names of a party's parts whose outputs of its own data are sent unprotected."""
+    """Return the names of a party's parts that send unprotected outputs of the party's own data."""
     own = of_own_data(split.parts)
     leaves = {crossing.part for crossing in split.crossings if crossing.sender == party}
     return [

@@ -180,7 +180,7 @@ class PartyRun:
                 self._checkpoint()
 
     def evaluate(self) -> Exchange[dict[str, Any]]:
-        """Evaluate the held-out examples. Returns averages and metrics at the leader, else {}."""
+        """Evaluate the held-out examples. Returns the metrics at the leader, {} at a follower."""
         measured = Measured(self.setting.task)
         yield from self._look(lambda outputs, batch: measured.add(outputs, batch.labels))
         return measured.quality()

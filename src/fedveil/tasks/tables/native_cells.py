@@ -301,9 +301,9 @@ def _first_bytes(block: Array, at: int, count: int) -> np.uint64:
 
 @compiled()
 def distinct(block: Array, cells: Array, table: Array, codes: Array, firsts: Array) -> int:
-    """Number the distinct cells of a column. Returns their number, or -1 after many collisions.
+    """Index the distinct cells of a column. Returns their number, or -1 after many collisions.
 
-    Writes each row's number to `codes`, and the first row with each number to `firsts`. `table` is
+    Writes each row's index to `codes`, and the first row with each index to `firsts`. `table` is
     zeros, and its length is a power of two above the number of rows.
     """
     count, mask, patience = 0, len(table) - 1, 16 * len(codes) + 1024
