@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Occasion:
-    """The occasion on which a tensor is sent, which selects its random stream. No two are equal."""
+    """A micro-batch of a run in which tensors are sent. With a part, it selects a random stream."""
 
     subset: str
     number: int
